@@ -1,0 +1,2 @@
+//! The `gpupack` program.
+fn main() {}

@@ -16,9 +16,21 @@
 /// What fits, where, and how good a place is: pure values, no clock, no lock, no I/O.
 pub mod packing {
     pub mod device;
+    pub mod node;
     pub mod fit;
+    pub mod mix;
+    pub mod fragmentation;
     pub mod policy;
+    pub mod baseline;
+    pub mod plan;
     pub mod request;
     pub mod reservation;
     pub mod units;
+}
+
+/// The books of all nodes, concurrent: facts and commands in, effects and copies out.
+pub mod ledger {
+    pub mod books;
+    pub mod questions;
+    pub mod reports;
 }

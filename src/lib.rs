@@ -1,1 +1,7 @@
 //! stub
+
+/// The simulator: replays public workload traces and draws the result.
+pub mod sim {
+    pub mod go_rand;
+    mod go_rand_table;
+}

@@ -4,4 +4,6 @@
 pub mod sim {
     pub mod go_rand;
     mod go_rand_table;
+    mod table;
+    pub mod trace;
 }

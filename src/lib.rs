@@ -6,4 +6,5 @@ pub mod sim {
     mod go_rand_table;
     mod table;
     pub mod trace;
+    pub mod workload;
 }

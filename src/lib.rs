@@ -3,19 +3,22 @@
 //! kube-scheduler asks over HTTP where a pod fits (`filter`), where it fits best (`prioritize`) and
 //! hands over the final step (`bind`). The answers come from an in-memory model of every GPU of the
 //! cluster. Facts flow in (the API server's pods and nodes, the agents' reports), decisions flow out
-//! (a Binding that names node and device in one write); both meet only in the `ledger`.
+//! (a Binding that names node and device in one write); both meet only in the [`ledger`].
 //!
 //! Read the modules in this order; each layer looks only at those above it in this list:
 //!
 //! 1. [`packing`]: pure values. What fits, where, and how good a place is.
-//! 2. `ledger`: the books of all nodes, concurrent.
+//! 2. [`ledger`]: the books of all nodes, concurrent.
 //! 3. `cluster`, `metrics`: Kubernetes and Prometheus.
-//! 4. `extender`, `agent`, `sim`: the services.
+//! 4. `extender`, `agent`, [`sim`]: the services.
 //! 5. `cli`: printing and flags.
 
 /// What fits, where, and how good a place is: pure values, no clock, no lock, no I/O.
 pub mod packing {
+    pub mod units;
     pub mod device;
+    pub mod request;
+    pub mod reservation;
     pub mod node;
     pub mod fit;
     pub mod mix;
@@ -23,9 +26,6 @@ pub mod packing {
     pub mod policy;
     pub mod baseline;
     pub mod plan;
-    pub mod request;
-    pub mod reservation;
-    pub mod units;
 }
 
 /// The books of all nodes, concurrent: facts and commands in, effects and copies out.
@@ -33,4 +33,15 @@ pub mod ledger {
     pub mod books;
     pub mod questions;
     pub mod reports;
+}
+
+/// The simulator: replays public workload traces and draws the result.
+pub mod sim {
+    pub mod trace;
+    mod table;
+    pub mod go_rand;
+    mod go_rand_table;
+    pub mod workload;
+    pub mod chart;
+    mod chart_layout;
 }

@@ -184,7 +184,7 @@ impl World {
 /// All nodes.
 pub struct Ledger {
     pub(super) settings: Settings,
-    slots: RwLock<Vec<Arc<Slot>>>,
+    slots: RwLock<Arc<Vec<Arc<Slot>>>>,
     index: DashMap<NodeName, usize>,
     pods: DashMap<PodUid, usize>,
     pub(super) claims: DashMap<PodUid, usize>,
@@ -292,7 +292,7 @@ impl Ledger {
     /// Time has passed: silent nodes, drains that lasted too long, claims that are due.
     pub fn tick(&self, now: Timestamp) -> Vec<Effect> {
         let mut effects = Vec::new();
-        let slots = self.slots().clone();
+        let slots = self.slots();
         for (at, slot) in slots.iter().enumerate() {
             let (is_stale, is_due) = {
                 let books = slot.read();
@@ -491,8 +491,9 @@ impl Ledger {
 
     // --- inside ----------------------------------------------------------------------------------
 
-    pub(super) fn slots(&self) -> RwLockReadGuard<'_, Vec<Arc<Slot>>> {
-        self.slots.read().unwrap_or_else(PoisonError::into_inner)
+    /// The slots of all nodes known now. Cheap: the list is copied only when a node is added.
+    pub(super) fn slots(&self) -> Arc<Vec<Arc<Slot>>> {
+        Arc::clone(&self.slots.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(super) fn slot(&self, at: usize) -> Arc<Slot> {
@@ -523,7 +524,7 @@ impl Ledger {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         *self.index.entry(name.clone()).or_insert_with(|| {
             let books = NodeLedger::new(name.clone(), self.settings.unmanaged_tolerance);
-            slots.push(Arc::new(Slot::new(books)));
+            Arc::make_mut(&mut slots).push(Arc::new(Slot::new(books)));
             slots.len() - 1
         })
     }

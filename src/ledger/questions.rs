@@ -113,7 +113,7 @@ impl Ledger {
 
     /// The best of all nodes, with its rank; ties go to the first name. `None` when none fits.
     pub fn best(&self, question: &Question) -> Option<(NodeName, Rank)> {
-        let slots = self.slots().clone();
+        let slots = self.slots();
         let best = self.asked(question, |answer_at| {
             let mut best: Option<(Rank, usize)> = None;
             for at in 0..slots.len() {
@@ -160,7 +160,7 @@ impl Ledger {
         question: &Question,
         body: impl FnOnce(&mut dyn FnMut(usize) -> Answer) -> T,
     ) -> T {
-        let slots = self.slots().clone();
+        let slots = self.slots();
         let world = self.world();
         let ask = question.ask(&world.classes);
         let fresh = |slot: &Slot| {

@@ -33,7 +33,10 @@ pub mod ledger {
     pub mod books;
     pub mod questions;
     pub mod reports;
+    pub mod waiting;
 }
+
+pub mod config;
 
 /// The simulator: replays public workload traces and draws the result.
 pub mod sim {

@@ -31,7 +31,7 @@ const KEPT_SHAPES: usize = 64;
 const MAX_CLAIMS: usize = 10_000;
 
 /// A question about one pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question {
     /// What it wants of GPUs; none for a pod without.
     pub gpu: Option<GpuRequest>,

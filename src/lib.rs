@@ -22,3 +22,15 @@ pub mod packing {
     pub mod reservation;
     pub mod units;
 }
+
+/// Kubernetes: what pods ask for in their annotations, and the only writer to the API server.
+pub mod cluster {
+    pub mod quantity;
+    pub mod request_error;
+    pub mod resources;
+    mod values;
+    pub mod annotations;
+    pub mod placement;
+    pub mod host;
+    pub mod pod;
+}

@@ -34,3 +34,9 @@ pub mod cluster {
     pub mod host;
     pub mod pod;
 }
+
+/// The service that kube-scheduler calls.
+pub mod extender {
+    mod wire;
+    pub mod protocol;
+}

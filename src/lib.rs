@@ -48,3 +48,21 @@ pub mod sim {
     pub mod chart;
     mod chart_layout;
 }
+
+/// Kubernetes: what pods ask for in their annotations, and the only writer to the API server.
+pub mod cluster {
+    pub mod quantity;
+    pub mod request_error;
+    pub mod resources;
+    mod values;
+    pub mod annotations;
+    pub mod placement;
+    pub mod host;
+    pub mod pod;
+}
+
+/// The service that kube-scheduler calls.
+pub mod extender {
+    mod wire;
+    pub mod protocol;
+}

@@ -37,6 +37,7 @@ pub mod ledger {
 }
 
 pub mod config;
+pub mod metrics;
 
 /// The simulator: replays public workload traces and draws the result.
 pub mod sim {

@@ -7,7 +7,8 @@
 //!
 //! Read the modules in this order; each layer looks only at those above it in this list:
 //!
-//! 1. [`packing`]: pure values. What fits, where, and how good a place is.
+//! 1. [`packing`]: pure values. What fits, where, and how good a place is. Beside it [`clock`], the
+//!    only reader of the OS clock, and [`report`], what agents and the extender say to each other.
 //! 2. `ledger`: the books of all nodes, concurrent.
 //! 3. `cluster`, `metrics`: Kubernetes and Prometheus.
 //! 4. `extender`, `agent`, `sim`: the services.
@@ -22,3 +23,6 @@ pub mod packing {
     pub mod reservation;
     pub mod units;
 }
+
+pub mod clock;
+pub mod report;

@@ -26,3 +26,15 @@ pub mod packing {
 
 pub mod clock;
 pub mod report;
+
+/// What runs on every GPU node: reads the GPUs and reports them to every replica of the extender.
+pub mod agent {
+    pub mod probe;
+
+    pub mod nvml;
+    pub mod processes;
+
+    pub mod fleet;
+    pub mod mixed;
+    pub mod simulated;
+}

@@ -9,8 +9,9 @@
 //!
 //! 1. [`packing`]: pure values. What fits, where, and how good a place is.
 //! 2. [`ledger`]: the books of all nodes, concurrent.
-//! 3. `cluster`, `metrics`: Kubernetes and Prometheus.
-//! 4. `extender`, `agent`, [`sim`]: the services.
+//! 3. [`clock`], [`config`], [`metrics`], [`report`], [`cluster`]: the edges. Time, settings,
+//!    Prometheus, what agents say, Kubernetes.
+//! 4. [`extender`], [`agent`], [`sim`]: the services.
 //! 5. `cli`: printing and flags.
 
 /// What fits, where, and how good a place is: pure values, no clock, no lock, no I/O.
@@ -36,8 +37,39 @@ pub mod ledger {
     pub mod waiting;
 }
 
+pub mod clock;
 pub mod config;
 pub mod metrics;
+pub mod report;
+
+/// Kubernetes: what pods ask for in their annotations, what is watched, and the only writer.
+pub mod cluster {
+    pub mod quantity;
+    pub mod request_error;
+    pub mod resources;
+    mod values;
+    pub mod annotations;
+    pub mod placement;
+    pub mod host;
+    pub mod pod;
+    pub mod watch;
+}
+
+/// The service that kube-scheduler calls.
+pub mod extender {
+    mod wire;
+    pub mod protocol;
+}
+
+/// What runs on every GPU node: reads the GPUs and reports them to every replica of the extender.
+pub mod agent {
+    pub mod probe;
+    pub mod nvml;
+    pub mod processes;
+    pub mod fleet;
+    pub mod mixed;
+    pub mod simulated;
+}
 
 /// The simulator: replays public workload traces and draws the result.
 pub mod sim {
@@ -48,22 +80,4 @@ pub mod sim {
     pub mod workload;
     pub mod chart;
     mod chart_layout;
-}
-
-/// Kubernetes: what pods ask for in their annotations, and the only writer to the API server.
-pub mod cluster {
-    pub mod quantity;
-    pub mod request_error;
-    pub mod resources;
-    mod values;
-    pub mod annotations;
-    pub mod placement;
-    pub mod host;
-    pub mod pod;
-}
-
-/// The service that kube-scheduler calls.
-pub mod extender {
-    mod wire;
-    pub mod protocol;
 }

@@ -2,7 +2,7 @@
 //!
 //! Everything else is handed a [`Timestamp`], so that tests and the simulator own the time.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::packing::units::Timestamp;
 
@@ -23,6 +23,11 @@ impl Clock {
     /// The present moment, monotonic.
     pub fn now(&self) -> Timestamp {
         Timestamp::START.plus(self.started.elapsed())
+    }
+
+    /// Time since the start to the resolution of the system: for measuring how long something took.
+    pub fn precise(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// Seconds since 1970 on the wall clock, which may jump: for what people read, never for the

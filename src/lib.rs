@@ -52,6 +52,9 @@ pub mod cluster {
     pub mod placement;
     pub mod host;
     pub mod pod;
+    pub mod target;
+    pub mod write;
+    pub mod events;
     pub mod watch;
 }
 
@@ -59,6 +62,14 @@ pub mod cluster {
 pub mod extender {
     mod wire;
     pub mod protocol;
+    pub mod app;
+    pub mod template;
+    pub mod verbs;
+    pub mod bind;
+    pub mod reports;
+    pub mod inspect;
+    pub mod background;
+    pub mod server;
 }
 
 /// What runs on every GPU node: reads the GPUs and reports them to every replica of the extender.
@@ -80,4 +91,11 @@ pub mod sim {
     pub mod workload;
     pub mod chart;
     mod chart_layout;
+}
+
+/// Subcommands: flags and printing.
+pub mod cli {
+    mod logging;
+    mod signals;
+    pub mod extender;
 }

@@ -6,7 +6,7 @@
 //! oldest one that fits there now. Its binding is an event that makes kube-scheduler look at the
 //! others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -37,8 +37,6 @@ pub struct WaitingPod {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Newest version that was seen, for preconditions.
-    pub resource_version: String,
     /// What is asked about it.
     pub question: Question,
     /// Its priority; the larger the more important.
@@ -81,15 +79,11 @@ impl WaitingPods {
         }
     }
 
-    fn note(&self, mut waiting: WaitingPod, now: Timestamp, is_watched: bool) {
+    fn note(&self, waiting: WaitingPod, now: Timestamp, is_watched: bool) {
         let mut pods = self.pods();
         let is_full = pods.len() >= MAX_WAITING;
         match pods.get_mut(&waiting.pod.uid) {
             Some(state) => {
-                if !is_watched && state.is_watched {
-                    // the watch is never older than a verb's copy by more than its lag
-                    waiting.resource_version = state.waiting.resource_version.clone();
-                }
                 state.waiting = waiting;
                 state.seen = now;
                 state.is_watched |= is_watched;
@@ -144,41 +138,46 @@ impl WaitingPods {
         all
     }
 
+    /// Pods that no node fitted last time.
+    pub fn refused_count(&self) -> usize {
+        self.pods().values().filter(|state| state.refused.is_some()).count()
+    }
+
     /// Pods that the watch never reported and no verb mentioned for long are dropped.
     pub fn tick(&self, now: Timestamp) {
         self.pods().retain(|_, state| state.is_watched || now.since(state.seen) < UNSEEN_FOR);
     }
 
-    /// The pods to wake now that room appeared on `nodes`: for each node the first refused pod that
-    /// fits there, none twice. They count as woken.
-    pub fn to_wake(&self, ledger: &Ledger, nodes: &[NodeName], now: Timestamp) -> Vec<WaitingPod> {
-        let mut refused: Vec<_> = self
-            .all()
-            .into_iter()
+    /// The pod to wake now that room appeared on `node`: the first refused pod that fits there and
+    /// was not `tried` for that room yet. One that was woken a moment ago, for room elsewhere, is
+    /// left to take that.
+    pub fn to_wake(
+        &self,
+        ledger: &Ledger,
+        node: &NodeName,
+        tried: &BTreeSet<PodUid>,
+        now: Timestamp,
+    ) -> Option<WaitingPod> {
+        let mut refused: Vec<WaitingPod> = self
+            .pods()
+            .values()
             .filter(|state| state.refused.is_some())
             .filter(|state| state.woken.is_none_or(|at| now.since(at) >= WAKE_AGAIN_AFTER))
-            .map(|state| state.waiting)
+            .map(|state| state.waiting.clone())
+            .filter(|waiting| !tried.contains(&waiting.pod.uid))
             .collect();
-        let mut chosen = Vec::new();
-        for node in nodes {
-            let mut known: BTreeMap<Question, bool> = BTreeMap::new();
-            let first = refused.iter().position(|waiting| {
-                let question = &waiting.question;
-                *known.entry(question.clone()).or_insert_with(|| {
-                    ledger.answers(question, &[node.as_str()]).iter().all(Result::is_ok)
-                })
-            });
-            if let Some(first) = first {
-                chosen.push(refused.remove(first));
-            }
+        refused.sort_by(|a, b| order(a).cmp(&order(b)));
+        let mut known: BTreeMap<Question, bool> = BTreeMap::new();
+        let chosen = refused.into_iter().find(|waiting| {
+            let question = &waiting.question;
+            *known.entry(question.clone()).or_insert_with(|| {
+                ledger.answers(question, &[node.as_str()]).iter().all(Result::is_ok)
+            })
+        })?;
+        if let Some(state) = self.pods().get_mut(&chosen.pod.uid) {
+            state.woken = Some(now);
         }
-        let mut pods = self.pods();
-        for waiting in &chosen {
-            if let Some(state) = pods.get_mut(&waiting.pod.uid) {
-                state.woken = Some(now);
-            }
-        }
-        chosen
+        Some(chosen)
     }
 
     fn pods(&self) -> MutexGuard<'_, BTreeMap<PodUid, WaitingState>> {

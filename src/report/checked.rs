@@ -7,10 +7,12 @@
 use std::collections::BTreeSet;
 
 use super::{DeviceReport, DeviceUse, Kind, ProcessUse, Report, SCHEMA_VERSION, is_readable};
+use crate::ledger::reports::NodeReport;
 use crate::packing::device::{
     Device, DeviceId, DeviceIndex, DeviceKind, Health, InventoryError, MAX_DEVICE_MEMORY,
     MAX_DEVICES_PER_NODE, MigProfile, ModelName, NodeInventory, PodUid,
 };
+use crate::packing::node;
 use crate::packing::units::MemMib;
 
 /// Most processes of one device that are believed in one report.
@@ -21,45 +23,6 @@ const MAX_NAME_BYTES: usize = 64;
 
 /// Longest product name of a GPU; NVML's own buffer has 96 bytes.
 const MAX_MODEL_BYTES: usize = 128;
-
-/// A report in the words of the core; everything in it is within its limits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CheckedReport {
-    /// Random id of this run of the agent.
-    pub agent: String,
-    /// The session that it claims; none says hello, and then there is an inventory.
-    pub session: Option<u64>,
-    /// Grows with every report of one run of the agent.
-    pub sequence: u64,
-    /// Everything that the node owns, where it was sent.
-    pub inventory: Option<NodeInventory>,
-    /// Observed use; no device twice. It may name devices that are not in the inventory.
-    pub uses: Vec<CheckedUse>,
-}
-
-/// Observed use of one device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CheckedUse {
-    /// The device.
-    pub id: DeviceId,
-    /// Memory in use, where the driver can say. It may exceed what the device has.
-    pub used: Option<MemMib>,
-    /// Percent of time in which a kernel ran, 0 to 100, where the driver can say.
-    pub busy_percent: Option<u8>,
-    /// Whether the device answered.
-    pub health: Health,
-    /// Processes on it; none when they were not looked for.
-    pub processes: Option<Vec<CheckedProcess>>,
-}
-
-/// One process on one device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CheckedProcess {
-    /// Pod that it belongs to; none for a process of the host.
-    pub pod: Option<PodUid>,
-    /// Its memory on the device; none where the driver cannot say, which is not zero.
-    pub memory: Option<MemMib>,
-}
 
 /// Why a report is not believed.
 #[derive(Debug, thiserror::Error)]
@@ -171,7 +134,7 @@ impl Report {
     /// # Errors
     /// [`ReportError`] for the first fault found. A document of another generation of the schema is
     /// named as such, even where it cannot be read.
-    pub fn from_json(body: &[u8]) -> Result<CheckedReport, ReportError> {
+    pub fn from_json(body: &[u8]) -> Result<NodeReport, ReportError> {
         match parse::<Self>(body) {
             Ok(report) => report.checked(),
             Err(error) => Err(match parse::<Header>(body) {
@@ -187,7 +150,7 @@ impl Report {
     ///
     /// # Errors
     /// [`ReportError`] for the first fault found.
-    pub fn checked(self) -> Result<CheckedReport, ReportError> {
+    pub fn checked(self) -> Result<NodeReport, ReportError> {
         if !is_readable(self.schema_version) {
             return Err(ReportError::Version { version: self.schema_version });
         }
@@ -195,7 +158,7 @@ impl Report {
         if self.session.is_none() && self.inventory.is_none() {
             return Err(ReportError::HelloWithoutInventory);
         }
-        Ok(CheckedReport {
+        Ok(NodeReport {
             agent: self.agent,
             session: self.session,
             sequence: self.sequence,
@@ -273,7 +236,7 @@ fn health(healthy: bool) -> Health {
 }
 
 /// Checks the observed use of all devices.
-fn uses(devices: Vec<DeviceUse>) -> Result<Vec<CheckedUse>, ReportError> {
+fn uses(devices: Vec<DeviceUse>) -> Result<Vec<node::DeviceUse>, ReportError> {
     if devices.len() > MAX_DEVICES_PER_NODE {
         return Err(ReportError::TooManyDevices { count: devices.len() });
     }
@@ -290,7 +253,7 @@ fn uses(devices: Vec<DeviceUse>) -> Result<Vec<CheckedUse>, ReportError> {
 }
 
 /// Checks the observed use of one device.
-fn device_use(id: DeviceId, device: DeviceUse) -> Result<CheckedUse, ReportError> {
+fn device_use(id: DeviceId, device: DeviceUse) -> Result<node::DeviceUse, ReportError> {
     let used = device.used_mib.map(|mib| memory(&id, mib)).transpose()?;
     if let Some(percent) = device.busy_percent
         && percent > 100
@@ -305,7 +268,7 @@ fn device_use(id: DeviceId, device: DeviceUse) -> Result<CheckedUse, ReportError
     let processes = device.processes.map(|list| {
         list.into_iter().map(|process| checked_process(&id, process)).collect::<Result<_, _>>()
     });
-    Ok(CheckedUse {
+    Ok(node::DeviceUse {
         used,
         busy_percent: device.busy_percent,
         health: health(device.healthy),
@@ -315,12 +278,12 @@ fn device_use(id: DeviceId, device: DeviceUse) -> Result<CheckedUse, ReportError
 }
 
 /// Checks one process of the device `id`.
-fn checked_process(id: &DeviceId, process: ProcessUse) -> Result<CheckedProcess, ReportError> {
+fn checked_process(id: &DeviceId, process: ProcessUse) -> Result<node::ProcessUse, ReportError> {
     if let Some(uid) = &process.pod_uid {
         text("pod_uid", uid, MAX_NAME_BYTES)?;
     }
     let memory = process.memory_mib.map(|mib| memory(id, mib)).transpose()?;
-    Ok(CheckedProcess { pod: process.pod_uid.map(PodUid::new), memory })
+    Ok(node::ProcessUse { pod: process.pod_uid.map(PodUid::new), memory })
 }
 
 /// Checks an amount of memory on the device `id`.

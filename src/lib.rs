@@ -33,6 +33,9 @@ pub mod cluster {
     pub mod placement;
     pub mod host;
     pub mod pod;
+    pub mod target;
+    pub mod write;
+    pub mod events;
 }
 
 /// The service that kube-scheduler calls.

@@ -55,7 +55,6 @@ pub mod cluster {
     pub mod target;
     pub mod write;
     pub mod events;
-    pub mod watch;
 }
 
 /// The service that kube-scheduler calls.

@@ -20,8 +20,8 @@ use crate::cluster::placement::TOUCH;
 use crate::cluster::target::{BindTarget, PodKey, Trace};
 use crate::packing::device::PodUid;
 
-/// How long one request may take where nothing else is configured. Well below the 5 s after which
-/// kube-scheduler gives up a bind call by default would be better still; the verb decides.
+/// How long one request may take where nothing else is configured. kube-scheduler gives up on a bind
+/// call after its `httpTimeout`, so a configured value should be below that.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why it is not known what the API server did.

@@ -79,6 +79,17 @@ pub mod agent {
     pub mod fleet;
     pub mod mixed;
     pub mod simulated;
+
+    pub mod cadence;
+    pub mod session;
+
+    pub mod client;
+    pub mod run;
+}
+
+/// Flags and printing; everything else is asked of the layers above.
+pub mod cli {
+    pub mod agent;
 }
 
 /// The simulator: replays public workload traces and draws the result.

@@ -99,6 +99,9 @@ pub mod sim {
     pub mod go_rand;
     mod go_rand_table;
     pub mod workload;
+    pub mod policy;
+    pub mod curve;
+    pub mod engine;
     pub mod chart;
     mod chart_layout;
 }

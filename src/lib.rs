@@ -55,6 +55,7 @@ pub mod cluster {
     pub mod target;
     pub mod write;
     pub mod events;
+    pub mod watch;
 }
 
 /// The service that kube-scheduler calls.
@@ -79,17 +80,10 @@ pub mod agent {
     pub mod fleet;
     pub mod mixed;
     pub mod simulated;
-
     pub mod cadence;
     pub mod session;
-
     pub mod client;
     pub mod run;
-}
-
-/// Flags and printing; everything else is asked of the layers above.
-pub mod cli {
-    pub mod agent;
 }
 
 /// The simulator: replays public workload traces and draws the result.
@@ -106,9 +100,10 @@ pub mod sim {
     mod chart_layout;
 }
 
-/// Subcommands: flags and printing.
+/// Flags and printing; everything else is asked of the layers above.
 pub mod cli {
-    mod logging;
+    pub mod logging;
     mod signals;
     pub mod extender;
+    pub mod agent;
 }

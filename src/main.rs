@@ -4,7 +4,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use gpupack::cli::extender;
+use gpupack::cli::{agent, extender};
+use gpupack::clock::Clock;
 
 /// A fraction-aware GPU scheduler extender for Kubernetes.
 #[derive(Debug, Parser)]
@@ -18,11 +19,14 @@ struct Cli {
 enum Command {
     /// Serve kube-scheduler: filter, prioritize and bind
     Extender(extender::ExtenderArgs),
+    /// Report the GPUs of a node to the extender
+    Agent(agent::AgentArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Extender(args) => extender::run(&args),
+        Command::Agent(args) => agent::run(args, Clock::start()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -17,7 +17,7 @@ use gpupack::agent::nvml::NvmlProbe;
 use gpupack::agent::processes::PodsByProcess;
 use gpupack::agent::run::{AgentConfig, run_fleet, run_node};
 use gpupack::clock::Clock;
-use gpupack::report::checked::CheckedReport;
+use gpupack::ledger::reports::NodeReport;
 use gpupack::report::{
     BookedDevice, Booking, BookingState, Outcome, Refusal, Reply, Report, SCHEMA_VERSION,
 };
@@ -88,7 +88,7 @@ async fn take(
     Path(node): Path<String>,
     Json(report): Json<Report>,
 ) -> Response {
-    let _: CheckedReport = report.clone().checked().unwrap();
+    let _: NodeReport = report.clone().checked().unwrap();
     let mut world = world.lock().unwrap();
     world.reports.push((node.clone(), report.clone()));
     let refuse = |status: u16, reason: Option<&str>| {

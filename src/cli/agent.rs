@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::logging::{self, LogArgs};
 use crate::agent::fleet::Fleet;
 use crate::agent::nvml::NvmlProbe;
 use crate::agent::processes::PodsByProcess;
@@ -41,6 +42,10 @@ pub struct AgentArgs {
     /// Where the host's process table is mounted.
     #[arg(long, value_name = "PATH", default_value = "/proc")]
     pub proc_root: PathBuf,
+
+    /// Verbosity and looks of the log lines.
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 /// Runs the agent until it is told to stop (SIGTERM or SIGINT).
@@ -48,6 +53,7 @@ pub struct AgentArgs {
 /// # Errors
 /// A fleet file or an address that cannot be used.
 pub fn run(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
+    logging::start(args.log.level(), args.log.format())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .worker_threads(2)

@@ -4,18 +4,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::logging;
+use super::logging::{self, LogArgs};
 use crate::clock::Clock;
 use crate::cluster::events;
 use crate::cluster::watch as cluster_watch;
 use crate::cluster::write::ApiWriter;
-use crate::config::{Config, LogFormat};
+use crate::config::Config;
 use crate::extender::app::{App, ClusterTruth, Truth};
 use crate::extender::background;
 use crate::extender::server::{Service, serve};
@@ -36,21 +36,9 @@ pub struct ExtenderArgs {
     /// Kubeconfig file; without it the pod's service account is used
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Level or filter, for instance `info` or `info,gpupack=debug`
-    #[arg(long, value_name = "FILTER")]
-    log_level: Option<String>,
-    /// How log lines look
-    #[arg(long, value_enum)]
-    log_format: Option<LogFormatArg>,
-}
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum LogFormatArg {
-    /// For people
-    Text,
-    /// One JSON object per line
-    Json,
+    /// Verbosity and looks of the log lines.
+    #[command(flatten)]
+    log: LogArgs,
 }
 
 impl ExtenderArgs {
@@ -70,14 +58,11 @@ impl ExtenderArgs {
         if let Some(kubeconfig) = &self.kubeconfig {
             config.kubeconfig = Some(kubeconfig.clone());
         }
-        if let Some(level) = &self.log_level {
-            config.log_level.clone_from(level);
+        if let Some(level) = self.log.asked_level() {
+            config.log_level = level.to_owned();
         }
-        if let Some(format) = self.log_format {
-            config.log_format = match format {
-                LogFormatArg::Text => LogFormat::Text,
-                LogFormatArg::Json => LogFormat::Json,
-            };
+        if let Some(format) = self.log.asked_format() {
+            config.log_format = format;
         }
         Ok(config)
     }

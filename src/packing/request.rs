@@ -138,6 +138,18 @@ impl GpuRequest {
         }
     }
 
+    /// What decides where this fits, without what does not: two requests of one shape are placed
+    /// alike on the same books under the same policy.
+    pub fn shape(&self) -> Self {
+        Self {
+            isolation: Isolation::None,
+            limit: None,
+            policy: None,
+            container: None,
+            ..self.clone()
+        }
+    }
+
     /// What this request takes from a device of `class`, whatever is free now.
     ///
     /// # Errors

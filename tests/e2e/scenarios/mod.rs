@@ -1,0 +1,3 @@
+//! What must hold, one file per subject.
+
+mod manifests;

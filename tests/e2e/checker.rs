@@ -26,6 +26,8 @@ pub(crate) struct Tenancy {
     pub(crate) node: String,
     /// One entry per device.
     pub(crate) uses: Vec<Use>,
+    /// Placed by somebody else.
+    pub(crate) foreign: bool,
 }
 
 /// Memory and share on one device.
@@ -77,7 +79,7 @@ pub(crate) fn tenancy(pod: &Pod, fleet: &Fleet) -> Result<Option<Tenancy>, Strin
         Err(_) if foreign => return Ok(None),
         Err(error) => return Err(format!("{name} has the placement `{text}`: {error}")),
     };
-    let tenancy = Tenancy { pod: name, node, uses: written.devices };
+    let tenancy = Tenancy { pod: name, node, uses: written.devices, foreign };
     if !foreign {
         let version = written.v;
         own_faults(&tenancy, version, pod, fleet).map_err(|e| format!("{}: {e}", tenancy.pod))?;
@@ -86,13 +88,19 @@ pub(crate) fn tenancy(pod: &Pod, fleet: &Fleet) -> Result<Option<Tenancy>, Strin
 }
 
 /// Faults of the devices under all tenants together: more than there is, or an unknown device.
+/// What others put on a device is not gpupack's fault, unless gpupack added to it.
 pub(crate) fn overloads<'a>(
     tenancies: impl IntoIterator<Item = &'a Tenancy>,
     fleet: &Fleet,
 ) -> Vec<String> {
     let devices = fleet.devices();
     let mut faults = Vec::new();
+    let tenancies: Vec<&Tenancy> = tenancies.into_iter().collect();
+    let own = load(tenancies.iter().copied().filter(|tenancy| !tenancy.foreign));
     for (device, (mib, share)) in load(tenancies) {
+        if !own.contains_key(&device) {
+            continue;
+        }
         let Some((node, gpu)) = devices.get(device.as_str()) else {
             faults.push(format!("{device} is on no node of the fleet"));
             continue;

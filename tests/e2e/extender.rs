@@ -21,8 +21,11 @@ use crate::schedulers::sum_of;
 /// How long the extender may take from its start to ready, with a filled cluster.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// The binary under test.
-const GPUPACK: &str = env!("CARGO_BIN_EXE_gpupack");
+/// The binary under test: cargo's, or the one that `GPUPACK_E2E_BINARY` names (a release build).
+fn gpupack() -> PathBuf {
+    clock::path_variable("GPUPACK_E2E_BINARY")
+        .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_gpupack")), PathBuf::from)
+}
 
 /// A running extender. Its address survives a kill, so that it can be started again there.
 pub(crate) struct Extender {
@@ -143,7 +146,7 @@ impl Extender {
 fn run(config: &Path, log: &Path) -> Leash {
     let config = config.to_str().expect("the target folder is UTF-8").to_owned();
     let arguments = ["extender".to_owned(), "--config".to_owned(), config];
-    Leash::start("gpupack extender", Path::new(GPUPACK), &arguments, log)
+    Leash::start("gpupack extender", &gpupack(), &arguments, log)
 }
 
 /// Starts simulated agents for all nodes of the fleet file.
@@ -155,7 +158,7 @@ pub(crate) fn start_agents(plane: &ControlPlane, fleet: &Path, extender: SocketA
         "--extender".to_owned(),
         format!("http://{extender}"),
     ];
-    Leash::start("gpupack agent", Path::new(GPUPACK), &arguments, &plane.log("agent"))
+    Leash::start("gpupack agent", &gpupack(), &arguments, &plane.log("agent"))
 }
 
 /// One GET on a connection of its own.

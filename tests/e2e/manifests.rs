@@ -22,7 +22,7 @@ pub(crate) fn objects(file: &str) -> Vec<DynamicObject> {
     let text = std::fs::read_to_string(&path)
         .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
     serde_yaml_ng::Deserializer::from_str(&text)
-        .map(|document| DynamicObject::deserialize(document))
+        .map(DynamicObject::deserialize)
         .collect::<Result<_, _>>()
         .unwrap_or_else(|error| panic!("{file}: {error}"))
 }

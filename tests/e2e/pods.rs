@@ -20,6 +20,7 @@ pub(crate) struct PodPlan {
     scheduler: String,
     node: Option<String>,
     foreign: bool,
+    class: Option<String>,
     annotations: BTreeMap<String, String>,
     limits: BTreeMap<String, String>,
 }
@@ -32,6 +33,7 @@ impl PodPlan {
             scheduler: GPUPACK.to_owned(),
             node: None,
             foreign: false,
+            class: None,
             annotations: BTreeMap::new(),
             limits: BTreeMap::new(),
         }
@@ -72,6 +74,12 @@ impl PodPlan {
         self
     }
 
+    /// Gives it a priority class.
+    pub(crate) fn important(mut self, class: &str) -> Self {
+        self.class = Some(class.to_owned());
+        self
+    }
+
     /// The object. Its container asks for 10m CPU, so that CPU never decides.
     pub(crate) fn to_pod(&self) -> Pod {
         let labels: BTreeMap<&str, &str> =
@@ -91,6 +99,9 @@ impl PodPlan {
         });
         if let Some(node) = &self.node {
             pod["spec"]["nodeName"] = node.as_str().into();
+        }
+        if let Some(class) = &self.class {
+            pod["spec"]["priorityClassName"] = class.as_str().into();
         }
         serde_json::from_value(pod).expect("the object has the shape of a pod")
     }

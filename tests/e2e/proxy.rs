@@ -4,7 +4,6 @@
 //! extender's user. Everything is passed on, watches included; requests that create a Binding meet
 //! with the faults that are set, drawn from a seeded generator.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -196,8 +195,7 @@ fn refusal(status: StatusCode) -> Response<Body> {
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
         "message": "refused by the faulty network", "reason": reason, "code": status.as_u16(),
     });
-    let reply: Result<_, Infallible> = Ok(Body::from(text.to_string()));
-    let mut response = Response::new(reply.unwrap_or_default());
+    let mut response = Response::new(Body::from(text.to_string()));
     *response.status_mut() = status;
     let json = header::HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);

@@ -80,7 +80,8 @@ impl Scheduler {
         extender: SocketAddr,
     ) -> Self {
         let name = plan.renamed.unwrap_or(plan.file).replace(".yaml", "");
-        let config = plan.configuration(extender, &plane.kubeconfig(plan.identity));
+        let kubeconfig = plane.kubeconfig(plan.identity);
+        let config = plan.configuration(extender, &kubeconfig);
         release_lease(admin, &config).await;
         let file = plane.work().join(format!("{name}.scheduler.yaml"));
         let text = serde_yaml_ng::to_string(&config).expect("it was YAML before");
@@ -90,6 +91,9 @@ impl Scheduler {
             format!("--config={}", file.display()),
             format!("--secure-port={port}"),
             "--bind-address=127.0.0.1".to_owned(),
+            // Whom to ask about callers of its own port. In a pod it finds that itself.
+            format!("--authentication-kubeconfig={}", kubeconfig.display()),
+            format!("--authorization-kubeconfig={}", kubeconfig.display()),
             format!("--cert-dir={}", plane.work().join(format!("{name}.certificates")).display()),
         ];
         let program = &plane.binaries.kube_scheduler;

@@ -34,11 +34,6 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// Name of the node, once bound.
-    pub(crate) fn node(&self) -> Option<&str> {
-        self.pod.spec.as_ref()?.node_name.as_deref()
-    }
-
     /// UUIDs of the devices, once placed.
     pub(crate) fn devices(&self) -> Vec<&str> {
         self.tenancy.iter().flat_map(|t| &t.uses).map(|used| used.device.as_str()).collect()

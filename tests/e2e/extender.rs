@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
@@ -48,7 +48,7 @@ impl Extender {
         // JSON is YAML.
         std::fs::write(&path, config.to_string()).expect("the work folder is writable");
         let log = plane.log("extender");
-        let extender = Self { process: run(&path, &log), address, config: path, log };
+        let mut extender = Self { process: run(&path, &log), address, config: path, log };
         extender.until_ready().await;
         extender
     }
@@ -71,12 +71,14 @@ impl Extender {
         started.elapsed()
     }
 
-    async fn until_ready(&self) -> Instant {
+    async fn until_ready(&mut self) {
         let started = clock::now();
         loop {
             if matches!(fetch(self.address, "/readyz").await, Ok((StatusCode::OK, _))) {
-                return clock::now();
+                return;
             }
+            let ended = self.process.ended();
+            assert!(ended.is_none(), "the extender ended ({ended:?}); see {}", self.log.display());
             assert!(
                 started.elapsed() < START_LIMIT,
                 "the extender is not ready after {START_LIMIT:?}; see {}",

@@ -27,9 +27,11 @@ pub(crate) struct Faults {
     pub(crate) drop_reply_percent: u32,
     /// Passed on; the reply comes after `delay`.
     pub(crate) delay_percent: u32,
+    /// Passed on after `delay`, whatever has become of the extender meanwhile.
+    pub(crate) hold_percent: u32,
     /// Answered 500 or 429 without being passed on.
     pub(crate) refuse_percent: u32,
-    /// How late a delayed reply is.
+    /// How late a delayed reply or a held request is.
     pub(crate) delay: Duration,
 }
 
@@ -42,6 +44,8 @@ pub(crate) struct Harm {
     pub(crate) dropped: u32,
     /// Replies delayed.
     pub(crate) delayed: u32,
+    /// Requests passed on late.
+    pub(crate) held: u32,
     /// Refused by the proxy.
     pub(crate) refused: u32,
 }
@@ -50,6 +54,7 @@ enum Fate {
     PassOn,
     DropReply,
     Delay(Duration),
+    Hold(Duration),
     Refuse(StatusCode),
 }
 
@@ -61,16 +66,23 @@ struct Chance {
 
 impl Chance {
     fn fate(&mut self) -> Fate {
-        let Faults { drop_reply_percent, delay_percent, refuse_percent, delay } = self.faults;
+        let faults = self.faults;
         let draw = self.generator.random_range(0..100);
+        let dropped = faults.drop_reply_percent;
+        let delayed = dropped + faults.delay_percent;
+        let held = delayed + faults.hold_percent;
+        let refused = held + faults.refuse_percent;
         self.harm.bindings += 1;
-        if draw < drop_reply_percent {
+        if draw < dropped {
             self.harm.dropped += 1;
             Fate::DropReply
-        } else if draw < drop_reply_percent + delay_percent {
+        } else if draw < delayed {
             self.harm.delayed += 1;
-            Fate::Delay(delay)
-        } else if draw < drop_reply_percent + delay_percent + refuse_percent {
+            Fate::Delay(faults.delay)
+        } else if draw < held {
+            self.harm.held += 1;
+            Fate::Hold(faults.delay)
+        } else if draw < refused {
             self.harm.refused += 1;
             let busy = self.generator.random_bool(0.5);
             Fate::Refuse(if busy {
@@ -105,6 +117,11 @@ impl Proxy {
     /// The server for the extender's kubeconfig.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// Sets what happens from now on.
+    pub(crate) fn set(&self, faults: Faults) {
+        self.chance.lock().unwrap_or_else(PoisonError::into_inner).faults = faults;
     }
 
     /// What was done so far.
@@ -147,13 +164,14 @@ async fn answer(
         Fate::PassOn
     };
     match fate {
-        Fate::PassOn => Ok(pass_on(request, upstream).await),
+        Fate::PassOn => Ok(pass_on(request, upstream, Duration::ZERO).await),
+        Fate::Hold(delay) => Ok(pass_on(request, upstream, delay).await),
         Fate::DropReply => {
-            let _lost = pass_on(request, upstream).await;
+            let _lost = pass_on(request, upstream, Duration::ZERO).await;
             Err("the reply is dropped on purpose")
         }
         Fate::Delay(delay) => {
-            let reply = pass_on(request, upstream).await;
+            let reply = pass_on(request, upstream, Duration::ZERO).await;
             tokio::time::sleep(delay).await;
             Ok(reply)
         }
@@ -161,7 +179,7 @@ async fn answer(
     }
 }
 
-async fn pass_on(request: Request<Incoming>, upstream: Client) -> Response<Body> {
+async fn pass_on(request: Request<Incoming>, upstream: Client, hold: Duration) -> Response<Body> {
     let (mut head, body) = request.into_parts();
     // The client upstream sets these itself.
     for name in [header::HOST, header::AUTHORIZATION, header::CONNECTION] {
@@ -174,6 +192,7 @@ async fn pass_on(request: Request<Incoming>, upstream: Client) -> Response<Body>
     // A task of its own: what was sent to the API server is carried out also when the extender
     // dies meanwhile, as on a real network.
     let sent = tokio::spawn(async move {
+        tokio::time::sleep(hold).await;
         upstream.send(Request::from_parts(head, kube::client::Body::from(bytes))).await
     });
     match sent.await {

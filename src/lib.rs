@@ -1,1 +1,83 @@
-//! stub
+//! **gpupack**: a fraction-aware GPU scheduler extender for Kubernetes.
+//!
+//! kube-scheduler asks over HTTP where a pod fits (`filter`), where it fits best (`prioritize`) and
+//! hands over the final step (`bind`). The answers come from an in-memory model of every GPU of the
+//! cluster. Facts flow in (the API server's pods and nodes, the agents' reports), decisions flow out
+//! (a Binding that names node and device in one write); both meet only in the [`ledger`].
+//!
+//! Read the modules in this order; each layer looks only at those above it in this list:
+//!
+//! 1. [`packing`]: pure values. What fits, where, and how good a place is.
+//! 2. [`ledger`]: the books of all nodes, concurrent.
+//! 3. [`clock`], [`config`], [`metrics`], [`report`], [`cluster`]: the edges. Time, settings,
+//!    Prometheus, what agents say, Kubernetes.
+//! 4. [`extender`], [`agent`], [`sim`]: the services.
+//! 5. `cli`: printing and flags.
+
+/// What fits, where, and how good a place is: pure values, no clock, no lock, no I/O.
+pub mod packing {
+    pub mod units;
+    pub mod device;
+    pub mod request;
+    pub mod reservation;
+    pub mod node;
+    pub mod fit;
+    pub mod mix;
+    pub mod fragmentation;
+    pub mod policy;
+    pub mod baseline;
+    pub mod plan;
+}
+
+/// The books of all nodes, concurrent: facts and commands in, effects and copies out.
+pub mod ledger {
+    pub mod books;
+    pub mod questions;
+    pub mod reports;
+    pub mod waiting;
+}
+
+pub mod clock;
+pub mod config;
+pub mod metrics;
+pub mod report;
+
+/// Kubernetes: what pods ask for in their annotations, what is watched, and the only writer.
+pub mod cluster {
+    pub mod quantity;
+    pub mod request_error;
+    pub mod resources;
+    mod values;
+    pub mod annotations;
+    pub mod placement;
+    pub mod host;
+    pub mod pod;
+    pub mod watch;
+}
+
+/// The service that kube-scheduler calls.
+pub mod extender {
+    mod wire;
+    pub mod protocol;
+}
+
+/// What runs on every GPU node: reads the GPUs and reports them to every replica of the extender.
+pub mod agent {
+    pub mod probe;
+    pub mod nvml;
+    pub mod processes;
+    pub mod fleet;
+    pub mod mixed;
+    pub mod simulated;
+}
+
+/// The simulator: replays public workload traces and draws the result.
+pub mod sim {
+    pub mod trace;
+    mod table;
+    pub mod go_rand;
+    mod go_rand_table;
+    pub mod workload;
+    pub mod chart;
+    mod chart_layout;
+}

@@ -1,0 +1,243 @@
+//! Questions to the books: where does this fit, how good is it there. They change no books.
+//!
+//! Requests come in few shapes, and between two questions of one shape only some nodes changed. So
+//! the answer per node is kept per shape, with the version of the books it was found on, and only
+//! nodes with a newer version are looked at again. `cargo test` holds the kept answers against fresh
+//! ones (`tests/properties.rs`).
+//!
+//! A *claim* is what a question may leave behind, beside the books: room held back for the pod until
+//! its bind, so that the next pod's question does not see the same room.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dashmap::DashMap;
+
+use super::books::{Effect, Ledger, Slot, World};
+use crate::packing::device::{DeviceClasses, NodeName, PodUid};
+use crate::packing::fit::{Ask, HostRule, Misfit};
+use crate::packing::node::{Claim, ClaimRule, NodeLedger};
+use crate::packing::plan::{self, Place};
+use crate::packing::policy::{Rank, Strategy};
+use crate::packing::request::GpuRequest;
+use crate::packing::units::{HostAmount, Timestamp};
+
+/// Shapes whose answers are kept. One costs 24 bytes per node; when one more comes, the one that was
+/// not asked for the longest goes.
+const KEPT_SHAPES: usize = 64;
+
+/// Most claims at once. Each belongs to one pod between two verbs, so only a runaway caller holds
+/// more; then new pods get none, and bind alone decides.
+const MAX_CLAIMS: usize = 10_000;
+
+/// A question about one pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Question {
+    /// What it wants of GPUs; none for a pod without.
+    pub gpu: Option<GpuRequest>,
+    /// What it wants of the node outside its GPUs.
+    pub host: HostAmount,
+    /// Whether that is checked here.
+    pub host_rule: HostRule,
+    /// What ranks the places.
+    pub strategy: Strategy,
+}
+
+impl Question {
+    /// The request worked out for every class of device.
+    pub(super) fn ask(&self, classes: &DeviceClasses) -> Ask {
+        Ask::new(self.gpu.clone(), self.host, self.host_rule, classes)
+    }
+}
+
+/// An answer for one node: how good the best place is, or why there is none.
+pub type Answer = Result<Rank, Misfit>;
+
+/// What decides the answer on given books.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Shape {
+    gpu: Option<GpuRequest>,
+    host: HostAmount,
+    host_rule: HostRule,
+    strategy: Strategy,
+}
+
+/// The kept answers to one shape, by position of the node.
+#[derive(Default)]
+struct ShapeTable {
+    mix_generation: u64,
+    answers: Vec<Option<(u64, Answer)>>,
+}
+
+/// The kept answers to the shapes asked last.
+#[derive(Default)]
+pub(super) struct ShapeTables {
+    tables: DashMap<Shape, (Arc<Mutex<ShapeTable>>, Arc<AtomicU64>)>,
+    clock: AtomicU64,
+}
+
+impl ShapeTables {
+    fn table(&self, shape: Shape) -> Arc<Mutex<ShapeTable>> {
+        let tick = self.clock.fetch_add(1, Ordering::Relaxed);
+        if let Some(found) = self.tables.get(&shape) {
+            found.1.store(tick, Ordering::Relaxed);
+            return Arc::clone(&found.0);
+        }
+        if self.tables.len() >= KEPT_SHAPES {
+            let last_asked = self
+                .tables
+                .iter()
+                .map(|entry| (entry.value().1.load(Ordering::Relaxed), entry.key().clone()))
+                .min();
+            if let Some((_, oldest)) = last_asked {
+                self.tables.remove(&oldest);
+            }
+        }
+        let fresh = (Arc::default(), Arc::new(AtomicU64::new(tick)));
+        Arc::clone(&self.tables.entry(shape).or_insert(fresh).0)
+    }
+}
+
+impl Ledger {
+    /// The answer for each of `nodes`, in their order.
+    pub fn answers(&self, question: &Question, nodes: &[impl AsRef<str>]) -> Vec<Answer> {
+        let positions: Vec<Option<usize>> =
+            nodes.iter().map(|name| self.position(name.as_ref())).collect();
+        self.asked(question, |mut answer_at| {
+            positions
+                .iter()
+                .map(|position| position.map_or(Err(Misfit::UnknownNode), &mut answer_at))
+                .collect()
+        })
+    }
+
+    /// The best of all nodes, with its rank; ties go to the first name. `None` when none fits.
+    pub fn best(&self, question: &Question) -> Option<(NodeName, Rank)> {
+        let slots = self.slots();
+        let best = self.asked(question, |answer_at| {
+            let mut best: Option<(Rank, usize)> = None;
+            for at in 0..slots.len() {
+                let Ok(rank) = answer_at(at) else { continue };
+                let better = match best {
+                    None => true,
+                    Some((known, _)) if rank != known => rank < known,
+                    Some((_, known)) => slots[at].name < slots[known].name,
+                };
+                if better {
+                    best = Some((rank, at));
+                }
+            }
+            best
+        });
+        best.map(|(rank, at)| (slots[at].name.clone(), rank))
+    }
+
+    /// The answer for one node, worked out afresh without any kept answer: the oracle.
+    pub fn fresh_answer(&self, question: &Question, node: &str) -> Answer {
+        let at = self.position(node).ok_or(Misfit::UnknownNode)?;
+        let world = self.world();
+        let ask = question.ask(&world.classes);
+        evaluate(&self.slot(at).read(), &ask, question, &world).map(|place| place.rank)
+    }
+
+    /// The answer on books that are not part of the ledger (an autoscaler's template node).
+    pub fn answer_on(
+        &self,
+        question: &Question,
+        node: &NodeLedger,
+        classes: &DeviceClasses,
+    ) -> Answer {
+        let world = self.world();
+        let ask = question.ask(classes);
+        let mix = world.mix().compile(classes);
+        let place = plan::evaluate(node, &ask, question.strategy, &mix, ClaimRule::Respected);
+        place.map(|place| place.rank)
+    }
+
+    /// Runs `body` with a function that answers for the node at a position.
+    fn asked<T>(
+        &self,
+        question: &Question,
+        body: impl FnOnce(&mut dyn FnMut(usize) -> Answer) -> T,
+    ) -> T {
+        let slots = self.slots();
+        let world = self.world();
+        let ask = question.ask(&world.classes);
+        let fresh = |slot: &Slot| {
+            let books = slot.read();
+            let version = slot.version.load(Ordering::Acquire);
+            (version, evaluate(&books, &ask, question, &world).map(|place| place.rank))
+        };
+        if !question.strategy.is_repeatable() {
+            return body(&mut |at| fresh(&slots[at]).1);
+        }
+        let table = self.shapes.table(Shape {
+            gpu: question.gpu.as_ref().map(GpuRequest::shape),
+            host: question.host,
+            host_rule: question.host_rule,
+            strategy: question.strategy,
+        });
+        let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
+        if question.strategy.uses_mix() && table.mix_generation != world.mix_generation {
+            table.answers.clear();
+            table.mix_generation = world.mix_generation;
+        }
+        let known = table.answers.len();
+        table.answers.resize(known.max(slots.len()), None);
+        body(&mut |at| {
+            let slot = &slots[at];
+            match &table.answers[at] {
+                Some((version, kept)) if *version == slot.version.load(Ordering::Acquire) => *kept,
+                _ => {
+                    let (version, answer) = fresh(slot);
+                    table.answers[at] = Some((version, answer));
+                    answer
+                }
+            }
+        })
+    }
+
+    /// Holds the best place on `node` back for a pod; its earlier claim ends. Without room there, or
+    /// with too many claims, there is none.
+    pub fn claim(
+        &self,
+        pod: &PodUid,
+        node: &str,
+        question: &Question,
+        now: Timestamp,
+    ) -> Vec<Effect> {
+        let effects = self.drop_claim(pod);
+        let Some(at) = self.position(node) else { return effects };
+        if self.claims.len() >= MAX_CLAIMS {
+            return effects;
+        }
+        let world = self.world();
+        let ask = question.ask(&world.classes);
+        let claimed = self.slot(at).change(|books| {
+            let Ok(place) = evaluate(books, &ask, question, &world) else { return false };
+            let placement = plan::placement(books, &ask, &place);
+            let expires = now.plus(self.settings.claim_for);
+            books.claim(pod.clone(), Claim { placement, host: ask.host, expires });
+            true
+        });
+        drop(world);
+        if claimed {
+            self.claims.insert(pod.clone(), at);
+        }
+        effects
+    }
+
+    /// Ends the claim of a pod, where it has one: its next question sees that room again.
+    pub fn drop_claim(&self, pod: &PodUid) -> Vec<Effect> {
+        self.unclaim(pod).into_iter().collect()
+    }
+}
+
+fn evaluate(
+    books: &NodeLedger,
+    ask: &Ask,
+    question: &Question,
+    world: &World,
+) -> Result<Place, Misfit> {
+    plan::evaluate(books, ask, question.strategy, &world.compiled, ClaimRule::Respected)
+}

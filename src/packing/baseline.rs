@@ -1,0 +1,147 @@
+//! Placement rules of the literature, as the simulator of the FGD paper (USENIX ATC'23) has them:
+//! the yardsticks that the product's policies are held against. They serve no HTTP verb.
+//!
+//! Scores are whole numbers from 0 to 100, larger is better, normalised by the largest node of the
+//! public trace (128 cores, 8 GPUs). Among fractional GPUs all of them take the fullest that fits.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use super::policy::{Rank, Scene, Taken};
+use super::request::Demand;
+use super::reservation::Reservation;
+use super::units::Share;
+
+/// Cores of the largest node, in thousandths.
+const MAX_CPU: i64 = 128_000;
+
+/// GPUs of the largest node, in millionths.
+const MAX_GPU: i64 = 8_000_000;
+
+/// A placement rule of the literature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Baseline {
+    /// A node and a GPU that fit, at random. The chance comes with the question.
+    Random {
+        /// One draw of the caller's generator per question.
+        chance: u64,
+    },
+    /// Least dot product of what is free and what is asked (Tetris, SIGCOMM'14).
+    DotProd,
+    /// Nodes that hold pods of the same number of GPUs first (Gandiva, OSDI'18).
+    GpuClustering,
+    /// Used GPUs first, then free GPUs of used nodes, then empty nodes (MLaaS, NSDI'22).
+    GpuPacking,
+    /// Least left of CPU and GPU after placement (Protean, OSDI'20).
+    BestFit,
+}
+
+impl Baseline {
+    /// The devices this rule takes on a node, and its rank.
+    pub(super) fn choose(self, scene: &Scene<'_>) -> (Rank, Vec<Taken>) {
+        let taken = match self {
+            Self::Random { chance } => scene.first_by(|(at, _)| {
+                mixed(chance ^ mixed(u64::try_from(*at).expect("positions are small")))
+            }),
+            Self::DotProd | Self::GpuClustering | Self::GpuPacking | Self::BestFit => {
+                scene.first_by(|(at, _)| scene.rooms[*at].free.share)
+            }
+        };
+        let score = match self {
+            Self::Random { chance } => random_score(scene, chance),
+            Self::DotProd => dot_product_score(scene),
+            Self::GpuClustering => clustering_score(scene),
+            Self::GpuPacking => packing_score(scene, &taken),
+            Self::BestFit => best_fit_score(scene, &taken),
+        };
+        (Rank::Baseline { score: Reverse(score) }, taken)
+    }
+}
+
+/// A bijection that scatters its input: the finaliser of SplitMix64 (Steele et al., OOPSLA'14).
+fn mixed(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+fn random_score(scene: &Scene<'_>, chance: u64) -> i64 {
+    let name = scene.node.name().as_str();
+    let seed = name.bytes().fold(chance, |hash, byte| mixed(hash ^ u64::from(byte)));
+    i64::try_from(seed >> 1).expect("63 bits fit")
+}
+
+fn best_fit_score(scene: &Scene<'_>, taken: &[Taken]) -> i64 {
+    let gpu = free_gpu(scene) - taken.iter().map(|(_, demand)| whole(demand.share)).sum::<i64>();
+    let cpu = i64_of(scene.host_left.cpu.milli());
+    // 100 (1 - cpu / MAX_CPU / 2 - gpu / MAX_GPU / 2), rounded towards zero
+    (100 * MAX_CPU * MAX_GPU - 50 * (cpu * MAX_GPU + gpu * MAX_CPU)) / (MAX_CPU * MAX_GPU)
+}
+
+fn dot_product_score(scene: &Scene<'_>) -> i64 {
+    let asked: i64 = scene.fits.iter().take(scene.ask.count()).map(|(_, d)| whole(d.share)).sum();
+    let square = |max: i64| i128::from(max) * i128::from(max);
+    let cpu =
+        i128::from(scene.node.host_free().cpu.milli()) * i128::from(scene.ask.host.cpu.milli());
+    let gpu = i128::from(free_gpu(scene)) * i128::from(asked);
+    let unit = square(MAX_CPU) * square(MAX_GPU);
+    let score = (100 * unit - 50 * (cpu * square(MAX_GPU) + gpu * square(MAX_CPU))) / unit;
+    i64::try_from(score).expect("a score is at most 100")
+}
+
+fn clustering_score(scene: &Scene<'_>) -> i64 {
+    if scene.ask.count() == 0 {
+        return 0;
+    }
+    let own = class_of(scene.ask.count(), scene.ask.is_whole());
+    let present: BTreeSet<usize> =
+        scene.node.reservations().values().filter_map(class_of_tenant).collect();
+    let used = 25 * (MAX_GPU - free_gpu(scene)) / MAX_GPU;
+    match (present.contains(&own), present.len()) {
+        (true, 1) => 75 + used,
+        (true, _) => 50 + used,
+        (false, 0) => 25 + used,
+        (false, _) => used,
+    }
+}
+
+/// Class of a pod: 0 for a share of a GPU, else its number of GPUs.
+fn class_of(count: usize, is_whole: bool) -> usize {
+    if is_whole { count } else { 0 }
+}
+
+fn class_of_tenant(tenant: &Reservation) -> Option<usize> {
+    let devices = &tenant.placement.devices;
+    let first = devices.first()?;
+    Some(class_of(devices.len(), first.demand.share == Share::WHOLE))
+}
+
+fn packing_score(scene: &Scene<'_>, taken: &[Taken]) -> i64 {
+    if taken.is_empty() {
+        return 0;
+    }
+    let is_free = |free: Demand| free.share == Share::WHOLE;
+    let free = scene.rooms.iter().filter(|room| is_free(room.free)).count();
+    let count = |number: usize| i64::try_from(number).expect("a node has few devices");
+    if free == scene.rooms.len() {
+        return (33 - count(free)).max(count(free));
+    }
+    let opened = taken.iter().filter(|(at, _)| is_free(scene.rooms[*at].free)).count();
+    if opened > 0 {
+        return (50 - count(opened)).max(33);
+    }
+    let left: i64 = taken.iter().map(|(at, _)| whole(scene.rooms[*at].free.share) / 10_000).sum();
+    (100 - left / 10).max(50)
+}
+
+fn free_gpu(scene: &Scene<'_>) -> i64 {
+    scene.rooms.iter().map(|room| whole(room.free.share)).sum()
+}
+
+fn whole(share: Share) -> i64 {
+    i64_of(share.millionths())
+}
+
+fn i64_of(value: u64) -> i64 {
+    i64::try_from(value).expect("amounts of one node are far below 2^63")
+}

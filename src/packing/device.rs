@@ -1,0 +1,398 @@
+//! What a node owns: devices, their capacity and health, as its agent reports them.
+//!
+//! A device is whatever a pod can be placed on: a GPU, or one MIG instance of a GPU. A GPU in MIG
+//! mode is in the inventory too, but holds nobody itself: its instances do.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+use super::units::MemMib;
+
+/// Most devices one node may report: 16 GPUs of 7 MIG instances and their parents fit twice over.
+pub const MAX_DEVICES_PER_NODE: usize = 256;
+
+/// Largest memory of one device that is believed: 16 TiB, about 50 times the largest GPU of 2026.
+pub const MAX_DEVICE_MEMORY: MemMib = MemMib::new(16 << 20);
+
+/// Declares a cheap, ordered name type: a shared string that is only compared and printed.
+macro_rules! name_type {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Wraps the name as it is; nothing is checked here.
+            pub fn new(name: impl Into<Arc<str>>) -> Self {
+                Self(name.into())
+            }
+
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl std::borrow::Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+    };
+}
+
+name_type! {
+    /// Name of a node, as Kubernetes spells it.
+    NodeName
+}
+name_type! {
+    /// Value of the configured pool label of a node; empty where the node has none.
+    PoolName
+}
+name_type! {
+    /// Product name of a GPU as NVML reports it, for instance `NVIDIA A100-SXM4-80GB`.
+    ModelName
+}
+name_type! {
+    /// UID of a pod, as the API server gave it.
+    PodUid
+}
+name_type! {
+    /// Name of a MIG profile without the prefix, for instance `3g.40gb`.
+    MigProfile
+}
+
+/// UUID of a device as NVML reports it (`GPU-…` or `MIG-…`).
+///
+/// Only ASCII letters, digits, `-` and `/` (old MIG form), at most 96 characters: it becomes part of
+/// an annotation value and of a CDI device name, where a comma or a space would change the meaning.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(Arc<str>);
+
+impl DeviceId {
+    /// Checks and wraps a UUID.
+    ///
+    /// # Errors
+    /// [`InventoryError::DeviceId`] when it is empty, too long or has other characters.
+    pub fn new(id: &str) -> Result<Self, InventoryError> {
+        let legal = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '/';
+        if id.is_empty() || id.len() > 96 || !id.chars().all(legal) {
+            let shown: String = id.chars().take(96).collect();
+            return Err(InventoryError::DeviceId { id: shown });
+        }
+        Ok(Self(id.into()))
+    }
+
+    /// The UUID as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// NVML index of a GPU within its node. It may change at a reboot; the UUID does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceIndex(pub u32);
+
+/// What kind of device this is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeviceKind {
+    /// A GPU that can be shared or given away whole.
+    Gpu,
+    /// A GPU in MIG mode: its instances hold tenants, it does not.
+    MigParent,
+    /// One MIG instance: hardware-isolated, with memory of its own.
+    MigInstance {
+        /// UUID of the GPU it is cut from.
+        parent: DeviceId,
+        /// Its profile, for instance `3g.40gb`.
+        profile: MigProfile,
+    },
+}
+
+/// Whether a device may take new tenants, as far as its hardware is concerned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Health {
+    /// Works.
+    #[default]
+    Healthy,
+    /// Lost, needs a reset, or cannot be read: keeps its tenants and takes no new one.
+    Unhealthy,
+}
+
+/// One device of a node as its agent reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// UUID; unique in the whole cluster.
+    pub id: DeviceId,
+    /// NVML index (of the parent, for a MIG instance).
+    pub index: DeviceIndex,
+    /// Product name.
+    pub model: ModelName,
+    /// Memory on the board (or of the instance), before the driver's reserve.
+    pub total: MemMib,
+    /// Memory that the driver keeps; never placed on.
+    pub reserved: MemMib,
+    /// GPU, MIG parent or MIG instance.
+    pub kind: DeviceKind,
+    /// Whether it may take new tenants.
+    pub health: Health,
+}
+
+impl Device {
+    /// Schedulable memory: NVML total minus reserved. [`NodeInventory::new`] refuses a device whose
+    /// reserve exceeds its total, so this is zero only for a device that has none.
+    pub fn capacity(&self) -> MemMib {
+        self.total.checked_sub(self.reserved).unwrap_or(MemMib::ZERO)
+    }
+
+    /// The class of this device.
+    pub fn class(&self) -> DeviceClass {
+        let kind = match &self.kind {
+            DeviceKind::Gpu => ClassKind::Gpu,
+            DeviceKind::MigParent => ClassKind::MigParent,
+            DeviceKind::MigInstance { profile, .. } => ClassKind::MigInstance(profile.clone()),
+        };
+        DeviceClass { model: self.model.clone(), capacity: self.capacity(), kind }
+    }
+}
+
+/// What a request sees of a device: two devices of one class take the same demand.
+///
+/// Clusters have few classes, so what a request means is worked out per class, not per device.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceClass {
+    /// Product name.
+    pub model: ModelName,
+    /// Schedulable memory.
+    pub capacity: MemMib,
+    /// GPU, MIG parent or MIG instance.
+    pub kind: ClassKind,
+}
+
+/// [`DeviceKind`] without the identity of the parent.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ClassKind {
+    /// A GPU that can be shared or given away whole.
+    Gpu,
+    /// A GPU in MIG mode.
+    MigParent,
+    /// A MIG instance of this profile.
+    MigInstance(MigProfile),
+}
+
+/// Position of a class in [`DeviceClasses`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClassId(usize);
+
+/// All classes seen so far; classes are only ever added, so an id stays valid.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceClasses {
+    classes: Vec<DeviceClass>,
+}
+
+impl DeviceClasses {
+    /// The id of the class of `device`, added when it is new. Linear in the number of classes.
+    pub fn id_of(&mut self, device: &Device) -> ClassId {
+        let class = device.class();
+        let known = self.classes.iter().position(|known| *known == class);
+        ClassId(known.unwrap_or_else(|| {
+            self.classes.push(class);
+            self.classes.len() - 1
+        }))
+    }
+
+    /// One value per class, in the order of their ids.
+    pub fn map<T>(&self, value: impl FnMut(&DeviceClass) -> T) -> PerClass<T> {
+        PerClass(self.classes.iter().map(value).collect())
+    }
+
+    /// How many classes are known.
+    pub fn count(&self) -> usize {
+        self.classes.len()
+    }
+}
+
+/// One value for each class that was known when this was made.
+#[derive(Clone, Debug)]
+pub struct PerClass<T>(Vec<T>);
+
+impl<T> PerClass<T> {
+    /// The value for a class.
+    ///
+    /// # Panics
+    /// When the class was added later: the ledger makes such tables anew whenever a class is added.
+    pub fn of(&self, class: ClassId) -> &T {
+        self.0.get(class.0).expect("tables are made anew whenever a device class is added")
+    }
+}
+
+/// All devices of one node, sorted by index and UUID; no UUID appears twice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeInventory {
+    devices: Vec<Device>,
+}
+
+impl NodeInventory {
+    /// Checks and sorts what an agent reported.
+    ///
+    /// # Errors
+    /// One [`InventoryError`] for the first fault found: too many devices, absurd memory, a UUID
+    /// twice, an instance without its parent.
+    pub fn new(mut devices: Vec<Device>) -> Result<Self, InventoryError> {
+        if devices.len() > MAX_DEVICES_PER_NODE {
+            return Err(InventoryError::TooManyDevices { count: devices.len() });
+        }
+        let mut ids = BTreeSet::new();
+        for device in &devices {
+            if device.total > MAX_DEVICE_MEMORY {
+                return Err(InventoryError::Memory { id: device.id.clone(), total: device.total });
+            }
+            if device.reserved > device.total {
+                return Err(InventoryError::Reserve {
+                    id: device.id.clone(),
+                    reserved: device.reserved,
+                    total: device.total,
+                });
+            }
+            if !ids.insert(device.id.clone()) {
+                return Err(InventoryError::Twice { id: device.id.clone() });
+            }
+        }
+        for device in &devices {
+            if let DeviceKind::MigInstance { parent, .. } = &device.kind
+                && !ids.contains(parent)
+            {
+                return Err(InventoryError::Orphan {
+                    id: device.id.clone(),
+                    parent: parent.clone(),
+                });
+            }
+        }
+        devices.sort_by(|a, b| (a.index, &a.id).cmp(&(b.index, &b.id)));
+        Ok(Self { devices })
+    }
+
+    /// The devices, sorted by index and UUID.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+}
+
+/// Why an inventory is not believed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InventoryError {
+    /// A UUID that cannot be one.
+    #[error(
+        "device id `{id}` is not a UUID of NVML: 1 to 96 letters, digits, `-` or `/` are allowed"
+    )]
+    DeviceId {
+        /// The offending text, cut to 96 characters.
+        id: String,
+    },
+    /// More devices than a node can hold.
+    #[error("`{count}` devices are reported, at most {MAX_DEVICES_PER_NODE} are believed")]
+    TooManyDevices {
+        /// How many were reported.
+        count: usize,
+    },
+    /// More memory than any device has.
+    #[error("device `{id}` reports `{total}`, at most {MAX_DEVICE_MEMORY} are believed")]
+    Memory {
+        /// The device.
+        id: DeviceId,
+        /// The reported total.
+        total: MemMib,
+    },
+    /// The driver's reserve is larger than the device.
+    #[error("device `{id}` reports a reserve of `{reserved}` on a total of {total}")]
+    Reserve {
+        /// The device.
+        id: DeviceId,
+        /// The reported reserve.
+        reserved: MemMib,
+        /// The reported total.
+        total: MemMib,
+    },
+    /// The same UUID twice in one inventory.
+    #[error("device `{id}` is reported twice")]
+    Twice {
+        /// The device.
+        id: DeviceId,
+    },
+    /// A MIG instance whose GPU is not in the inventory.
+    #[error("instance `{id}` names the GPU `{parent}`, which is not reported")]
+    Orphan {
+        /// The instance.
+        id: DeviceId,
+        /// The missing GPU.
+        parent: DeviceId,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(id: &str, index: u32, total: u64, reserved: u64) -> Device {
+        Device {
+            id: DeviceId::new(id).unwrap(),
+            index: DeviceIndex(index),
+            model: ModelName::new("NVIDIA H200"),
+            total: MemMib::new(total),
+            reserved: MemMib::new(reserved),
+            kind: DeviceKind::Gpu,
+            health: Health::Healthy,
+        }
+    }
+
+    #[test]
+    fn an_inventory_is_sorted_by_index() {
+        let inventory =
+            NodeInventory::new(vec![gpu("GPU-b", 1, 100, 0), gpu("GPU-a", 0, 100, 1)]).unwrap();
+        let ids: Vec<_> = inventory.devices().iter().map(|d| d.id.as_str()).collect();
+        assert_eq!(ids, ["GPU-a", "GPU-b"]);
+        assert_eq!(inventory.devices()[0].capacity(), MemMib::new(99));
+    }
+
+    #[test]
+    fn absurd_inventories_are_refused_with_the_offending_value() {
+        let twice = vec![gpu("GPU-a", 0, 100, 0), gpu("GPU-a", 1, 100, 0)];
+        let mut orphan = gpu("MIG-a", 0, 100, 0);
+        orphan.kind = DeviceKind::MigInstance {
+            parent: DeviceId::new("GPU-x").unwrap(),
+            profile: MigProfile::new("1g.10gb"),
+        };
+        let many = (0..300).map(|i| gpu(&format!("GPU-{i}"), i, 100, 0)).collect();
+        for (devices, part) in [
+            (twice, "`GPU-a` is reported twice"),
+            (vec![gpu("GPU-a", 0, 100, 101)], "reserve of `101 MiB`"),
+            (vec![gpu("GPU-a", 0, u64::MAX, 0)], "18446744073709551615"),
+            (vec![orphan], "`GPU-x`"),
+            (many, "`300` devices"),
+        ] {
+            let message = NodeInventory::new(devices).unwrap_err().to_string();
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_device_id_cannot_carry_a_separator() {
+        for bad in ["", "GPU-a,GPU-b", "GPU a", "GPU-é", &"x".repeat(97)] {
+            assert!(DeviceId::new(bad).is_err(), "{bad}");
+        }
+        assert!(DeviceId::new("MIG-GPU-0f3c/1/0").is_ok());
+    }
+}

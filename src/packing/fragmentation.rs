@@ -1,0 +1,282 @@
+//! Free room that no typical request can use, and how full the occupied GPUs are. Both are defined
+//! here once; policy, simulator, metrics and pages all call these functions.
+//!
+//! **Fragmentation** (FGD, USENIX ATC'23, "Beware of Fragmentation", section 4.2, formulas 2 and 3).
+//! For a node *n* and a typical request *t*, the fragment `f(n, t)` is
+//! - all free GPU share of the node, if *t* cannot run there (too little CPU, no accepted model, or
+//!   fewer devices with enough room than *t* needs);
+//! - else the free share of those GPUs that have less room than *t* takes of one.
+//!
+//! The node's fragmentation is the mean over the mix, `F(n) = sum of w(t) f(n, t) / sum of w(t)`, in
+//! GPUs. A request without a GPU can use no GPU room, so its fragment is all of it. We differ from
+//! the paper in one point: "room" has two dimensions here, compute share and memory.
+//!
+//! The *fragmentation ratio* of a cluster is the sum of `F(n)` over the sum of free share.
+//!
+//! **Packing efficiency** is the mean fullness of the occupied GPUs: of each GPU with at least one
+//! tenant the larger of booked share and booked memory, both as a part of its capacity. Empty GPUs do
+//! not lower it: they can be switched off or given away whole.
+//!
+//! All sums are exact integers; a ratio is formed only when it is shown.
+
+use super::device::Health;
+use super::fit::Room;
+use super::mix::CompiledMix;
+use super::node::{ClaimRule, NodeLedger};
+use super::request::Demand;
+use super::units::{MemMib, MilliCpu, Share};
+
+/// Free share times weight, in millionths of a GPU times the mix's total weight.
+type Weighted = i128;
+
+/// What each typical request can use of a node as it is now; the base for "what if".
+pub(super) struct Usability<'a> {
+    mix: &'a CompiledMix,
+    rooms: &'a [Room],
+    total_free: u64,
+    per_row: Vec<RowUse>,
+}
+
+#[derive(Clone, Copy)]
+struct RowUse {
+    fitting: u32,
+    usable: u64,
+}
+
+impl<'a> Usability<'a> {
+    /// Looks at each typical request on each device: O(requests × devices).
+    pub(super) fn of(mix: &'a CompiledMix, rooms: &'a [Room]) -> Self {
+        let counted = |room: &&Room| is_counted(mix, room);
+        let total_free = rooms.iter().filter(counted).map(|r| r.free.share.millionths()).sum();
+        let per_row = mix.rows.iter().map(|row| {
+            let mut seen = RowUse { fitting: 0, usable: 0 };
+            for room in rooms.iter().filter(counted) {
+                if fits(row.demand.of(room.class).as_ref(), room.free) {
+                    seen.fitting += 1;
+                    seen.usable += room.free.share.millionths();
+                }
+            }
+            seen
+        });
+        Self { mix, rooms, total_free, per_row: per_row.collect() }
+    }
+
+    /// The node's fragmentation times the total weight, with `cpu` left.
+    pub(super) fn fragments(&self, cpu: MilliCpu) -> Weighted {
+        self.fragments_after(&[], cpu)
+    }
+
+    /// The same after `taken` (position of a device, amount) and with `cpu` left then:
+    /// O(requests × taken).
+    pub(super) fn fragments_after(&self, taken: &[(usize, Demand)], cpu: MilliCpu) -> Weighted {
+        let mut total_free = self.total_free;
+        let changes: Vec<_> = taken
+            .iter()
+            .filter(|(position, _)| is_counted(self.mix, &self.rooms[*position]))
+            .map(|(position, demand)| {
+                let room = &self.rooms[*position];
+                let after = room.free.checked_sub(*demand).expect("only what fits is tried");
+                total_free -= demand.share.millionths();
+                (room, after)
+            })
+            .collect();
+        let mut usable: Weighted = 0;
+        for (row, seen) in self.mix.rows.iter().zip(&self.per_row) {
+            if row.cpu > cpu || row.count == 0 {
+                continue;
+            }
+            let mut seen = *seen;
+            for (room, after) in &changes {
+                let demand = row.demand.of(room.class).as_ref();
+                if fits(demand, room.free) {
+                    seen.fitting -= 1;
+                    seen.usable -= room.free.share.millionths();
+                }
+                if fits(demand, *after) {
+                    seen.fitting += 1;
+                    seen.usable += after.share.millionths();
+                }
+            }
+            if seen.fitting >= row.count {
+                usable += Weighted::from(row.weight) * Weighted::from(seen.usable);
+            }
+        }
+        Weighted::from(self.mix.total) * Weighted::from(total_free) - usable
+    }
+
+    /// FGD's score of a change of fragmentation from `before` to `after`, 0 to 100:
+    /// `floor(100 sigmoid((F(before) - F(after)) / 1 GPU))`.
+    pub(super) fn score(&self, before: Weighted, after: Weighted) -> u8 {
+        let total = Weighted::from(self.mix.total.max(1));
+        // A change of x GPUs is `(before - after) / total` millionths; the thresholds are in
+        // thousandths of that.
+        let gained = (before - after) * 1000;
+        let reached =
+            SCORE_THRESHOLDS.partition_point(|limit| gained >= Weighted::from(*limit) * total);
+        u8::try_from(reached).expect("there are 99 thresholds")
+    }
+}
+
+fn is_counted(mix: &CompiledMix, room: &Room) -> bool {
+    room.health == Health::Healthy && *mix.shareable.of(room.class)
+}
+
+fn fits(demand: Option<&Demand>, free: Demand) -> bool {
+    demand.is_some_and(|demand| demand.memory <= free.memory && demand.share <= free.share)
+}
+
+/// `SCORE_THRESHOLDS[s - 1]` is the least gain, in billionths of a GPU and rounded up, for a score of
+/// `s`: the logit `ln(s / (100 - s))`. With whole numbers the floor of the sigmoid is exact and the
+/// same on every machine. A test computes them anew.
+#[rustfmt::skip]
+const SCORE_THRESHOLDS: [i64; 99] = [
+    -4_595_119_850, -3_891_820_298, -3_476_098_689, -3_178_053_830, -2_944_438_979, -2_751_535_313,
+    -2_586_689_344, -2_442_347_035, -2_313_634_929, -2_197_224_577, -2_090_741_096, -1_992_430_164,
+    -1_900_958_761, -1_815_289_966, -1_734_601_055, -1_658_228_076, -1_585_627_263, -1_516_347_489,
+    -1_450_010_175, -1_386_294_361, -1_324_925_414, -1_265_666_373, -1_208_311_205, -1_152_679_509,
+    -1_098_612_288, -1_045_968_555, -994_622_575, -944_461_608, -895_384_047, -847_297_860,
+    -800_119_300, -753_771_802, -708_185_057, -663_294_217, -619_039_208, -575_364_144,
+    -532_216_813, -489_548_225, -447_312_218, -405_465_108, -363_965_377, -322_773_392,
+    -281_851_152, -241_162_056, -200_670_695, -160_342_650, -120_144_311, -80_042_707,
+    -40_005_334, 0, 40_005_335, 80_042_708, 120_144_312, 160_342_651,
+    200_670_696, 241_162_057, 281_851_153, 322_773_393, 363_965_378, 405_465_109,
+    447_312_219, 489_548_226, 532_216_814, 575_364_145, 619_039_209, 663_294_218,
+    708_185_058, 753_771_803, 800_119_301, 847_297_861, 895_384_048, 944_461_609,
+    994_622_576, 1_045_968_556, 1_098_612_289, 1_152_679_510, 1_208_311_206, 1_265_666_374,
+    1_324_925_415, 1_386_294_362, 1_450_010_176, 1_516_347_490, 1_585_627_264, 1_658_228_077,
+    1_734_601_056, 1_815_289_967, 1_900_958_762, 1_992_430_165, 2_090_741_097, 2_197_224_578,
+    2_313_634_930, 2_442_347_036, 2_586_689_345, 2_751_535_314, 2_944_438_980, 3_178_053_831,
+    3_476_098_690, 3_891_820_299, 4_595_119_851,
+];
+
+/// How full and how fragmented a node or any set of nodes is: exact sums that add up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Packing {
+    /// Devices that can hold tenants.
+    pub devices: u64,
+    /// Devices with at least one tenant.
+    pub occupied: u64,
+    /// Devices on which more is booked than they have.
+    pub overbooked: u64,
+    /// Share that all devices have.
+    pub capacity_share: Share,
+    /// Share that is booked.
+    pub booked_share: Share,
+    /// Memory that all devices have.
+    pub capacity_memory: MemMib,
+    /// Memory that is booked.
+    pub booked_memory: MemMib,
+    /// Share that is free on GPUs that may be shared.
+    pub free_share: Share,
+    /// Sum over the occupied devices of the larger of booked share and booked memory, in millionths.
+    fullness: u64,
+    /// Fragmentation times total weight of the mix.
+    fragments: Weighted,
+    /// Total weight of the mix.
+    weight: u64,
+}
+
+impl Packing {
+    /// Measures one node against a mix.
+    ///
+    /// # Panics
+    /// Never for amounts that passed the limits at the edge.
+    pub fn of(node: &NodeLedger, mix: &CompiledMix) -> Self {
+        let mut sum = Self { weight: mix.total, ..Self::default() };
+        for books in node.devices().iter().filter(|books| books.is_placeable()) {
+            let (capacity, booked) = (books.capacity(), books.booked());
+            sum.devices += 1;
+            sum.overbooked += u64::from(books.is_overbooked());
+            sum.capacity_share = add(sum.capacity_share, capacity.share);
+            sum.booked_share = add(sum.booked_share, booked.share);
+            sum.capacity_memory = add_memory(sum.capacity_memory, capacity.memory);
+            sum.booked_memory = add_memory(sum.booked_memory, booked.memory);
+            if !books.tenants().is_empty() {
+                sum.occupied += 1;
+                let memory = Share::ratio(booked.memory, capacity.memory).unwrap_or(Share::WHOLE);
+                sum.fullness += booked.share.max(memory).min(Share::WHOLE).millionths();
+            }
+        }
+        let rooms: Vec<Room> =
+            node.devices().iter().map(|books| books.room(ClaimRule::Ignored)).collect();
+        let usability = Usability::of(mix, &rooms);
+        sum.free_share = Share::from_millionths(usability.total_free);
+        sum.fragments = usability.fragments(node.host_free().cpu);
+        sum
+    }
+
+    /// The sum of two disjoint sets of nodes, measured against the same mix.
+    ///
+    /// # Panics
+    /// When the mixes differ in weight: such fragments cannot be added.
+    pub fn and(self, other: Self) -> Self {
+        let weight = self.weight.max(other.weight);
+        let same = |packing: &Self| packing.weight == weight || packing.devices == 0;
+        assert!(same(&self) && same(&other), "only measurements against one mix add up");
+        Self {
+            devices: self.devices + other.devices,
+            occupied: self.occupied + other.occupied,
+            overbooked: self.overbooked + other.overbooked,
+            capacity_share: add(self.capacity_share, other.capacity_share),
+            booked_share: add(self.booked_share, other.booked_share),
+            capacity_memory: add_memory(self.capacity_memory, other.capacity_memory),
+            booked_memory: add_memory(self.booked_memory, other.booked_memory),
+            free_share: add(self.free_share, other.free_share),
+            fullness: self.fullness + other.fullness,
+            fragments: self.fragments + other.fragments,
+            weight,
+        }
+    }
+
+    /// Booked share over capacity, in millionths; zero without devices.
+    pub fn allocation(&self) -> Share {
+        ratio(self.booked_share.millionths().into(), self.capacity_share.millionths().into())
+    }
+
+    /// Packing efficiency, in millionths; zero without an occupied device.
+    pub fn efficiency(&self) -> Share {
+        ratio(self.fullness.into(), Weighted::from(self.occupied) * 1_000_000)
+    }
+
+    /// Fragmentation ratio, in millionths; zero without free share or without a mix.
+    pub fn fragmentation(&self) -> Share {
+        let free = Weighted::from(self.free_share.millionths()) * Weighted::from(self.weight);
+        ratio(self.fragments, free)
+    }
+
+    /// Free share that no typical request can use, in the mean over the mix.
+    pub fn fragmented_share(&self) -> Share {
+        match u64::try_from(self.fragments / Weighted::from(self.weight.max(1))) {
+            Ok(millionths) => Share::from_millionths(millionths),
+            Err(_) => Share::ZERO,
+        }
+    }
+}
+
+fn ratio(part: Weighted, whole: Weighted) -> Share {
+    let millionths = (part * 1_000_000).checked_div(whole).unwrap_or(0);
+    Share::from_millionths(u64::try_from(millionths).unwrap_or(0))
+}
+
+fn add(a: Share, b: Share) -> Share {
+    a.checked_add(b).expect("shares of all devices of a cluster fit into 64 bits")
+}
+
+fn add_memory(a: MemMib, b: MemMib) -> MemMib {
+    a.checked_add(b).expect("memory of all devices of a cluster fits into 64 bits")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[expect(clippy::cast_possible_truncation, reason = "logits of percentages are small")]
+    fn thresholds_are_the_logits_of_the_scores() {
+        for (index, threshold) in SCORE_THRESHOLDS.iter().enumerate() {
+            let score = f64::from(u32::try_from(index).unwrap() + 1);
+            let logit = (score / (100.0 - score)).ln() * 1e9;
+            assert_eq!(*threshold, logit.ceil() as i64, "score {score}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The typical requests: what the cluster is asked for, so that free room can be judged by use.
+//!
+//! Following FGD (USENIX ATC'23, "Beware of Fragmentation", section 4.2), requests are counted by
+//! type, the most frequent types are taken until they cover 95 % of all requests, and the rest is
+//! dropped.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::device::{ClassKind, DeviceClasses, PerClass, PodUid};
+use super::request::{Demand, GpuRequest};
+use super::units::MilliCpu;
+
+/// Share of all requests that the typical ones cover, in percent (FGD's own default).
+const COVERED_PERCENT: u64 = 95;
+
+/// Requests that a learnt mix looks back on: where R of our notes loses 0.00 to 0.13 points against
+/// a mix known beforehand. It also bounds the memory.
+pub const WINDOW: usize = 2000;
+
+/// Arrivals after which a learnt mix is made anew: quickly at first, then every [`REBUILD_EVERY`].
+const FIRST_REBUILDS: [u64; 4] = [1, 10, 30, 100];
+
+/// Arrivals between two rebuilds later on.
+const REBUILD_EVERY: u64 = 250;
+
+/// What counts as one type of request: everything that decides where it fits.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestType {
+    /// The shape of the GPU request; none for a pod that wants no GPU.
+    pub gpu: Option<GpuRequest>,
+    /// Processor time.
+    pub cpu: MilliCpu,
+}
+
+impl RequestType {
+    /// The type of a request.
+    pub fn new(gpu: Option<&GpuRequest>, cpu: MilliCpu) -> Self {
+        Self { gpu: gpu.map(GpuRequest::shape), cpu }
+    }
+}
+
+/// The typical requests with their counts, the most frequent first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mix {
+    types: Vec<(RequestType, u64)>,
+}
+
+impl Mix {
+    /// The most frequent types that together cover 95 % of `counts`; ties in the order of the types.
+    pub fn typical(counts: &BTreeMap<RequestType, u64>) -> Self {
+        let total: u64 = counts.values().sum();
+        let mut types: Vec<_> = counts.iter().map(|(kind, count)| (kind.clone(), *count)).collect();
+        types.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        let mut covered = 0;
+        let enough = types.iter().position(|(_, count)| {
+            covered += count;
+            covered * 100 >= total * COVERED_PERCENT
+        });
+        types.truncate(enough.map_or(0, |last| last + 1));
+        Self { types }
+    }
+
+    /// The types with their counts, the most frequent first.
+    pub fn types(&self) -> &[(RequestType, u64)] {
+        &self.types
+    }
+
+    /// Works out what each type means on each class of device.
+    pub fn compile(&self, classes: &DeviceClasses) -> CompiledMix {
+        let rows = self.types.iter().map(|(kind, weight)| MixRow {
+            weight: *weight,
+            cpu: kind.cpu,
+            count: kind.gpu.as_ref().map_or(0, |request| request.count.get()),
+            demand: classes.map(|class| {
+                let request = kind.gpu.as_ref()?;
+                request.demand_on(class).ok()
+            }),
+        });
+        CompiledMix {
+            rows: rows.collect(),
+            total: self.types.iter().map(|(_, weight)| *weight).sum(),
+            shareable: classes.map(|class| class.kind == ClassKind::Gpu),
+        }
+    }
+}
+
+/// A mix worked out for every class of device.
+#[derive(Clone, Debug)]
+pub struct CompiledMix {
+    /// One row per typical request.
+    pub(super) rows: Vec<MixRow>,
+    /// Sum of the weights.
+    pub(super) total: u64,
+    /// Whether room on a device of this class counts: MIG instances are taken whole or not at all,
+    /// so they have no fragments.
+    pub(super) shareable: PerClass<bool>,
+}
+
+/// One typical request.
+#[derive(Clone, Debug)]
+pub(super) struct MixRow {
+    /// How often it was seen.
+    pub(super) weight: u64,
+    /// Its processor time.
+    pub(super) cpu: MilliCpu,
+    /// How many devices it needs; zero for one that wants no GPU.
+    pub(super) count: u32,
+    /// What it takes of a device; `None` where it can never run.
+    pub(super) demand: PerClass<Option<Demand>>,
+}
+
+/// The mix learnt from the pods that were seen last.
+#[derive(Clone, Debug, Default)]
+pub struct MixWindow {
+    order: VecDeque<PodUid>,
+    seen: BTreeMap<PodUid, RequestType>,
+    counts: BTreeMap<RequestType, u64>,
+    arrivals: u64,
+}
+
+impl MixWindow {
+    /// Notes a pod. Returns whether it is time to make the mix anew: the pod was new, and enough
+    /// have come since the last time.
+    pub fn observe(&mut self, uid: PodUid, kind: RequestType) -> bool {
+        if self.seen.contains_key(&uid) {
+            return false;
+        }
+        *self.counts.entry(kind.clone()).or_default() += 1;
+        self.seen.insert(uid.clone(), kind);
+        self.order.push_back(uid);
+        if self.order.len() > WINDOW
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.drop_pod(&oldest);
+        }
+        self.arrivals += 1;
+        FIRST_REBUILDS.contains(&self.arrivals) || self.arrivals.is_multiple_of(REBUILD_EVERY)
+    }
+
+    /// The mix of the pods in the window.
+    pub fn mix(&self) -> Mix {
+        Mix::typical(&self.counts)
+    }
+
+    fn drop_pod(&mut self, uid: &PodUid) {
+        let Some(kind) = self.seen.remove(uid) else { return };
+        if let Some(count) = self.counts.get_mut(&kind) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&kind);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::Amount;
+    use super::super::units::Share;
+    use super::*;
+
+    fn kind(millionths: u64) -> RequestType {
+        let amount = Amount::Fraction(Share::from_millionths(millionths));
+        RequestType::new(Some(&GpuRequest::one(amount)), MilliCpu::new(1000))
+    }
+
+    #[test]
+    fn the_rarest_types_are_dropped_once_95_percent_are_covered() {
+        let counts = BTreeMap::from([(kind(1), 94), (kind(2), 1), (kind(3), 4), (kind(4), 1)]);
+        let mix = Mix::typical(&counts);
+        assert_eq!(mix.types(), [(kind(1), 94), (kind(3), 4)]);
+        assert_eq!(Mix::typical(&BTreeMap::new()).types(), []);
+    }
+
+    #[test]
+    fn the_window_forgets_the_oldest_and_counts_each_pod_once() {
+        let mut window = MixWindow::default();
+        for i in 0..=WINDOW {
+            let size = if i == 0 { 500_000 } else { 250_000 };
+            window.observe(PodUid::new(format!("{i}")), kind(size));
+            window.observe(PodUid::new(format!("{i}")), kind(size));
+        }
+        let expected = u64::try_from(WINDOW).unwrap();
+        assert_eq!(window.mix().types(), [(kind(250_000), expected)]);
+    }
+
+    #[test]
+    fn a_mix_is_made_anew_quickly_at_first() {
+        let mut window = MixWindow::default();
+        let rebuilds: Vec<u64> =
+            (1..=600).filter(|i| window.observe(PodUid::new(format!("{i}")), kind(1))).collect();
+        assert_eq!(rebuilds, [1, 10, 30, 100, 250, 500]);
+    }
+}

@@ -1,0 +1,617 @@
+//! The books of one node: who holds how much of which device, and what is left.
+//!
+//! Truth here is the list of reservations (as they were written) and the inventory (as it was
+//! reported). The sums per device are derived from both and recomputed by [`NodeLedger::audit`].
+//! Facts from outside may put more on a device than it has; then it is *overbooked*, nothing of it
+//! is free, and nothing else stops. Only our own arithmetic is asserted.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::device::{
+    ClassId, Device, DeviceClasses, DeviceId, DeviceKind, Health, NodeInventory, NodeName, PodUid,
+    PoolName,
+};
+use super::fit::{Misfit, Room};
+use super::request::Demand;
+use super::reservation::{Placement, PodRef, Reservation, ReservationState};
+use super::units::{HostAmount, MemMib, Share, Timestamp};
+
+/// Reports without a process of an ended pod that free its room. One is not enough: it may have been
+/// sampled before the pod ended. The second was sampled after the reply to the first.
+pub const CLEAN_REPORTS_TO_FREE: u32 = 2;
+
+/// What an agent saw on one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceUse {
+    /// The device.
+    pub id: DeviceId,
+    /// Memory in use without the driver's reserve; `None` where the driver cannot say.
+    pub used: Option<MemMib>,
+    /// Share of the last period in which a kernel ran, 0 to 100; `None` where the driver cannot say.
+    pub busy_percent: Option<u8>,
+    /// Whether it may take new tenants.
+    pub health: Health,
+    /// Its processes; `None` when they were not sampled this time.
+    pub processes: Option<Vec<ProcessUse>>,
+}
+
+/// One process on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessUse {
+    /// The pod it belongs to; `None` for a process outside Kubernetes or one that cannot be joined.
+    pub pod: Option<PodUid>,
+    /// Its memory on the device; `None` where the driver cannot say, which is not zero.
+    pub memory: Option<MemMib>,
+}
+
+/// One device with its books.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceBooks {
+    device: Device,
+    class: ClassId,
+    health: Health,
+    booked: Demand,
+    claimed: Demand,
+    tenants: BTreeMap<PodUid, Demand>,
+    used: Option<MemMib>,
+    busy_percent: Option<u8>,
+    unbooked: MemMib,
+}
+
+impl DeviceBooks {
+    /// The device as it was reported.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What reservations hold.
+    pub fn booked(&self) -> Demand {
+        self.booked
+    }
+
+    /// What claims hold back.
+    pub fn claimed(&self) -> Demand {
+        self.claimed
+    }
+
+    /// The tenants with what each holds, by UID.
+    pub fn tenants(&self) -> &BTreeMap<PodUid, Demand> {
+        &self.tenants
+    }
+
+    /// Memory in use as the agent saw it last.
+    pub fn used(&self) -> Option<MemMib> {
+        self.used
+    }
+
+    /// Busy time of the last period in percent, as the agent saw it last.
+    pub fn busy_percent(&self) -> Option<u8> {
+        self.busy_percent
+    }
+
+    /// Memory in use that no booking covers: processes of no known pod, and what over-users take
+    /// beyond their share. It is taken off what may be placed.
+    pub fn unbooked(&self) -> MemMib {
+        self.unbooked
+    }
+
+    /// Current health: the inventory's or the last report's, whichever is worse.
+    pub fn health(&self) -> Health {
+        self.health
+    }
+
+    /// All of the device.
+    pub fn capacity(&self) -> Demand {
+        Demand { memory: self.device.capacity(), share: Share::WHOLE }
+    }
+
+    /// Whether reservations hold more than the device has.
+    pub fn is_overbooked(&self) -> bool {
+        self.capacity().checked_sub(self.booked).is_none()
+    }
+
+    /// Whether this device can hold tenants at all.
+    pub fn is_placeable(&self) -> bool {
+        self.device.kind != DeviceKind::MigParent && self.health == Health::Healthy
+    }
+
+    /// Room without regard to claims; what `bind` may use.
+    pub fn free_of_bookings(&self) -> Demand {
+        self.left_of(self.capacity().checked_sub(self.booked))
+    }
+
+    /// Room beside bookings and claims; what questions see.
+    pub fn free(&self) -> Demand {
+        let left = self.capacity().checked_sub(self.booked);
+        self.left_of(left.and_then(|left| left.checked_sub(self.claimed)))
+    }
+
+    /// `left` without the memory that is used outside the books. Nothing is free on a device whose
+    /// books or use exceed it.
+    fn left_of(&self, left: Option<Demand>) -> Demand {
+        let Some(left) = left else { return Demand::ZERO };
+        match left.memory.checked_sub(self.unbooked) {
+            Some(memory) => Demand { memory, share: left.share },
+            None => Demand { memory: MemMib::ZERO, share: left.share },
+        }
+    }
+
+    /// The form in which the fit function sees this device, with or without claims.
+    pub fn room(&self, claims: ClaimRule) -> Room {
+        let free = match claims {
+            ClaimRule::Respected => self.free(),
+            ClaimRule::Ignored => self.free_of_bookings(),
+        };
+        Room { class: self.class, health: self.health, free }
+    }
+
+    /// Class of the device.
+    pub fn class(&self) -> ClassId {
+        self.class
+    }
+}
+
+/// Whether claims of other pods count as taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimRule {
+    /// They do: questions.
+    Respected,
+    /// They do not: the last resort of `bind`, which trusts the books alone.
+    Ignored,
+}
+
+/// A place held back for a pod between its question and its bind. It lives beside the books.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Devices and amounts that are held back.
+    pub placement: Placement,
+    /// Processor time and memory outside the GPU.
+    pub host: HostAmount,
+    /// When it ends by itself.
+    pub expires: Timestamp,
+}
+
+/// Whether a node can take pods, as far as its agent and its Node object are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NodeState {
+    /// No agent has reported it since we started.
+    NeverReported,
+    /// Its agent reports in time.
+    Reporting,
+    /// Its agent has been silent for too long.
+    Silent,
+    /// Its Node object was deleted; it stays while tenants are booked.
+    Gone,
+}
+
+/// The books of one node.
+#[derive(Clone, Debug)]
+pub struct NodeLedger {
+    name: NodeName,
+    pool: PoolName,
+    state: NodeState,
+    host_capacity: HostAmount,
+    host_booked: HostAmount,
+    host_claimed: HostAmount,
+    devices: Vec<DeviceBooks>,
+    reservations: BTreeMap<PodUid, Reservation>,
+    others: BTreeMap<PodUid, HostAmount>,
+    claims: BTreeMap<PodUid, Claim>,
+    last_report: Option<Timestamp>,
+    unmanaged_tolerance: MemMib,
+}
+
+impl NodeLedger {
+    /// Empty books of a node of which nothing but the name is known.
+    ///
+    /// Use of a device that no booking covers is believed only above `unmanaged_tolerance`: the
+    /// driver's own bookkeeping moves by some MiB.
+    pub fn new(name: NodeName, unmanaged_tolerance: MemMib) -> Self {
+        Self {
+            name,
+            pool: PoolName::new(""),
+            state: NodeState::NeverReported,
+            host_capacity: HostAmount::ZERO,
+            host_booked: HostAmount::ZERO,
+            host_claimed: HostAmount::ZERO,
+            devices: Vec::new(),
+            reservations: BTreeMap::new(),
+            others: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            last_report: None,
+            unmanaged_tolerance,
+        }
+    }
+
+    /// Name of the node.
+    pub fn name(&self) -> &NodeName {
+        &self.name
+    }
+
+    /// Its pool.
+    pub fn pool(&self) -> &PoolName {
+        &self.pool
+    }
+
+    /// Whether it can take pods.
+    pub fn state(&self) -> NodeState {
+        self.state
+    }
+
+    /// The devices, sorted by index and UUID.
+    pub fn devices(&self) -> &[DeviceBooks] {
+        &self.devices
+    }
+
+    /// All reservations, by UID.
+    pub fn reservations(&self) -> &BTreeMap<PodUid, Reservation> {
+        &self.reservations
+    }
+
+    /// All claims, by UID.
+    pub fn claims(&self) -> &BTreeMap<PodUid, Claim> {
+        &self.claims
+    }
+
+    /// Processor time and memory that the node offers to pods.
+    pub fn host_capacity(&self) -> HostAmount {
+        self.host_capacity
+    }
+
+    /// Processor time and memory that is left beside bookings and claims.
+    pub fn host_free(&self) -> HostAmount {
+        self.host_capacity.left_after(self.host_booked).left_after(self.host_claimed)
+    }
+
+    /// When the last report was received.
+    pub fn last_report(&self) -> Option<Timestamp> {
+        self.last_report
+    }
+
+    /// Whether nothing is known here that is worth keeping.
+    pub fn is_forgettable(&self) -> bool {
+        self.state == NodeState::Gone && self.reservations.is_empty() && self.others.is_empty()
+    }
+
+    /// The misfit of the node itself, whatever is asked.
+    ///
+    /// # Errors
+    /// The [`Misfit`] that keeps every GPU pod away.
+    pub fn placeable(&self) -> Result<(), Misfit> {
+        match self.state {
+            NodeState::NeverReported => Err(Misfit::NeverReported),
+            NodeState::Silent => Err(Misfit::Silent),
+            NodeState::Gone => Err(Misfit::NodeGone),
+            NodeState::Reporting if self.devices.is_empty() => Err(Misfit::NoDevices),
+            NodeState::Reporting => Ok(()),
+        }
+    }
+
+    /// Notes what the Node object says.
+    pub fn see_node(&mut self, capacity: HostAmount, pool: PoolName) {
+        self.host_capacity = capacity;
+        self.pool = pool;
+        if self.state == NodeState::Gone {
+            self.state = match self.last_report {
+                Some(_) => NodeState::Silent, // until its agent speaks again
+                None => NodeState::NeverReported,
+            };
+        }
+    }
+
+    /// Notes that the Node object was deleted.
+    pub fn lose_node(&mut self) {
+        self.state = NodeState::Gone;
+    }
+
+    /// Replaces the inventory; reservations stay, also those on devices that are gone.
+    pub fn replace_inventory(&mut self, inventory: &NodeInventory, classes: &mut DeviceClasses) {
+        let mut old: BTreeMap<DeviceId, DeviceBooks> =
+            self.devices.drain(..).map(|books| (books.device.id.clone(), books)).collect();
+        self.devices = inventory
+            .devices()
+            .iter()
+            .map(|device| {
+                let before = old.remove(&device.id);
+                DeviceBooks {
+                    class: classes.id_of(device),
+                    health: device.health,
+                    device: device.clone(),
+                    booked: Demand::ZERO,
+                    claimed: Demand::ZERO,
+                    tenants: BTreeMap::new(),
+                    used: before.as_ref().and_then(|books| books.used),
+                    busy_percent: before.as_ref().and_then(|books| books.busy_percent),
+                    unbooked: before.map_or(MemMib::ZERO, |books| books.unbooked),
+                }
+            })
+            .collect();
+        self.recompute_devices();
+    }
+
+    /// Takes in a report: use of the devices, and with it the end of drained pods.
+    ///
+    /// Returns the pods whose room is free now.
+    pub fn observe(&mut self, uses: &[DeviceUse], now: Timestamp) -> Vec<PodUid> {
+        self.last_report = Some(now);
+        if self.state != NodeState::Gone {
+            self.state = NodeState::Reporting;
+        }
+        let freed = self.count_clean_report(uses);
+        for uid in &freed {
+            self.remove(uid);
+        }
+        for seen in uses {
+            let tolerance = self.unmanaged_tolerance;
+            if let Some(books) = self.devices.iter_mut().find(|books| books.device.id == seen.id) {
+                books.used = seen.used;
+                books.busy_percent = seen.busy_percent;
+                books.health = seen.health.max(books.device.health);
+                books.unbooked = unbooked(books, seen, tolerance);
+            }
+        }
+        freed
+    }
+
+    /// Counts this report for every draining pod without a process in it; lists those with enough.
+    fn count_clean_report(&mut self, uses: &[DeviceUse]) -> Vec<PodUid> {
+        if uses.iter().any(|seen| seen.processes.is_none()) {
+            return Vec::new(); // processes were not sampled everywhere: this proves nothing
+        }
+        let runs = |uid: &PodUid| {
+            let mut processes = uses.iter().flat_map(|seen| seen.processes.iter().flatten());
+            processes.any(|process| process.pod.as_ref() == Some(uid))
+        };
+        let mut freed = Vec::new();
+        for (uid, reservation) in &mut self.reservations {
+            if let ReservationState::Draining { clean_reports, .. } = &mut reservation.state {
+                *clean_reports = if runs(uid) { 0 } else { *clean_reports + 1 };
+                if *clean_reports >= CLEAN_REPORTS_TO_FREE {
+                    freed.push(uid.clone());
+                }
+            }
+        }
+        freed
+    }
+
+    /// Whether the node reports no longer: its last report is older than `stale_after`.
+    pub fn is_stale(&self, stale_after: Duration, now: Timestamp) -> bool {
+        self.state == NodeState::Reporting
+            && self.last_report.is_none_or(|last| now.since(last) > stale_after)
+    }
+
+    /// Marks the node silent: its tenants stay, it takes no new ones until it reports again.
+    pub fn silence(&mut self) {
+        self.state = NodeState::Silent;
+    }
+
+    /// Takes a device out of the inventory; its tenants stay booked.
+    pub fn lose_device(&mut self, id: &DeviceId) {
+        self.devices.retain(|books| books.device.id != *id);
+    }
+
+    /// Books `placement` for a pod: the one way in, for `bind` (assumed) and for facts (confirmed).
+    /// An existing reservation of the pod is replaced; its claim ends.
+    pub fn book(&mut self, reservation: Reservation) {
+        let uid = reservation.pod.uid.clone();
+        self.unclaim(&uid);
+        self.others.remove(&uid);
+        self.reservations.insert(uid, reservation);
+        self.recompute();
+    }
+
+    /// Notes that a pod of which only processor time and memory matter runs here.
+    pub fn book_host(&mut self, uid: PodUid, host: HostAmount) {
+        self.unclaim(&uid);
+        self.reservations.remove(&uid);
+        self.others.insert(uid, host);
+        self.recompute();
+    }
+
+    /// Notes that the API server knows the pod as bound with its placement.
+    pub fn confirm(&mut self, uid: &PodUid) {
+        if let Some(reservation) = self.reservations.get_mut(uid)
+            && matches!(reservation.state, ReservationState::Assumed { .. })
+        {
+            reservation.state = ReservationState::Confirmed;
+        }
+    }
+
+    /// Notes that the pod is terminal or gone. Its processor time and memory are free at once, its
+    /// devices when its processes are gone; at once where no agent runs that could tell.
+    ///
+    /// Returns whether room appeared now.
+    pub fn drain(&mut self, uid: &PodUid, now: Timestamp) -> bool {
+        let unwatched = self.last_report.is_none();
+        let Some(reservation) = self.reservations.get_mut(uid) else {
+            return self.remove(uid);
+        };
+        if unwatched {
+            return self.remove(uid);
+        }
+        if !matches!(reservation.state, ReservationState::Draining { .. }) {
+            reservation.state = ReservationState::Draining { since: now, clean_reports: 0 };
+            reservation.host = HostAmount::ZERO;
+            self.recompute();
+        }
+        false
+    }
+
+    /// Takes a pod out of the books. Returns whether it was there.
+    pub fn remove(&mut self, uid: &PodUid) -> bool {
+        let there = self.reservations.remove(uid).is_some() | self.others.remove(uid).is_some();
+        if there {
+            self.recompute();
+        }
+        there
+    }
+
+    /// Whether [`NodeLedger::expire`] would end anything now.
+    pub fn is_anything_due(&self, drain_limit: Duration, now: Timestamp) -> bool {
+        self.claims.values().any(|claim| claim.expires <= now)
+            || self.reservations.values().any(|held| is_drained(held, drain_limit, now))
+    }
+
+    /// Ends drains that have lasted `drain_limit`, and claims that are due. Lists the pods.
+    pub fn expire(&mut self, drain_limit: Duration, now: Timestamp) -> Vec<PodUid> {
+        let overdue = |held: &Reservation| is_drained(held, drain_limit, now);
+        let drained = self.reservations.iter().filter(|(_, held)| overdue(held));
+        let claimed = self.claims.iter().filter(|(_, claim)| claim.expires <= now);
+        let ended: Vec<PodUid> = drained
+            .map(|(uid, _)| uid.clone())
+            .chain(claimed.map(|(uid, _)| uid.clone()))
+            .collect();
+        for uid in &ended {
+            self.unclaim(uid);
+            if self.reservations.get(uid).is_some_and(overdue) {
+                self.remove(uid);
+            }
+        }
+        ended
+    }
+
+    /// Pods whose Binding has been undecided since before `limit` ago; the caller asks the API
+    /// server and decides, time alone never does.
+    pub fn overdue(&self, limit: Duration, now: Timestamp) -> Vec<PodRef> {
+        let is_overdue = |held: &&Reservation| match held.state {
+            ReservationState::Assumed { since } => now.since(since) >= limit,
+            ReservationState::Confirmed | ReservationState::Draining { .. } => false,
+        };
+        self.reservations.values().filter(is_overdue).map(|held| held.pod.clone()).collect()
+    }
+
+    /// Holds a place back for a pod. Replaces its earlier claim here.
+    pub fn claim(&mut self, uid: PodUid, claim: Claim) {
+        self.claims.insert(uid, claim);
+        self.recompute();
+    }
+
+    /// Ends a claim. Returns it where there was one.
+    pub fn unclaim(&mut self, uid: &PodUid) -> Option<Claim> {
+        let claim = self.claims.remove(uid);
+        if claim.is_some() {
+            self.recompute();
+        }
+        claim
+    }
+
+    /// The reservation of a pod.
+    pub fn reservation(&self, uid: &PodUid) -> Option<&Reservation> {
+        self.reservations.get(uid)
+    }
+
+    /// Whether the derived sums agree with the reservations, claims and inventory. Recomputes all.
+    ///
+    /// # Errors
+    /// [`AuditError`] naming what differs: our own arithmetic is broken.
+    pub fn audit(&self) -> Result<(), AuditError> {
+        let mut fresh = self.clone();
+        fresh.recompute();
+        if fresh.devices != self.devices {
+            return Err(AuditError::Devices { node: self.name.clone() });
+        }
+        let host = (self.host_booked, self.host_claimed);
+        if (fresh.host_booked, fresh.host_claimed) != host {
+            return Err(AuditError::Host { node: self.name.clone() });
+        }
+        Ok(())
+    }
+
+    /// Derives all sums anew. A node has few tenants, so this is cheap and cannot drift.
+    fn recompute(&mut self) {
+        self.recompute_devices();
+        let booked = self.reservations.values().map(|held| held.host);
+        self.host_booked = sum_host(booked.chain(self.others.values().copied()));
+        self.host_claimed = sum_host(self.claims.values().map(|claim| claim.host));
+    }
+
+    fn recompute_devices(&mut self) {
+        for books in &mut self.devices {
+            books.booked = Demand::ZERO;
+            books.claimed = Demand::ZERO;
+            books.tenants.clear();
+        }
+        for (uid, reservation) in &self.reservations {
+            for placed in &reservation.placement.devices {
+                if let Some(books) = device_mut(&mut self.devices, &placed.id) {
+                    books.booked = sum(books.booked, placed.demand);
+                    let held = books.tenants.entry(uid.clone()).or_default();
+                    *held = sum(*held, placed.demand);
+                }
+            }
+        }
+        for claim in self.claims.values() {
+            for placed in &claim.placement.devices {
+                if let Some(books) = device_mut(&mut self.devices, &placed.id) {
+                    books.claimed = sum(books.claimed, placed.demand);
+                }
+            }
+        }
+    }
+}
+
+fn is_drained(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
+    match held.state {
+        ReservationState::Draining { since, .. } => now.since(since) >= drain_limit,
+        ReservationState::Assumed { .. } | ReservationState::Confirmed => false,
+    }
+}
+
+fn device_mut<'a>(devices: &'a mut [DeviceBooks], id: &DeviceId) -> Option<&'a mut DeviceBooks> {
+    devices.iter_mut().find(|books| books.device.id == *id)
+}
+
+fn sum(left: Demand, right: Demand) -> Demand {
+    left.checked_add(right).expect("written amounts are bounded where they are read")
+}
+
+fn sum_host(amounts: impl Iterator<Item = HostAmount>) -> HostAmount {
+    let mut total = HostAmount::ZERO;
+    for amount in amounts {
+        total = total.checked_add(amount).expect("host amounts are bounded where they are read");
+    }
+    total
+}
+
+/// Memory in use on a device that no booking covers, zero within the tolerance.
+///
+/// Each tenant's use counts up to what it booked. Where the driver cannot say what a tenant uses, or
+/// processes were not sampled, the tenant is taken to use all it booked.
+fn unbooked(books: &DeviceBooks, seen: &DeviceUse, tolerance: MemMib) -> MemMib {
+    let Some(used) = seen.used else { return books.unbooked };
+    let mut covered = MemMib::ZERO;
+    for (uid, held) in &books.tenants {
+        let own = match &seen.processes {
+            None => None,
+            Some(processes) => processes
+                .iter()
+                .filter(|process| process.pod.as_ref() == Some(uid))
+                .map(|process| process.memory)
+                .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?)),
+        };
+        let counted = own.map_or(held.memory, |own| own.min(held.memory));
+        covered = covered.checked_add(counted).expect("booked amounts are bounded");
+    }
+    match used.checked_sub(covered) {
+        Some(rest) if rest > tolerance => rest,
+        _ => MemMib::ZERO,
+    }
+}
+
+/// Our own arithmetic is broken: the derived sums differ from what they are derived from.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AuditError {
+    /// The sums of a device.
+    #[error("sums of the devices of node `{node}` differ from its reservations")]
+    Devices {
+        /// The node.
+        node: NodeName,
+    },
+    /// The sums of processor time and memory.
+    #[error("sums of CPU and memory of node `{node}` differ from its pods")]
+    Host {
+        /// The node.
+        node: NodeName,
+    },
+}

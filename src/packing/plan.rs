@@ -1,0 +1,100 @@
+//! The questions: does this fit on that node, how good is it there, and which devices would it get.
+//!
+//! `filter`, `prioritize`, `bind`, `explain` and the simulator all end up in [`evaluate`].
+
+use super::fit::{Ask, Misfit, Room, fit, fit_host};
+use super::mix::CompiledMix;
+use super::node::{ClaimRule, NodeLedger};
+use super::policy::{Rank, Scene, Strategy, Taken};
+use super::request::Amount;
+use super::reservation::{PlacedDevice, Placement, Protection};
+
+/// A place on a node: how good it is, and which devices it takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// How good it is.
+    pub rank: Rank,
+    /// Positions of the devices on the node, with what is taken of each.
+    pub taken: Vec<Taken>,
+}
+
+/// The best place for `ask` on `node` under `strategy`, claims of other pods respected or not.
+///
+/// # Errors
+/// The most telling [`Misfit`] of the node: the one that the smallest change would cure.
+pub fn evaluate(
+    node: &NodeLedger,
+    ask: &Ask,
+    strategy: Strategy,
+    mix: &CompiledMix,
+    claims: ClaimRule,
+) -> Result<Place, Misfit> {
+    let rooms: Vec<Room> = node.devices().iter().map(|books| books.room(claims)).collect();
+    let mut fits = Vec::with_capacity(rooms.len());
+    if ask.count() > 0 {
+        node.placeable()?;
+        fits = fitting_devices(ask, &rooms)?;
+    }
+    fit_host(ask, node.host_free())?;
+    let host_left = node.host_free().left_after(ask.host);
+    let scene = Scene { node, rooms: &rooms, ask, fits: &fits, host_left };
+    let (rank, taken) = strategy.choose(&scene, mix);
+    Ok(Place { rank, taken })
+}
+
+/// The devices that fit, at least as many as are asked for.
+fn fitting_devices(ask: &Ask, rooms: &[Room]) -> Result<Vec<Taken>, Misfit> {
+    let mut fits = Vec::with_capacity(rooms.len());
+    let mut closest: Option<Misfit> = None;
+    for (position, room) in rooms.iter().enumerate() {
+        match fit(ask, room) {
+            Ok(demand) => fits.push((position, demand)),
+            Err(misfit) => {
+                closest = Some(closest.map_or(misfit, |other| other.closer(misfit)));
+            }
+        }
+    }
+    if fits.len() >= ask.count() {
+        return Ok(fits);
+    }
+    let count = |number: usize| u32::try_from(number).expect("a node has few devices");
+    let suitable = rooms.iter().filter(|room| ask.demand_on(room.class).is_ok()).count();
+    if suitable > 0 && suitable < ask.count() {
+        return Err(Misfit::TooFewDevices { suitable: count(suitable) });
+    }
+    if !fits.is_empty() {
+        return Err(Misfit::DevicesTaken { fitting: count(fits.len()) });
+    }
+    Err(closest.unwrap_or(Misfit::NoDevices))
+}
+
+/// The placement that a place on `node` stands for.
+///
+/// # Panics
+/// When `place` was not found on these books: a position is out of range.
+pub fn placement(node: &NodeLedger, ask: &Ask, place: &Place) -> Placement {
+    let devices = place.taken.iter().map(|(position, demand)| PlacedDevice {
+        id: node.devices()[*position].device().id.clone(),
+        demand: *demand,
+    });
+    let amount = ask.gpu.as_ref().map(|request| &request.amount);
+    let protection = match amount {
+        Some(Amount::MigInstance(_) | Amount::Whole) => Protection::Hardware,
+        Some(amount) if amount.is_whole() => Protection::Hardware,
+        _ => Protection::None,
+    };
+    Placement { node: node.name().clone(), devices: devices.collect(), protection }
+}
+
+/// Whether a placement that was found earlier still fits the books, claims not counted.
+pub fn still_fits(node: &NodeLedger, ask: &Ask, placement: &Placement) -> bool {
+    let fits = |placed: &PlacedDevice| {
+        let found = node.devices().iter().find(|books| books.device().id == placed.id);
+        found.is_some_and(|books| fit(ask, &books.room(ClaimRule::Ignored)) == Ok(placed.demand))
+    };
+    placement.node == *node.name()
+        && placement.devices.len() == ask.count()
+        && (ask.count() == 0 || node.placeable().is_ok())
+        && fit_host(ask, node.host_free()).is_ok()
+        && placement.devices.iter().all(fits)
+}

@@ -1,0 +1,239 @@
+//! The policies: which of the devices and nodes that fit is the best one.
+//!
+//! A policy gives every place a [`Rank`], an ordered struct whose field order is the policy. Smaller
+//! is better, and places of equal rank are ordered by the name of the node, so the answer is the same
+//! on every replica.
+
+use std::cmp::Reverse;
+use std::fmt;
+use std::str::FromStr;
+
+use super::baseline::Baseline;
+use super::fit::{Ask, Room};
+use super::fragmentation::Usability;
+use super::mix::CompiledMix;
+use super::node::NodeLedger;
+use super::request::Demand;
+use super::units::{HostAmount, Share};
+
+/// How to choose among the places where a request fits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Policy {
+    /// Fill the fullest GPU that still fits.
+    BinPack,
+    /// Prefer the emptiest GPU and node.
+    Spread,
+    /// Keep the free room usable for the typical requests (FGD).
+    #[default]
+    Fragmentation,
+}
+
+impl Policy {
+    /// All policies that pods and operators may name, in the order of their documentation.
+    pub const ALL: [Self; 3] = [Self::BinPack, Self::Spread, Self::Fragmentation];
+
+    /// The name in annotations, configuration and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BinPack => "binpack",
+            Self::Spread => "spread",
+            Self::Fragmentation => "fragmentation",
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A policy name that does not exist.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("policy `{name}` is unknown: use `binpack`, `spread` or `fragmentation`")]
+pub struct UnknownPolicy {
+    /// The offending name.
+    pub name: String,
+}
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.name() == name)
+            .ok_or_else(|| UnknownPolicy { name: name.to_owned() })
+    }
+}
+
+/// What ranks the places: a policy of the product, or a baseline of the literature in the simulator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Strategy {
+    /// A policy of the product.
+    Policy(Policy),
+    /// A baseline of the literature.
+    Baseline(Baseline),
+}
+
+impl Strategy {
+    /// Whether equal books give equal ranks: then a rank can be kept until the node changes.
+    pub fn is_repeatable(self) -> bool {
+        match self {
+            Self::Policy(_) => true,
+            Self::Baseline(baseline) => !matches!(baseline, Baseline::Random { .. }),
+        }
+    }
+
+    /// Whether the ranks depend on the request mix.
+    pub fn uses_mix(self) -> bool {
+        self == Self::Policy(Policy::Fragmentation)
+    }
+}
+
+/// How good a place is; smaller is better. Ranks of one strategy are compared from top to bottom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rank {
+    /// Fullest first.
+    BinPack {
+        /// Empty devices that would be opened.
+        devices_opened: usize,
+        /// What stays free on the chosen devices: the larger of share and memory of each, summed.
+        left_on_devices: Share,
+        /// What stays free on the node, likewise.
+        left_on_node: Share,
+    },
+    /// Emptiest first.
+    Spread {
+        /// Tenants that are already on the chosen devices.
+        tenants_met: usize,
+        /// What stays free on the chosen devices; more is better.
+        left_on_devices: Reverse<Share>,
+        /// What stays free on the node; more is better.
+        left_on_node: Reverse<Share>,
+    },
+    /// Least new fragmentation first.
+    Fragmentation {
+        /// 100 minus FGD's score.
+        score_missing: u8,
+    },
+    /// Highest score first.
+    Baseline {
+        /// The baseline's score, 0 to 100.
+        score: Reverse<i64>,
+    },
+}
+
+/// A device that fits: its position on the node and what is taken of it.
+pub type Taken = (usize, Demand);
+
+/// One node as a strategy sees it.
+pub(super) struct Scene<'a> {
+    /// The node.
+    pub(super) node: &'a NodeLedger,
+    /// Room of its devices, with or without claims.
+    pub(super) rooms: &'a [Room],
+    /// The request.
+    pub(super) ask: &'a Ask,
+    /// The devices that fit, by position; at least as many as are asked for.
+    pub(super) fits: &'a [Taken],
+    /// Processor time and memory that would be left.
+    pub(super) host_left: HostAmount,
+}
+
+impl Strategy {
+    /// The devices this strategy takes on a node, and how good that is.
+    pub(super) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>) {
+        match self {
+            Self::Policy(Policy::BinPack) => {
+                let taken = scene.first_by(|(position, demand)| {
+                    (scene.is_empty(*position), scene.left(*position, *demand))
+                });
+                let rank = Rank::BinPack {
+                    devices_opened: taken.iter().filter(|(at, _)| scene.is_empty(*at)).count(),
+                    left_on_devices: total(taken.iter().map(|(at, d)| scene.left(*at, *d))),
+                    left_on_node: scene.left_on_node(&taken),
+                };
+                (rank, taken)
+            }
+            Self::Policy(Policy::Spread) => {
+                let taken = scene.first_by(|(position, demand)| {
+                    (scene.tenants(*position), Reverse(scene.left(*position, *demand)))
+                });
+                let rank = Rank::Spread {
+                    tenants_met: taken.iter().map(|(at, _)| scene.tenants(*at)).sum(),
+                    left_on_devices: Reverse(total(
+                        taken.iter().map(|(at, d)| scene.left(*at, *d)),
+                    )),
+                    left_on_node: Reverse(scene.left_on_node(&taken)),
+                };
+                (rank, taken)
+            }
+            Self::Policy(Policy::Fragmentation) => least_fragmenting(scene, mix),
+            Self::Baseline(baseline) => baseline.choose(scene),
+        }
+    }
+}
+
+/// FGD: the devices whose use gains the highest score. Whole devices are all alike, so the first
+/// ones are taken; of several partial devices each is judged alone, then all together.
+fn least_fragmenting(scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>) {
+    let usability = Usability::of(mix, scene.rooms);
+    let before = usability.fragments(scene.node.host_free().cpu);
+    let score = |taken: &[Taken]| {
+        let after = usability.fragments_after(taken, scene.host_left.cpu);
+        100 - usability.score(before, after)
+    };
+    if scene.ask.is_whole() || scene.ask.count() == 0 {
+        let taken = scene.fits[..scene.ask.count()].to_vec();
+        return (Rank::Fragmentation { score_missing: score(&taken) }, taken);
+    }
+    let taken = scene.first_by(|fit| score(std::slice::from_ref(fit)));
+    (Rank::Fragmentation { score_missing: score(&taken) }, taken)
+}
+
+impl Scene<'_> {
+    /// The first devices by `key`, then by position; as many as are asked for.
+    pub(super) fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> Vec<Taken> {
+        let count = self.ask.count();
+        if count == 1 {
+            return self.fits.iter().min_by_key(|fit| key(fit)).copied().into_iter().collect();
+        }
+        let mut fits = self.fits.to_vec();
+        fits.sort_by_cached_key(key);
+        fits.truncate(count);
+        fits
+    }
+
+    /// Tenants of a device, claims not counted.
+    fn tenants(&self, position: usize) -> usize {
+        self.node.devices()[position].tenants().len()
+    }
+
+    /// Whether nothing of a device is booked or claimed.
+    fn is_empty(&self, position: usize) -> bool {
+        let books = &self.node.devices()[position];
+        books.booked() == Demand::ZERO && books.claimed() == Demand::ZERO
+    }
+
+    /// What stays free on a device: the larger of share and memory, as a part of the device.
+    fn left(&self, position: usize, taken: Demand) -> Share {
+        let left = self.rooms[position].free.checked_sub(taken).expect("only what fits is taken");
+        let capacity = self.node.devices()[position].capacity().memory;
+        left.share.max(Share::ratio(left.memory, capacity).unwrap_or(Share::ZERO))
+    }
+
+    fn left_on_node(&self, taken: &[Taken]) -> Share {
+        let of = |position| {
+            let found = taken.iter().find(|(at, _)| *at == position);
+            self.left(position, found.map_or(Demand::ZERO, |(_, demand)| *demand))
+        };
+        total((0..self.rooms.len()).map(of))
+    }
+}
+
+fn total(shares: impl Iterator<Item = Share>) -> Share {
+    shares.fold(Share::ZERO, |sum, share| {
+        sum.checked_add(share).expect("shares of one node fit into 64 bits")
+    })
+}

@@ -1,0 +1,301 @@
+//! What a pod asks for, and what that means on a given device.
+//!
+//! The annotations are parsed once, at the edge; from there on only these types travel.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use super::device::{ClassKind, DeviceClass, MigProfile, ModelName};
+use super::fit::Misfit;
+use super::policy::Policy;
+use super::units::{MemMib, Share};
+
+/// Most devices one pod may ask for on one node.
+pub const MAX_DEVICES_PER_POD: u32 = 64;
+
+/// How much of each device a pod asks for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Amount {
+    /// A share of one GPU: that much compute and that share of its memory, rounded down.
+    Fraction(Share),
+    /// That much memory of one GPU; its compute share follows from the memory, rounded down.
+    Memory(MemMib),
+    /// Two dimensions: a compute share and, apart from it, an amount of memory.
+    FractionAndMemory(Share, MemMib),
+    /// A whole GPU.
+    Whole,
+    /// A whole MIG instance of this profile.
+    MigInstance(MigProfile),
+    /// One replica slot of a pool that is configured with replicas.
+    SharedSlot,
+}
+
+/// How much a pod may use while the rest is idle. Kept and checked; it does not change placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Limit {
+    /// Up to this share of the GPU.
+    Fraction(Share),
+    /// Up to this much memory.
+    Memory(MemMib),
+}
+
+/// Weakest protection from neighbours that a pod accepts. Kept; its scheduling effect comes later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isolation {
+    /// Neighbours are trusted.
+    #[default]
+    None,
+    /// Every tenant of the GPU is held to its memory.
+    Memory,
+    /// A MIG instance or a whole GPU.
+    Hardware,
+}
+
+/// GPU models that a pod accepts; empty means any.
+///
+/// A name matches when its words appear in the product name as whole words, next to each other and
+/// in the same order, whatever the case. Words are runs of letters and digits: `A100` matches
+/// `NVIDIA A100-SXM4-80GB`, `A10` does not.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ModelFilter {
+    names: Vec<Arc<str>>,
+}
+
+impl ModelFilter {
+    /// Accepts exactly the models that one of `names` matches; none given means any model.
+    pub fn new(names: impl IntoIterator<Item = impl Into<Arc<str>>>) -> Self {
+        let mut names: Vec<Arc<str>> = names.into_iter().map(Into::into).collect();
+        names.sort();
+        names.dedup();
+        Self { names }
+    }
+
+    /// Whether this accepts every model.
+    pub fn is_any(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// The accepted names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(|name| &**name)
+    }
+
+    /// Whether `model` is accepted.
+    pub fn matches(&self, model: &ModelName) -> bool {
+        self.is_any() || {
+            let product = words(model.as_str());
+            self.names.iter().any(|name| {
+                let wanted = words(name);
+                !wanted.is_empty() && product.windows(wanted.len()).any(|run| run == wanted)
+            })
+        }
+    }
+}
+
+/// The words of a product name: runs of ASCII letters and digits, in lower case.
+fn words(text: &str) -> Vec<String> {
+    text.split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty())
+        .map(str::to_ascii_lowercase)
+        .collect()
+}
+
+/// A checked request: the same amount on each of `count` distinct devices of one node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuRequest {
+    /// How much of each device.
+    pub amount: Amount,
+    /// On how many distinct devices, 1 to [`MAX_DEVICES_PER_POD`].
+    pub count: NonZeroU32,
+    /// Accepted models.
+    pub models: ModelFilter,
+    /// Weakest protection accepted.
+    pub isolation: Isolation,
+    /// How much may be used while the rest is idle.
+    pub limit: Option<Limit>,
+    /// Policy wished for by the pod, over the cluster's.
+    pub policy: Option<Policy>,
+    /// Container that gets the GPU; the first regular one where none is named.
+    pub container: Option<Arc<str>>,
+}
+
+impl GpuRequest {
+    /// A request for one device and nothing special.
+    pub fn one(amount: Amount) -> Self {
+        Self::several(amount, NonZeroU32::MIN)
+    }
+
+    /// A request for the same amount on `count` devices and nothing special.
+    pub fn several(amount: Amount, count: NonZeroU32) -> Self {
+        Self {
+            amount,
+            count,
+            models: ModelFilter::default(),
+            isolation: Isolation::None,
+            limit: None,
+            policy: None,
+            container: None,
+        }
+    }
+
+    /// What decides where this fits, without what does not: two requests of one shape are placed
+    /// alike on the same books under the same policy.
+    pub fn shape(&self) -> Self {
+        Self {
+            isolation: Isolation::None,
+            limit: None,
+            policy: None,
+            container: None,
+            ..self.clone()
+        }
+    }
+
+    /// What this request takes from a device of `class`, whatever is free now.
+    ///
+    /// # Errors
+    /// The [`Misfit`] that no freed room could cure: another model or kind of device is needed, or
+    /// the device is too small even when empty.
+    pub fn demand_on(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
+        if !self.models.matches(&class.model) {
+            return Err(Misfit::Model);
+        }
+        match (&class.kind, &self.amount) {
+            (ClassKind::MigInstance(profile), Amount::MigInstance(wanted)) if profile == wanted => {
+            }
+            (ClassKind::Gpu, Amount::MigInstance(_))
+            | (ClassKind::MigParent | ClassKind::MigInstance(_), _) => return Err(Misfit::Kind),
+            (ClassKind::Gpu, _) => {}
+        }
+        self.amount.demand_of(class.capacity)
+    }
+}
+
+impl Amount {
+    /// What this amount takes of a device with `capacity` memory.
+    ///
+    /// # Errors
+    /// [`Misfit::TooLarge`] when even an empty device is too small, [`Misfit::NoReplicas`] for a
+    /// replica slot, since no pool is cut into replicas yet.
+    pub fn demand_of(&self, capacity: MemMib) -> Result<Demand, Misfit> {
+        let too_large = |memory: MemMib| match memory.checked_sub(capacity) {
+            Some(over) if over > MemMib::ZERO => Err(Misfit::TooLarge { over }),
+            _ => Ok(()),
+        };
+        match self {
+            Self::Fraction(share) => Ok(Demand { memory: share.of(capacity), share: *share }),
+            Self::Memory(memory) => {
+                too_large(*memory)?;
+                let share =
+                    Share::ratio(*memory, capacity).ok_or(Misfit::TooLarge { over: *memory })?;
+                Ok(Demand { memory: *memory, share })
+            }
+            Self::FractionAndMemory(share, memory) => {
+                too_large(*memory)?;
+                Ok(Demand { memory: *memory, share: *share })
+            }
+            Self::Whole | Self::MigInstance(_) => {
+                Ok(Demand { memory: capacity, share: Share::WHOLE })
+            }
+            Self::SharedSlot => Err(Misfit::NoReplicas),
+        }
+    }
+
+    /// Whether this takes the whole device, whatever its size.
+    pub fn is_whole(&self) -> bool {
+        match self {
+            Self::Whole | Self::MigInstance(_) => true,
+            Self::Fraction(share) => *share == Share::WHOLE,
+            Self::Memory(_) | Self::FractionAndMemory(..) | Self::SharedSlot => false,
+        }
+    }
+}
+
+/// A request on a given device, or any amount of one device: memory and compute share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Demand {
+    /// Memory.
+    pub memory: MemMib,
+    /// Compute share.
+    pub share: Share,
+}
+
+impl Demand {
+    /// Nothing.
+    pub const ZERO: Self = Self { memory: MemMib::ZERO, share: Share::ZERO };
+
+    /// The sum in both dimensions, or `None` on overflow.
+    pub fn checked_add(self, other: Self) -> Option<Self> {
+        Some(Self {
+            memory: self.memory.checked_add(other.memory)?,
+            share: self.share.checked_add(other.share)?,
+        })
+    }
+
+    /// What is left when `other` is taken away, or `None` when either dimension falls short.
+    pub fn checked_sub(self, other: Self) -> Option<Self> {
+        Some(Self {
+            memory: self.memory.checked_sub(other.memory)?,
+            share: self.share.checked_sub(other.share)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(model: &str, kind: ClassKind) -> DeviceClass {
+        DeviceClass { model: ModelName::new(model), capacity: MemMib::new(15_360), kind }
+    }
+
+    #[test]
+    fn a_model_name_matches_whole_words_only() {
+        for (wanted, model, matches) in [
+            ("A100", "NVIDIA A100-SXM4-80GB", true),
+            ("a100-sxm4-80gb", "NVIDIA A100-SXM4-80GB", true),
+            ("A10", "NVIDIA A100-SXM4-80GB", false),
+            ("A100 80GB", "NVIDIA A100-SXM4-80GB", false),
+            ("H100 80GB HBM3", "NVIDIA H100 80GB HBM3", true),
+            ("H200", "NVIDIA H200 NVL", true),
+            ("--", "NVIDIA H200 NVL", false),
+        ] {
+            let filter = ModelFilter::new([wanted]);
+            assert_eq!(filter.matches(&ModelName::new(model)), matches, "{wanted} on {model}");
+        }
+        assert!(ModelFilter::default().matches(&ModelName::new("anything")));
+    }
+
+    #[test]
+    fn a_demand_is_rounded_down_in_the_derived_dimension() {
+        let gpu = class("T4", ClassKind::Gpu);
+        for (amount, memory, share) in [
+            (Amount::Fraction(Share::from_millionths(333_330)), 5_119, 333_330),
+            (Amount::Memory(MemMib::new(15_360)), 15_360, 1_000_000),
+            (Amount::Memory(MemMib::new(1)), 1, 65),
+            (Amount::FractionAndMemory(Share::from_millionths(10), MemMib::new(9)), 9, 10),
+            (Amount::Whole, 15_360, 1_000_000),
+        ] {
+            let demand = GpuRequest::one(amount.clone()).demand_on(&gpu).unwrap();
+            assert_eq!(
+                (demand.memory.mib(), demand.share.millionths()),
+                (memory, share),
+                "{amount:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_no_freed_room_can_cure_is_said_apart() {
+        let gpu = class("T4", ClassKind::Gpu);
+        let mig = ClassKind::MigInstance(MigProfile::new("1g.5gb"));
+        let half = Amount::Fraction(Share::from_millionths(500_000));
+        let asks = |amount: Amount, class: &DeviceClass| GpuRequest::one(amount).demand_on(class);
+        let over = MemMib::new(1);
+        assert_eq!(asks(Amount::Memory(MemMib::new(15_361)), &gpu), Err(Misfit::TooLarge { over }));
+        assert_eq!(asks(Amount::MigInstance(MigProfile::new("1g.5gb")), &gpu), Err(Misfit::Kind));
+        assert_eq!(asks(half.clone(), &class("A100", mig.clone())), Err(Misfit::Kind));
+        assert_eq!(asks(half, &class("A100", ClassKind::MigParent)), Err(Misfit::Kind));
+        assert_eq!(asks(Amount::SharedSlot, &gpu), Err(Misfit::NoReplicas));
+        assert!(asks(Amount::MigInstance(MigProfile::new("1g.5gb")), &class("A100", mig)).is_ok());
+    }
+}

@@ -6,7 +6,9 @@ use crate::testbed::{figure, scenario};
 #[test]
 fn the_api_server_takes_every_manifest() {
     scenario("manifests", |bed| async move {
-        for file in ["rbac.yaml", "extender.yaml", "agent.yaml", "scheduler.yaml"] {
+        let files =
+            ["rbac.yaml", "extender.yaml", "agent.yaml", "scheduler.yaml", "network-policy.yaml"];
+        for file in files {
             let count = apply(&bed.cluster.client, file, Mode::DryRun).await;
             figure(bed.name, &format!("{file}: {count} objects accepted in a dry run"));
         }

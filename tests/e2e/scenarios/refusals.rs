@@ -8,6 +8,7 @@ use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
 
+use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario};
@@ -46,16 +47,20 @@ fn bad_annotations_are_refused_with_an_event_and_without_a_loop() {
         stage.cluster.add_pods(&plans).await;
         let calls = quiet_calls(&stage).await;
         let most = 2.0 * plans.len() as f64;
-        stage.figure(&format!("{calls} filter calls in 10 s about {} refused pods", plans.len()));
+        let (all, pods) = (stage.extender.calls("filter").await, plans.len());
+        stage.figure(&format!(
+            "{pods} refused pods: {all} filter calls in all, {calls} of them in the last 10 s"
+        ));
         assert!(calls <= most, "{calls} filter calls in 10 s: a hot loop");
         for (plan, key) in &refusable {
             assert!(!stage.watching.ask(|pods| is_bound(pods, &plan.name)), "{} bound", plan.name);
             told_why(&stage, &plan.name, key).await;
         }
-        let one = stage.cluster.add_pods(&[PodPlan::fraction("good", "0.5")]).await;
+        stage.cluster.add_pods(&[PodPlan::fraction("good", "0.5")]).await;
         let limit = Duration::from_secs(30);
-        stage.watching.until("a good pod bound", limit, |pods| is_bound(pods, "good")).await;
-        stage.figure(&format!("a good pod is bound beside them (created in {one:?})"));
+        let took =
+            stage.watching.until("a good pod bound", limit, |pods| is_bound(pods, "good")).await;
+        stage.figure(&format!("a good pod is bound beside them in {} ms", clock::ms(took)));
         stage.judge().await;
     });
 }

@@ -271,7 +271,10 @@ impl NodeLedger {
 
     /// Whether nothing is known here that is worth keeping.
     pub fn is_forgettable(&self) -> bool {
-        self.state == NodeState::Gone && self.reservations.is_empty() && self.others.is_empty()
+        self.state == NodeState::Gone
+            && self.reservations.is_empty()
+            && self.others.is_empty()
+            && self.claims.is_empty()
     }
 
     /// The misfit of the node itself, whatever is asked.
@@ -381,9 +384,14 @@ impl NodeLedger {
             && self.last_report.is_none_or(|last| now.since(last) > stale_after)
     }
 
-    /// Marks the node silent: its tenants stay, it takes no new ones until it reports again.
-    pub fn silence(&mut self) {
-        self.state = NodeState::Silent;
+    /// Marks a stale node silent: its tenants stay, it takes no new ones until it reports again.
+    /// Returns whether it was stale.
+    pub fn silence(&mut self, stale_after: Duration, now: Timestamp) -> bool {
+        let is_stale = self.is_stale(stale_after, now);
+        if is_stale {
+            self.state = NodeState::Silent;
+        }
+        is_stale
     }
 
     /// Takes a device out of the inventory; its tenants stay booked.
@@ -494,6 +502,11 @@ impl NodeLedger {
             self.recompute();
         }
         claim
+    }
+
+    /// Whether a pod is in the books, with devices or without.
+    pub fn holds(&self, uid: &PodUid) -> bool {
+        self.reservations.contains_key(uid) || self.others.contains_key(uid)
     }
 
     /// The reservation of a pod.

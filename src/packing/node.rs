@@ -15,7 +15,7 @@ use super::device::{
 use super::fit::{Misfit, Room};
 use super::request::Demand;
 use super::reservation::{Placement, PodRef, Reservation, ReservationState};
-use super::units::{HostAmount, MemMib, Share, Timestamp};
+use super::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 
 /// Reports without a process of an ended pod that free its room. One is not enough: it may have been
 /// sampled before the pod ended. The second was sampled after the reply to the first.
@@ -575,16 +575,20 @@ fn device_mut<'a>(devices: &'a mut [DeviceBooks], id: &DeviceId) -> Option<&'a m
     devices.iter_mut().find(|books| books.device.id == *id)
 }
 
+/// More than any device has: what written amounts come to that leave the range of the type.
+const BEYOND: Demand =
+    Demand { memory: MemMib::new(u64::MAX), share: Share::from_millionths(u64::MAX) };
+
+/// The sum of two written amounts. They are facts from outside, so an absurd sum stops nothing: the
+/// device is overbooked. Sums are derived anew at each change, so nothing is subtracted from it.
 fn sum(left: Demand, right: Demand) -> Demand {
-    left.checked_add(right).expect("written amounts are bounded where they are read")
+    left.checked_add(right).unwrap_or(BEYOND)
 }
 
-fn sum_host(amounts: impl Iterator<Item = HostAmount>) -> HostAmount {
-    let mut total = HostAmount::ZERO;
-    for amount in amounts {
-        total = total.checked_add(amount).expect("host amounts are bounded where they are read");
-    }
-    total
+/// The sum of what pods take of the host, with the same reasoning as [`sum`].
+fn sum_host(mut amounts: impl Iterator<Item = HostAmount>) -> HostAmount {
+    let beyond = HostAmount { cpu: MilliCpu::new(u64::MAX), memory: BEYOND.memory };
+    amounts.try_fold(HostAmount::ZERO, HostAmount::checked_add).unwrap_or(beyond)
 }
 
 /// Memory in use on a device that no booking covers, zero within the tolerance.
@@ -604,7 +608,7 @@ fn unbooked(books: &DeviceBooks, seen: &DeviceUse, tolerance: MemMib) -> MemMib 
                 .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?)),
         };
         let counted = own.map_or(held.memory, |own| own.min(held.memory));
-        covered = covered.checked_add(counted).expect("booked amounts are bounded");
+        covered = covered.checked_add(counted).unwrap_or(BEYOND.memory);
     }
     match used.checked_sub(covered) {
         Some(rest) if rest > tolerance => rest,
@@ -628,3 +632,6 @@ pub enum AuditError {
         node: NodeName,
     },
 }
+
+#[cfg(test)]
+mod tests;

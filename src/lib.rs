@@ -26,6 +26,8 @@ pub mod packing {
     pub mod policy;
     pub mod baseline;
     pub mod plan;
+    #[cfg(test)]
+    mod fixture;
 }
 
 /// The books of all nodes, concurrent: facts and commands in, effects and copies out.

@@ -202,7 +202,7 @@ impl Packing {
             node.devices().iter().map(|books| books.room(ClaimRule::Ignored)).collect();
         let usability = Usability::of(mix, &rooms);
         sum.free_share = Share::from_millionths(usability.total_free);
-        sum.fragments = usability.fragments(node.host_free().cpu);
+        sum.fragments = usability.fragments(node.host_room(ClaimRule::Ignored).cpu);
         sum
     }
 

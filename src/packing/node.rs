@@ -264,6 +264,14 @@ impl NodeLedger {
         self.host_capacity.left_after(self.host_booked).left_after(self.host_claimed)
     }
 
+    /// Processor time and memory that is left, with or without claims.
+    pub fn host_room(&self, claims: ClaimRule) -> HostAmount {
+        match claims {
+            ClaimRule::Respected => self.host_free(),
+            ClaimRule::Ignored => self.host_capacity.left_after(self.host_booked),
+        }
+    }
+
     /// When the last report was received.
     pub fn last_report(&self) -> Option<Timestamp> {
         self.last_report

@@ -14,7 +14,7 @@ use super::device::{
 };
 use super::fit::{Misfit, Room};
 use super::request::Demand;
-use super::reservation::{Placement, PodRef, Reservation, ReservationState};
+use super::reservation::{PlacedDevice, Placement, PodRef, Reservation, ReservationState};
 use super::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 
 /// Reports without a process of an ended pod that free its room. One is not enough: it may have been
@@ -325,9 +325,10 @@ impl NodeLedger {
             .iter()
             .map(|device| {
                 let before = old.remove(&device.id);
+                let seen = before.as_ref().map(|books| books.health);
                 DeviceBooks {
                     class: classes.id_of(device),
-                    health: device.health,
+                    health: device.health.max(seen.unwrap_or_default()), // until use is seen
                     device: device.clone(),
                     booked: Demand::ZERO,
                     claimed: Demand::ZERO,
@@ -365,19 +366,30 @@ impl NodeLedger {
         freed
     }
 
-    /// Counts this report for every draining pod without a process in it; lists those with enough.
+    /// Counts this report for every draining pod that it proves to be without a process; lists those
+    /// with enough. It proves nothing about a pod when it leaves out a device of the pod, or when
+    /// processes were not sampled somewhere: they may run on any device.
     fn count_clean_report(&mut self, uses: &[DeviceUse]) -> Vec<PodUid> {
         if uses.iter().any(|seen| seen.processes.is_none()) {
-            return Vec::new(); // processes were not sampled everywhere: this proves nothing
+            return Vec::new();
         }
         let runs = |uid: &PodUid| {
             let mut processes = uses.iter().flat_map(|seen| seen.processes.iter().flatten());
             processes.any(|process| process.pod.as_ref() == Some(uid))
         };
+        let present: Vec<&DeviceId> = self.devices.iter().map(|books| &books.device.id).collect();
+        let is_seen = |placed: &PlacedDevice| {
+            !present.contains(&&placed.id) || uses.iter().any(|seen| seen.id == placed.id)
+        };
         let mut freed = Vec::new();
         for (uid, reservation) in &mut self.reservations {
+            let is_covered = reservation.placement.devices.iter().all(is_seen);
             if let ReservationState::Draining { clean_reports, .. } = &mut reservation.state {
-                *clean_reports = if runs(uid) { 0 } else { *clean_reports + 1 };
+                if runs(uid) {
+                    *clean_reports = 0;
+                } else if is_covered {
+                    *clean_reports += 1;
+                }
                 if *clean_reports >= CLEAN_REPORTS_TO_FREE {
                     freed.push(uid.clone());
                 }

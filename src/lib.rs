@@ -35,6 +35,8 @@ pub mod ledger {
     pub mod books;
     pub mod questions;
     pub mod reports;
+    #[cfg(test)]
+    mod fixture;
 }
 
 /// The simulator: replays public workload traces and draws the result.

@@ -523,7 +523,8 @@ impl Ledger {
         }
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         *self.index.entry(name.clone()).or_insert_with(|| {
-            let books = NodeLedger::new(name.clone(), self.settings.unmanaged_tolerance);
+            let mut books = NodeLedger::new(name.clone(), self.settings.unmanaged_tolerance);
+            books.lose_node(); // until its Node object is seen: a pod may name a node that is gone
             Arc::make_mut(&mut slots).push(Arc::new(Slot::new(books)));
             slots.len() - 1
         })
@@ -724,3 +725,6 @@ impl Ended {
         self.uids.contains(uid)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -250,3 +250,6 @@ fn evaluate(
 ) -> Result<Place, Misfit> {
     plan::evaluate(books, ask, question.strategy, &world.compiled, ClaimRule::Respected)
 }
+
+#[cfg(test)]
+mod tests;

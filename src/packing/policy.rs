@@ -188,7 +188,7 @@ fn least_fragmenting(scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>)
         let taken = scene.fits[..scene.ask.count()].to_vec();
         return (Rank::Fragmentation { score_missing: score(&taken) }, taken);
     }
-    let taken = scene.first_by(|fit| score(std::slice::from_ref(fit)));
+    let taken = scene.first_of_distinct_by(|fit| score(std::slice::from_ref(fit)));
     (Rank::Fragmentation { score_missing: score(&taken) }, taken)
 }
 
@@ -203,6 +203,24 @@ impl Scene<'_> {
         fits.sort_by_cached_key(key);
         fits.truncate(count);
         fits
+    }
+
+    /// The same where `key` depends on nothing but the room of the device: of devices with equal
+    /// room it is worked out for the first one only.
+    fn first_of_distinct_by<K: Ord + Copy>(&self, key: impl Fn(&Taken) -> K) -> Vec<Taken> {
+        let mut known: Vec<(Room, K)> = Vec::with_capacity(self.fits.len());
+        let mut keys = Vec::with_capacity(self.fits.len());
+        for fit in self.fits {
+            let room = self.rooms[fit.0];
+            let found = known.iter().find(|(seen, _)| *seen == room).map(|(_, key)| *key);
+            let key = found.unwrap_or_else(|| key(fit));
+            if found.is_none() {
+                known.push((room, key));
+            }
+            keys.push((key, *fit));
+        }
+        keys.sort_by_key(|(key, (position, _))| (*key, *position));
+        keys.into_iter().take(self.ask.count()).map(|(_, fit)| fit).collect()
     }
 
     /// Tenants of a device, claims not counted.

@@ -85,6 +85,16 @@ impl Strategy {
         }
     }
 
+    /// The strategy with the chance of this question taken out: under both the same places fit.
+    pub fn without_chance(self) -> Self {
+        match self {
+            Self::Baseline(Baseline::Random { .. }) => {
+                Self::Baseline(Baseline::Random { chance: 0 })
+            }
+            Self::Policy(_) | Self::Baseline(_) => self,
+        }
+    }
+
     /// Whether the ranks depend on the request mix.
     pub fn uses_mix(self) -> bool {
         self == Self::Policy(Policy::Fragmentation)

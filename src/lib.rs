@@ -11,7 +11,7 @@
 //! 2. [`ledger`]: the books of all nodes, concurrent.
 //! 3. `cluster`, `metrics`: Kubernetes and Prometheus.
 //! 4. `extender`, `agent`, [`sim`]: the services.
-//! 5. `cli`: printing and flags.
+//! 5. [`cli`]: printing and flags.
 
 /// What fits, where, and how good a place is: pure values, no clock, no lock, no I/O.
 pub mod packing {
@@ -47,4 +47,10 @@ pub mod sim {
     pub mod engine;
     pub mod chart;
     mod chart_layout;
+}
+
+/// Flags and printing: the only layer that writes to the terminal.
+pub mod cli {
+    pub mod simulate;
+    mod simulate_report;
 }

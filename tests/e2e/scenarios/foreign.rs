@@ -19,10 +19,7 @@ fn pods_bound_by_others_count_if_they_say_where() {
         let [first, second] = [0, 1].map(|i| fleet.uuids(node)[i].to_owned());
         let placed = |name: &str, uuid: &str, share: u64| {
             let mib = share * 81_320 / 1_000_000;
-            let text = format!(
-                r#"{{"v":1,"devices":[{{"id":"{uuid}","mib":{mib},"share":{share}}}],"protection":"none"}}"#
-            );
-            PodPlan::new(name).annotated(PLACEMENT, &text).bound_by_others(node)
+            PodPlan::new(name).placed_on(uuid, mib, share).bound_by_others(node)
         };
         // Older than the install: they are there before any part of gpupack runs.
         let old = [
@@ -101,9 +98,8 @@ fn others_may_overbook_a_gpu_and_nothing_else_stops() {
         let fleet = Fleet::new().with("overbooked", 1, (2, A100));
         let node = "overbooked-00";
         let uuid = fleet.uuids(node)[0].to_owned();
-        let text = format!(r#"{{"v":1,"devices":[{{"id":"{uuid}","mib":65056,"share":800000}}]}}"#);
         let forged =
-            |name: &str| PodPlan::new(name).annotated(PLACEMENT, &text).bound_by_others(node);
+            |name: &str| PodPlan::new(name).placed_on(&uuid, 65_056, 800_000).bound_by_others(node);
         bed.cluster.add_pods(&[forged("one"), forged("two")]).await;
         let stage = bed.stage(Setup::of(fleet)).await;
         let plans = ["a", "b"].map(|name| PodPlan::fraction(name, "0.5"));

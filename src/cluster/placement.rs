@@ -177,7 +177,8 @@ pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, Placeme
 
 /// The placement that the annotations of a pod on `node` tell of; `None` where it has none.
 ///
-/// Fields that are not known are ignored: a newer gpupack may have written them.
+/// Fields that are not known are ignored: a newer gpupack may have written them. The amounts alone
+/// are enough: a user who takes the list of devices away does not thereby free their room.
 ///
 /// # Errors
 /// [`PlacementError`] where the annotations are there and cannot be believed.
@@ -187,12 +188,10 @@ pub fn decode(
 ) -> Result<Option<Placement>, PlacementError> {
     let (json, devices) = match (annotations.get(PLACEMENT), annotations.get(DEVICES)) {
         (None, None) => return Ok(None),
-        (Some(_), None) => return Err(incomplete(PLACEMENT, DEVICES)),
         (None, Some(_)) => return Err(incomplete(DEVICES, PLACEMENT)),
-        (Some(json), Some(devices)) => (json, devices),
+        (Some(json), devices) => (json, devices),
     };
     check_length(PLACEMENT, json)?;
-    check_length(DEVICES, devices)?;
     let fault =
         |error: serde_json::Error| PlacementError::Json { fault: shown(&error.to_string()) };
     let version = serde_json::from_str::<WireVersion>(json).map_err(fault)?.v;
@@ -202,8 +201,11 @@ pub fn decode(
     let wire: WirePlacement = serde_json::from_str(json).map_err(fault)?;
     let placed = wire.devices.iter().map(placed_device).collect::<Result<Vec<_>, _>>()?;
     check(&placed)?;
-    if cdi_names(&placed) != *devices {
-        return Err(PlacementError::Disagreement { devices: shown(devices) });
+    if let Some(devices) = devices {
+        check_length(DEVICES, devices)?;
+        if cdi_names(&placed) != *devices {
+            return Err(PlacementError::Disagreement { devices: shown(devices) });
+        }
     }
     let protection = match wire.protection {
         WireProtection::None => Protection::None,

@@ -116,3 +116,13 @@ proptest! {
         prop_assert!(decode(&keys(&devices, &json), &node()).is_err());
     }
 }
+
+#[test]
+fn the_amounts_alone_are_enough_to_be_booked() {
+    let placement = r#"{"v":1,"devices":[{"id":"GPU-a","mib":10,"share":20}]}"#;
+    let annotations = BTreeMap::from([(PLACEMENT.to_owned(), placement.to_owned())]);
+    let read = decode(&annotations, &NodeName::new("n")).unwrap().unwrap();
+    assert_eq!(read.devices[0].demand.memory.mib(), 10);
+    let devices = BTreeMap::from([(DEVICES.to_owned(), "runtime.nvidia.com/gpu=GPU-a".to_owned())]);
+    assert!(decode(&devices, &NodeName::new("n")).is_err(), "a list without amounts books nothing");
+}

@@ -27,6 +27,8 @@ pub mod packing {
     pub mod policy;
     pub mod baseline;
     pub mod plan;
+    #[cfg(test)]
+    mod fixture;
 }
 
 /// The books of all nodes, concurrent: facts and commands in, effects and copies out.
@@ -35,6 +37,8 @@ pub mod ledger {
     pub mod questions;
     pub mod reports;
     pub mod waiting;
+    #[cfg(test)]
+    mod fixture;
 }
 
 pub mod clock;

@@ -177,6 +177,10 @@ impl Sink for App {
     }
 
     fn pod(&self, pod: &SeenPod) {
+        if let Err(error) = &pod.placement {
+            let note = format!("its placement counts for nothing: {error}");
+            self.tell(&pod.pod, NoticeReason::PlacementUnreadable, note);
+        }
         let is_ours = self.config.scheduler_names.contains(&pod.scheduler_name);
         let waits = pod.node.is_none() && !pod.is_deleting && is_ours;
         match self.question(pod).filter(|_| waits) {

@@ -73,7 +73,7 @@ fn random_score(scene: &Scene<'_>, chance: u64) -> i64 {
 
 fn best_fit_score(scene: &Scene<'_>, taken: &[Taken]) -> i64 {
     let gpu = free_gpu(scene) - taken.iter().map(|(_, demand)| whole(demand.share)).sum::<i64>();
-    let cpu = i64_of(scene.host_left.cpu.milli());
+    let cpu = i64_of(scene.host_left().cpu.milli());
     // 100 (1 - cpu / MAX_CPU / 2 - gpu / MAX_GPU / 2), rounded towards zero
     (100 * MAX_CPU * MAX_GPU - 50 * (cpu * MAX_GPU + gpu * MAX_CPU)) / (MAX_CPU * MAX_GPU)
 }
@@ -81,8 +81,7 @@ fn best_fit_score(scene: &Scene<'_>, taken: &[Taken]) -> i64 {
 fn dot_product_score(scene: &Scene<'_>) -> i64 {
     let asked: i64 = scene.fits.iter().take(scene.ask.count()).map(|(_, d)| whole(d.share)).sum();
     let square = |max: i64| i128::from(max) * i128::from(max);
-    let cpu =
-        i128::from(scene.node.host_free().cpu.milli()) * i128::from(scene.ask.host.cpu.milli());
+    let cpu = i128::from(scene.host_free.cpu.milli()) * i128::from(scene.ask.host.cpu.milli());
     let gpu = i128::from(free_gpu(scene)) * i128::from(asked);
     let unit = square(MAX_CPU) * square(MAX_GPU);
     let score = (100 * unit - 50 * (cpu * square(MAX_GPU) + gpu * square(MAX_CPU))) / unit;

@@ -160,11 +160,11 @@ pub struct Packing {
     pub overbooked: u64,
     /// Share that all devices have.
     pub capacity_share: Share,
-    /// Share that is booked.
+    /// Share that is booked, at most all of each device.
     pub booked_share: Share,
     /// Memory that all devices have.
     pub capacity_memory: MemMib,
-    /// Memory that is booked.
+    /// Memory that is booked, at most all of each device.
     pub booked_memory: MemMib,
     /// Share that is free on GPUs that may be shared.
     pub free_share: Share,
@@ -188,9 +188,10 @@ impl Packing {
             sum.devices += 1;
             sum.overbooked += u64::from(books.is_overbooked());
             sum.capacity_share = add(sum.capacity_share, capacity.share);
-            sum.booked_share = add(sum.booked_share, booked.share);
+            sum.booked_share = add(sum.booked_share, booked.share.min(capacity.share));
             sum.capacity_memory = add_memory(sum.capacity_memory, capacity.memory);
-            sum.booked_memory = add_memory(sum.booked_memory, booked.memory);
+            let held = booked.memory.min(capacity.memory);
+            sum.booked_memory = add_memory(sum.booked_memory, held);
             if !books.tenants().is_empty() {
                 sum.occupied += 1;
                 let memory = Share::ratio(booked.memory, capacity.memory).unwrap_or(Share::WHOLE);
@@ -201,7 +202,7 @@ impl Packing {
             node.devices().iter().map(|books| books.room(ClaimRule::Ignored)).collect();
         let usability = Usability::of(mix, &rooms);
         sum.free_share = Share::from_millionths(usability.total_free);
-        sum.fragments = usability.fragments(node.host_free().cpu);
+        sum.fragments = usability.fragments(node.host_room(ClaimRule::Ignored).cpu);
         sum
     }
 

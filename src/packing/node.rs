@@ -14,8 +14,8 @@ use super::device::{
 };
 use super::fit::{Misfit, Room};
 use super::request::Demand;
-use super::reservation::{Placement, PodRef, Reservation, ReservationState};
-use super::units::{HostAmount, MemMib, Share, Timestamp};
+use super::reservation::{PlacedDevice, Placement, PodRef, Reservation, ReservationState};
+use super::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 
 /// Reports without a process of an ended pod that free its room. One is not enough: it may have been
 /// sampled before the pod ended. The second was sampled after the reply to the first.
@@ -264,6 +264,14 @@ impl NodeLedger {
         self.host_capacity.left_after(self.host_booked).left_after(self.host_claimed)
     }
 
+    /// Processor time and memory that is left, with or without claims.
+    pub fn host_room(&self, claims: ClaimRule) -> HostAmount {
+        match claims {
+            ClaimRule::Respected => self.host_free(),
+            ClaimRule::Ignored => self.host_capacity.left_after(self.host_booked),
+        }
+    }
+
     /// When the last report was received.
     pub fn last_report(&self) -> Option<Timestamp> {
         self.last_report
@@ -271,7 +279,10 @@ impl NodeLedger {
 
     /// Whether nothing is known here that is worth keeping.
     pub fn is_forgettable(&self) -> bool {
-        self.state == NodeState::Gone && self.reservations.is_empty() && self.others.is_empty()
+        self.state == NodeState::Gone
+            && self.reservations.is_empty()
+            && self.others.is_empty()
+            && self.claims.is_empty()
     }
 
     /// The misfit of the node itself, whatever is asked.
@@ -314,9 +325,10 @@ impl NodeLedger {
             .iter()
             .map(|device| {
                 let before = old.remove(&device.id);
+                let seen = before.as_ref().map(|books| books.health);
                 DeviceBooks {
                     class: classes.id_of(device),
-                    health: device.health,
+                    health: device.health.max(seen.unwrap_or_default()), // until use is seen
                     device: device.clone(),
                     booked: Demand::ZERO,
                     claimed: Demand::ZERO,
@@ -354,19 +366,30 @@ impl NodeLedger {
         freed
     }
 
-    /// Counts this report for every draining pod without a process in it; lists those with enough.
+    /// Counts this report for every draining pod that it proves to be without a process; lists those
+    /// with enough. It proves nothing about a pod when it leaves out a device of the pod, or when
+    /// processes were not sampled somewhere: they may run on any device.
     fn count_clean_report(&mut self, uses: &[DeviceUse]) -> Vec<PodUid> {
         if uses.iter().any(|seen| seen.processes.is_none()) {
-            return Vec::new(); // processes were not sampled everywhere: this proves nothing
+            return Vec::new();
         }
         let runs = |uid: &PodUid| {
             let mut processes = uses.iter().flat_map(|seen| seen.processes.iter().flatten());
             processes.any(|process| process.pod.as_ref() == Some(uid))
         };
+        let present: Vec<&DeviceId> = self.devices.iter().map(|books| &books.device.id).collect();
+        let is_seen = |placed: &PlacedDevice| {
+            !present.contains(&&placed.id) || uses.iter().any(|seen| seen.id == placed.id)
+        };
         let mut freed = Vec::new();
         for (uid, reservation) in &mut self.reservations {
+            let is_covered = reservation.placement.devices.iter().all(is_seen);
             if let ReservationState::Draining { clean_reports, .. } = &mut reservation.state {
-                *clean_reports = if runs(uid) { 0 } else { *clean_reports + 1 };
+                if runs(uid) {
+                    *clean_reports = 0;
+                } else if is_covered {
+                    *clean_reports += 1;
+                }
                 if *clean_reports >= CLEAN_REPORTS_TO_FREE {
                     freed.push(uid.clone());
                 }
@@ -381,9 +404,14 @@ impl NodeLedger {
             && self.last_report.is_none_or(|last| now.since(last) > stale_after)
     }
 
-    /// Marks the node silent: its tenants stay, it takes no new ones until it reports again.
-    pub fn silence(&mut self) {
-        self.state = NodeState::Silent;
+    /// Marks a stale node silent: its tenants stay, it takes no new ones until it reports again.
+    /// Returns whether it was stale.
+    pub fn silence(&mut self, stale_after: Duration, now: Timestamp) -> bool {
+        let is_stale = self.is_stale(stale_after, now);
+        if is_stale {
+            self.state = NodeState::Silent;
+        }
+        is_stale
     }
 
     /// Takes a device out of the inventory; its tenants stay booked.
@@ -496,6 +524,11 @@ impl NodeLedger {
         claim
     }
 
+    /// Whether a pod is in the books, with devices or without.
+    pub fn holds(&self, uid: &PodUid) -> bool {
+        self.reservations.contains_key(uid) || self.others.contains_key(uid)
+    }
+
     /// The reservation of a pod.
     pub fn reservation(&self, uid: &PodUid) -> Option<&Reservation> {
         self.reservations.get(uid)
@@ -562,16 +595,20 @@ fn device_mut<'a>(devices: &'a mut [DeviceBooks], id: &DeviceId) -> Option<&'a m
     devices.iter_mut().find(|books| books.device.id == *id)
 }
 
+/// More than any device has: what written amounts come to that leave the range of the type.
+const BEYOND: Demand =
+    Demand { memory: MemMib::new(u64::MAX), share: Share::from_millionths(u64::MAX) };
+
+/// The sum of two written amounts. They are facts from outside, so an absurd sum stops nothing: the
+/// device is overbooked. Sums are derived anew at each change, so nothing is subtracted from it.
 fn sum(left: Demand, right: Demand) -> Demand {
-    left.checked_add(right).expect("written amounts are bounded where they are read")
+    left.checked_add(right).unwrap_or(BEYOND)
 }
 
-fn sum_host(amounts: impl Iterator<Item = HostAmount>) -> HostAmount {
-    let mut total = HostAmount::ZERO;
-    for amount in amounts {
-        total = total.checked_add(amount).expect("host amounts are bounded where they are read");
-    }
-    total
+/// The sum of what pods take of the host, with the same reasoning as [`sum`].
+fn sum_host(mut amounts: impl Iterator<Item = HostAmount>) -> HostAmount {
+    let beyond = HostAmount { cpu: MilliCpu::new(u64::MAX), memory: BEYOND.memory };
+    amounts.try_fold(HostAmount::ZERO, HostAmount::checked_add).unwrap_or(beyond)
 }
 
 /// Memory in use on a device that no booking covers, zero within the tolerance.
@@ -591,7 +628,7 @@ fn unbooked(books: &DeviceBooks, seen: &DeviceUse, tolerance: MemMib) -> MemMib 
                 .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?)),
         };
         let counted = own.map_or(held.memory, |own| own.min(held.memory));
-        covered = covered.checked_add(counted).expect("booked amounts are bounded");
+        covered = covered.checked_add(counted).unwrap_or(BEYOND.memory);
     }
     match used.checked_sub(covered) {
         Some(rest) if rest > tolerance => rest,
@@ -615,3 +652,6 @@ pub enum AuditError {
         node: NodeName,
     },
 }
+
+#[cfg(test)]
+mod tests;

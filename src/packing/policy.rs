@@ -137,8 +137,8 @@ pub(super) struct Scene<'a> {
     pub(super) ask: &'a Ask,
     /// The devices that fit, by position; at least as many as are asked for.
     pub(super) fits: &'a [Taken],
-    /// Processor time and memory that would be left.
-    pub(super) host_left: HostAmount,
+    /// Processor time and memory that is free, with or without claims.
+    pub(super) host_free: HostAmount,
 }
 
 impl Strategy {
@@ -179,9 +179,9 @@ impl Strategy {
 /// ones are taken; of several partial devices each is judged alone, then all together.
 fn least_fragmenting(scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>) {
     let usability = Usability::of(mix, scene.rooms);
-    let before = usability.fragments(scene.node.host_free().cpu);
+    let before = usability.fragments(scene.host_free.cpu);
     let score = |taken: &[Taken]| {
-        let after = usability.fragments_after(taken, scene.host_left.cpu);
+        let after = usability.fragments_after(taken, scene.host_left().cpu);
         100 - usability.score(before, after)
     };
     if scene.ask.is_whole() || scene.ask.count() == 0 {
@@ -203,6 +203,11 @@ impl Scene<'_> {
         fits.sort_by_cached_key(key);
         fits.truncate(count);
         fits
+    }
+
+    /// Processor time and memory that would be left.
+    pub(super) fn host_left(&self) -> HostAmount {
+        self.host_free.left_after(self.ask.host)
     }
 
     /// Tenants of a device, claims not counted.

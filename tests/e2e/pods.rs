@@ -57,6 +57,12 @@ impl PodPlan {
         self
     }
 
+    /// Takes an annotation away.
+    pub(crate) fn without(mut self, key: &str) -> Self {
+        self.annotations.remove(key);
+        self
+    }
+
     /// Adds a resource to the limits of the container.
     pub(crate) fn limited(mut self, resource: &str, quantity: &str) -> Self {
         self.limits.insert(resource.to_owned(), quantity.to_owned());

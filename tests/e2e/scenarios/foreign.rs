@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::checker::PLACEMENT;
+use crate::checker::{DEVICES, PLACEMENT};
 use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
@@ -100,7 +100,9 @@ fn others_may_overbook_a_gpu_and_nothing_else_stops() {
         let uuid = fleet.uuids(node)[0].to_owned();
         let forged =
             |name: &str| PodPlan::new(name).placed_on(&uuid, 65_056, 800_000).bound_by_others(node);
-        bed.cluster.add_pods(&[forged("one"), forged("two")]).await;
+        // Whoever takes the list of devices away does not thereby free the room.
+        let plans = [forged("one"), forged("two").without(DEVICES)];
+        bed.cluster.add_pods(&plans).await;
         let stage = bed.stage(Setup::of(fleet)).await;
         let plans = ["a", "b"].map(|name| PodPlan::fraction(name, "0.5"));
         stage.cluster.add_pods(&plans).await;

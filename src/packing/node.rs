@@ -452,7 +452,8 @@ impl NodeLedger {
     /// Returns whether room appeared now.
     pub fn drain(&mut self, uid: &PodUid, now: Timestamp) -> bool {
         let unwatched = self.last_report.is_none();
-        let Some(reservation) = self.reservations.get_mut(uid) else {
+        let has_devices = |held: &&mut Reservation| !held.placement.devices.is_empty();
+        let Some(reservation) = self.reservations.get_mut(uid).filter(has_devices) else {
             return self.remove(uid);
         };
         if unwatched {

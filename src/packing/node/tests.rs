@@ -224,3 +224,13 @@ fn a_smaller_replacement_is_overbooked_until_its_tenants_end() {
     assert_eq!(free(&node), [(400, 900_000), (1000, 1_000_000)]);
     assert_eq!(node.audit(), Ok(()));
 }
+
+#[test]
+fn a_pod_without_devices_has_nothing_to_drain() {
+    let mut node = node();
+    let placement = Placement { devices: Vec::new(), ..placement("A", demand(0, 0)) };
+    node.book(Reservation { placement, ..held("p", "A", demand(0, 0)) });
+    assert_eq!(node.host_free(), cores(7000));
+    node.drain(&uid("p"), Timestamp::START);
+    assert!(!node.holds(&uid("p")));
+}

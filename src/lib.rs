@@ -20,6 +20,7 @@ pub mod packing {
     pub mod device;
     pub mod request;
     pub mod reservation;
+    pub mod device_books;
     pub mod node;
     pub mod fit;
     pub mod mix;

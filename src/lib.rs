@@ -111,4 +111,6 @@ pub mod cli {
     mod signals;
     pub mod extender;
     pub mod agent;
+    pub mod simulate;
+    mod simulate_report;
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use gpupack::cli::{agent, extender};
+use gpupack::cli::{agent, extender, simulate};
 use gpupack::clock::Clock;
 
 /// A fraction-aware GPU scheduler extender for Kubernetes.
@@ -21,19 +21,32 @@ enum Command {
     Extender(extender::ExtenderArgs),
     /// Report the GPUs of a node to the extender
     Agent(agent::AgentArgs),
+    /// Replay a public GPU trace through the packing code and compare policies
+    Simulate(simulate::Args),
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Extender(args) => extender::run(&args),
-        Command::Agent(args) => agent::run(args, Clock::start()),
-    };
+    match Cli::parse().command {
+        Command::Extender(args) => ended(extender::run(&args), 1),
+        Command::Agent(args) => ended(agent::run(args, Clock::start()), 1),
+        Command::Simulate(args) => match simulate::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                let code = error.exit_code();
+                ended(Err(error.into()), code)
+            }
+        },
+    }
+}
+
+/// The exit code, and on stderr in one line what went wrong and why.
+fn ended(result: anyhow::Result<()>, code: u8) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Where stderr is gone there is nobody left to tell.
             let _ = writeln!(io::stderr(), "gpupack: {error:#}");
-            ExitCode::FAILURE
+            ExitCode::from(code)
         }
     }
 }

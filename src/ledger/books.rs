@@ -266,7 +266,7 @@ impl Ledger {
                 Some(written) => {
                     books.book(confirmed(fact, written.clone(), books.reservation(uid)));
                 }
-                None if is_confirmed(books.reservation(uid)) => {} // its keys were taken away: it still runs
+                None if keeps_devices(books.reservation(uid)) => {} // its keys were taken away
                 None => books.book_host(uid.clone(), fact.host),
             }
             is_placed = books.reservation(uid).is_some();
@@ -691,8 +691,9 @@ fn is_assumed(held: Option<&Reservation>) -> bool {
     held.is_some_and(|held| matches!(held.state, ReservationState::Assumed { .. }))
 }
 
-fn is_confirmed(held: Option<&Reservation>) -> bool {
-    held.is_some() && !is_assumed(held)
+/// Whether the pod runs on devices of its reservation, whatever is written on it now.
+fn keeps_devices(held: Option<&Reservation>) -> bool {
+    held.is_some_and(|held| !held.placement.devices.is_empty()) && !is_assumed(held)
 }
 
 /// Free memory and share of each device that can be placed on, in millionths and MiB.

@@ -296,17 +296,15 @@ impl NodeLedger {
     }
 
     /// Notes that the pod is terminal or gone. Its processor time and memory are free at once, its
-    /// devices when its processes are gone; at once where no agent runs that could tell.
+    /// devices when its processes are gone. That holds for a node that has not reported too: after a
+    /// restart its agent may only be late, and where there is none nobody can be placed anyway.
     ///
-    /// Returns whether room appeared now.
+    /// Returns whether the pod is out of the books now.
     pub fn drain(&mut self, uid: &PodUid, now: Timestamp) -> bool {
-        let unwatched = self.last_report.is_none();
-        let Some(reservation) = self.reservations.get_mut(uid) else {
+        let has_devices = |held: &&mut Reservation| !held.placement.devices.is_empty();
+        let Some(reservation) = self.reservations.get_mut(uid).filter(has_devices) else {
             return self.remove(uid);
         };
-        if unwatched {
-            return self.remove(uid);
-        }
         if !matches!(reservation.state, ReservationState::Draining { .. }) {
             reservation.state = ReservationState::Draining { since: now, clean_reports: 0 };
             reservation.host = HostAmount::ZERO;

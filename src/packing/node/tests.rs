@@ -147,7 +147,7 @@ fn a_pod_on_a_device_that_vanished_is_drained_by_what_is_still_seen() {
 }
 
 #[test]
-fn a_drain_ends_by_time_and_at_once_where_no_agent_ever_spoke() {
+fn a_drain_ends_by_time_also_where_no_agent_has_spoken_yet() {
     let limit = Duration::from_secs(30);
     let mut spoken = node();
     spoken.book(held("p", "A", demand(400, 400_000)));
@@ -160,10 +160,14 @@ fn a_drain_ends_by_time_and_at_once_where_no_agent_ever_spoke() {
     assert_eq!(spoken.expire(limit, Timestamp::from_millis(30_500)), [uid("p")]);
     assert_eq!(free(&spoken), [(1000, 1_000_000); 2]);
 
-    let mut silent = NodeLedger::new(NodeName::new("n"), MemMib::ZERO);
-    silent.book(held("p", "A", demand(400, 400_000)));
-    assert!(silent.drain(&uid("p"), Timestamp::START));
-    assert!(!silent.holds(&uid("p")));
+    // after a restart the agent may only be late: the processes may still be there
+    let mut restarted = NodeLedger::new(NodeName::new("n"), MemMib::ZERO);
+    restarted.book(held("p", "A", demand(400, 400_000)));
+    assert!(!restarted.drain(&uid("p"), Timestamp::START));
+    restarted.replace_inventory(&inventory(&["A"], 1000), &mut DeviceClasses::default());
+    restarted.observe(&[used("A", 0, &[(Some("p"), None)])], Timestamp::START);
+    assert_eq!(free(&restarted), [(600, 600_000)]);
+    assert_eq!(restarted.expire(limit, Timestamp::from_millis(30_000)), [uid("p")]);
 }
 
 #[test]
@@ -224,4 +228,14 @@ fn a_smaller_replacement_is_overbooked_until_its_tenants_end() {
     node.remove(&uid("p"));
     assert_eq!(free(&node), [(400, 900_000), (1000, 1_000_000)]);
     assert_eq!(node.audit(), Ok(()));
+}
+
+#[test]
+fn a_pod_without_devices_has_nothing_to_drain() {
+    let mut node = node();
+    let placement = Placement { devices: Vec::new(), ..placement("A", demand(0, 0)) };
+    node.book(Reservation { placement, ..held("p", "A", demand(0, 0)) });
+    assert_eq!(node.host_free(), cores(7000));
+    node.drain(&uid("p"), Timestamp::START);
+    assert!(!node.holds(&uid("p")));
 }

@@ -34,12 +34,7 @@ const EMPTY_VERBS: [&str; 3] = ["get_", "do_", "handle_"];
 const UNFINISHED: [(&str, &str); 3] = [("TO", "DO"), ("FIX", "ME"), ("X", "XX")];
 
 /// Beginnings of paths of one machine, likewise.
-const LOCAL: [(&str, &str); 4] = [
-    ("/wo", "rk/"),
-    ("/ro", "ot/"),
-    ("/ho", "me/"),
-    ("/Use", "rs/"),
-];
+const LOCAL: [(&str, &str); 4] = [("/wo", "rk/"), ("/ro", "ot/"), ("/ho", "me/"), ("/Use", "rs/")];
 
 /// Where `Cargo.lock` has every crate from.
 const SOURCE: &str = "source = \"registry+https://github.com/rust-lang/crates.io-index\"";

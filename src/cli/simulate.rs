@@ -13,13 +13,14 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args as ClapArgs, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::simulate_report::{Report, Timed};
+use crate::clock::Clock;
 use crate::ledger::reports::ReportRefusal;
 use crate::packing::policy::Policy;
 use crate::sim::chart::{self, ChartError};
@@ -315,19 +316,18 @@ fn progress_bar(jobs: usize) -> ProgressBar {
 /// Time that this thread has run on a core, where Linux says so; else time that has passed.
 struct ThreadTime {
     on_core: Option<Duration>,
-    passed: Instant,
+    passed: Clock,
 }
 
 impl ThreadTime {
-    #[expect(clippy::disallowed_methods, reason = "shown to people; no decision depends on it")]
     fn now() -> Self {
-        Self { on_core: on_core(), passed: Instant::now() }
+        Self { on_core: on_core(), passed: Clock::start() }
     }
 
     fn elapsed(&self) -> Duration {
         match (self.on_core, on_core()) {
             (Some(before), Some(now)) => now.saturating_sub(before),
-            _ => self.passed.elapsed(),
+            _ => self.passed.precise(),
         }
     }
 }

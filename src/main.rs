@@ -1,2 +1,52 @@
 //! The `gpupack` program.
-fn main() {}
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use gpupack::cli::{agent, extender, simulate};
+use gpupack::clock::Clock;
+
+/// A fraction-aware GPU scheduler extender for Kubernetes.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve kube-scheduler: filter, prioritize and bind
+    Extender(extender::ExtenderArgs),
+    /// Report the GPUs of a node to the extender
+    Agent(agent::AgentArgs),
+    /// Replay a public GPU trace through the packing code and compare policies
+    Simulate(simulate::Args),
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Extender(args) => ended(extender::run(&args), 1),
+        Command::Agent(args) => ended(agent::run(args, Clock::start()), 1),
+        Command::Simulate(args) => match simulate::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                let code = error.exit_code();
+                ended(Err(error.into()), code)
+            }
+        },
+    }
+}
+
+/// The exit code, and on stderr in one line what went wrong and why.
+fn ended(result: anyhow::Result<()>, code: u8) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Where stderr is gone there is nobody left to tell.
+            let _ = writeln!(io::stderr(), "gpupack: {error:#}");
+            ExitCode::from(code)
+        }
+    }
+}

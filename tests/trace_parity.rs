@@ -13,7 +13,9 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use expect_test::expect_file;
+use gpupack::sim::engine::replay;
 use gpupack::sim::go_rand::GoRand;
+use gpupack::sim::policy::SimPolicy;
 use gpupack::sim::trace::{TraceNode, TracePod, parse_nodes, parse_pods, read_nodes, read_pods};
 use gpupack::sim::workload::Workload;
 
@@ -113,16 +115,19 @@ fn public_traces() -> Option<PathBuf> {
     std::env::var("GPUPACK_TRACES").ok().filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
 
+/// Says that a test was skipped, past the capture of the test harness: it must be seen.
+fn skipped(what: &str, why: &str) {
+    let mut terminal = std::io::stderr();
+    let _ = writeln!(terminal, "skipped: {what} ({why})");
+}
+
+const NO_TRACE: &str =
+    "GPUPACK_TRACES is not set; the README says where to download the public trace";
+
 #[test]
 fn the_workload_of_the_public_trace_is_the_paper_s() {
     let Some(folder) = public_traces() else {
-        // Past the capture of the test harness: a skipped test must be seen.
-        let mut terminal = std::io::stderr();
-        let _ = writeln!(
-            terminal,
-            "skipped: parity with the public trace (GPUPACK_TRACES is not set; the README says \
-             where to download the trace)"
-        );
+        skipped("parity of the workload with the public trace", NO_TRACE);
         return;
     };
     let nodes = read_nodes(&folder.join("openb_node_list_gpu_node.csv")).unwrap();
@@ -163,5 +168,60 @@ fn compare_with_recorded(folder: &Path, seed: i64, workload: &Workload) {
     assert_eq!(workload.nodes.len(), recorded.nodes.len(), "seed {seed}");
     for (row, (ours, theirs)) in workload.nodes.iter().zip(&recorded.nodes).enumerate() {
         assert_eq!(node_row(ours), node_row(theirs), "seed {seed}, node {row}");
+    }
+}
+
+/// Seed, policy, and its allocation at 100 % load and at the end, as the paper's simulator has it.
+const RECORDED: [(i64, SimPolicy, f64, f64); 4] = [
+    (42, SimPolicy::Fgd, 95.23, 95.39),
+    (42, SimPolicy::BestFit, 92.90, 93.07),
+    (43, SimPolicy::Fgd, 95.32, 95.49),
+    (43, SimPolicy::BestFit, 92.83, 93.11),
+];
+
+/// Mean allocation at 100 % load over seeds 42 to 51 on the trace `default`, as published.
+const PUBLISHED: [(SimPolicy, f64); 2] = [(SimPolicy::Fgd, 95.23), (SimPolicy::BestFit, 92.86)];
+
+/// The folder of the public trace, where replays of it are affordable.
+fn folder_for_replays(what: &str) -> Option<PathBuf> {
+    let folder = public_traces();
+    match folder {
+        None => skipped(what, NO_TRACE),
+        Some(_) if cfg!(debug_assertions) => skipped(what, "it needs `cargo test --release`"),
+        Some(_) => return folder,
+    }
+    None
+}
+
+#[test]
+fn recorded_arrivals_are_packed_as_in_the_paper() {
+    let Some(folder) = folder_for_replays("allocation on recorded arrivals") else { return };
+    for (seed, policy, at_100, last) in RECORDED {
+        let file = |what: &str| folder.join(format!("arrivals/default-{seed}-{what}.csv"));
+        if !file("pods").exists() {
+            skipped("allocation on recorded arrivals", "the folder holds no `arrivals`");
+            return;
+        }
+        let nodes = read_nodes(&file("nodes")).unwrap();
+        let workload = Workload::as_is(nodes, read_pods(&file("pods")).unwrap());
+        let run = replay(&workload, policy, seed, |_| {}).unwrap();
+        let ours = (run.curve.at_100().unwrap(), run.curve.last());
+        let off = (ours.0 - at_100).abs().max((ours.1 - last).abs());
+        assert!(off <= 0.02, "{policy}, seed {seed}: {ours:?}, expected {at_100} and {last}");
+    }
+}
+
+#[test]
+fn mean_allocation_on_the_public_trace_is_the_published_one() {
+    let Some(folder) = folder_for_replays("mean allocation on the public trace") else { return };
+    let nodes = read_nodes(&folder.join("openb_node_list_gpu_node.csv")).unwrap();
+    let pods = read_pods(&folder.join("openb_pod_list_default.csv")).unwrap();
+    for (policy, published) in PUBLISHED {
+        let at_100 = PUBLIC.map(|(seed, _)| {
+            let workload = Workload::paper(nodes.clone(), pods.clone(), seed, LOAD).unwrap();
+            replay(&workload, policy, seed, |_| {}).unwrap().curve.at_100().unwrap()
+        });
+        let mean = at_100.iter().sum::<f64>() / 10.0;
+        assert!((mean - published).abs() <= 0.3, "{policy}: {mean:.2}, published {published}");
     }
 }

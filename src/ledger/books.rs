@@ -448,6 +448,16 @@ impl Ledger {
         nodes
     }
 
+    /// The state of each node, in no particular order.
+    pub fn node_states(&self) -> Vec<NodeState> {
+        self.slots().iter().map(|slot| slot.read().state()).collect()
+    }
+
+    /// When a node's last report was received.
+    pub fn last_report(&self, node: &str) -> Option<Timestamp> {
+        self.position(node).and_then(|at| self.slot(at).read().last_report())
+    }
+
     /// The reservation of a pod.
     pub fn reservation(&self, uid: &PodUid) -> Option<Reservation> {
         let at = self.pods.get(uid).map(|at| *at)?;
@@ -461,12 +471,18 @@ impl Ledger {
 
     /// How full and how fragmented the cluster is: O(nodes × typical requests × devices).
     pub fn packing(&self) -> Packing {
-        let world = self.world();
+        self.packed(&self.world().compiled)
+    }
+
+    /// The same against a mix from outside, so that two clusters can be compared by one measure.
+    pub fn packing_against(&self, mix: &Mix) -> Packing {
+        self.packed(&mix.compile(&self.world().classes))
+    }
+
+    fn packed(&self, mix: &CompiledMix) -> Packing {
         let slots = self.slots();
-        slots
-            .iter()
-            .map(|slot| Packing::of(&slot.read(), &world.compiled))
-            .fold(Packing::default(), Packing::and)
+        let nodes = slots.iter().map(|slot| Packing::of(&slot.read(), mix));
+        nodes.fold(Packing::default(), Packing::and)
     }
 
     /// The typical requests as they are seen now.

@@ -22,16 +22,21 @@ use crate::packing::policy::{Rank, Strategy};
 use crate::packing::request::GpuRequest;
 use crate::packing::units::{HostAmount, Timestamp};
 
-/// Shapes whose answers are kept. One costs 24 bytes per node; when one more comes, the one that was
-/// not asked for the longest goes.
-const KEPT_SHAPES: usize = 64;
+/// Answers that are kept in all, 48 bytes each: 64 shapes on 5,000 nodes take 15 MiB.
+const KEPT_ANSWERS: usize = 64 * 5_000;
+
+/// Shapes whose answers are kept: on few nodes as many as the answers allow, up to 1,024; on many at
+/// least 64. When one more comes, the one that was not asked for the longest goes.
+fn kept_shapes(nodes: usize) -> usize {
+    (KEPT_ANSWERS / nodes.max(1)).clamp(64, 1_024)
+}
 
 /// Most claims at once. Each belongs to one pod between two verbs, so only a runaway caller holds
 /// more; then new pods get none, and bind alone decides.
 const MAX_CLAIMS: usize = 10_000;
 
 /// A question about one pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question {
     /// What it wants of GPUs; none for a pod without.
     pub gpu: Option<GpuRequest>,
@@ -77,13 +82,13 @@ pub(super) struct ShapeTables {
 }
 
 impl ShapeTables {
-    fn table(&self, shape: Shape) -> Arc<Mutex<ShapeTable>> {
+    fn table(&self, shape: Shape, nodes: usize) -> Arc<Mutex<ShapeTable>> {
         let tick = self.clock.fetch_add(1, Ordering::Relaxed);
         if let Some(found) = self.tables.get(&shape) {
             found.1.store(tick, Ordering::Relaxed);
             return Arc::clone(&found.0);
         }
-        if self.tables.len() >= KEPT_SHAPES {
+        if self.tables.len() >= kept_shapes(nodes) {
             let last_asked = self
                 .tables
                 .iter()
@@ -168,18 +173,16 @@ impl Ledger {
             let version = slot.version.load(Ordering::Acquire);
             (version, evaluate(&books, &ask, question, &world).map(|place| place.rank))
         };
-        if !question.strategy.is_repeatable() {
-            return body(&mut |at| fresh(&slots[at]).1);
-        }
-        let table = self.shapes.table(Shape {
+        let shape = Shape {
             gpu: question.gpu.as_ref().map(GpuRequest::shape),
             host: question.host,
             host_rule: question.host_rule,
-            strategy: question.strategy,
-        });
+            strategy: question.strategy.without_chance(),
+        };
+        let table = self.shapes.table(shape, slots.len());
         let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
         if question.strategy.uses_mix() && table.mix_generation != world.mix_generation {
-            table.answers.clear();
+            table.answers.iter_mut().for_each(forget_rank);
             table.mix_generation = world.mix_generation;
         }
         let known = table.answers.len();
@@ -190,7 +193,9 @@ impl Ledger {
                 Some((version, kept)) if *version == slot.version.load(Ordering::Acquire) => *kept,
                 _ => {
                     let (version, answer) = fresh(slot);
-                    table.answers[at] = Some((version, answer));
+                    if answer.is_err() || question.strategy.is_repeatable() {
+                        table.answers[at] = Some((version, answer));
+                    }
                     answer
                 }
             }
@@ -242,6 +247,13 @@ impl Ledger {
     }
 }
 
+/// A rank may depend on the mix. A misfit does not: it is kept as long as the books are the same.
+fn forget_rank(kept: &mut Option<(u64, Answer)>) {
+    if matches!(kept, Some((_, Ok(_)))) {
+        *kept = None;
+    }
+}
+
 fn evaluate(
     books: &NodeLedger,
     ask: &Ask,
@@ -250,6 +262,8 @@ fn evaluate(
 ) -> Result<Place, Misfit> {
     plan::evaluate(books, ask, question.strategy, &world.compiled, ClaimRule::Respected)
 }
+
+const _: () = assert!(size_of::<Option<(u64, Answer)>>() <= 48);
 
 #[cfg(test)]
 mod tests;

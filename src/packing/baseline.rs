@@ -67,7 +67,9 @@ fn mixed(value: u64) -> u64 {
 
 fn random_score(scene: &Scene<'_>, chance: u64) -> i64 {
     let name = scene.node.name().as_str();
-    let seed = name.bytes().fold(chance, |hash, byte| mixed(hash ^ u64::from(byte)));
+    let seed = name.as_bytes().chunks(8).fold(chance, |hash, part| {
+        mixed(part.iter().fold(hash, |word, byte| word.rotate_left(8) ^ u64::from(*byte)))
+    });
     i64::try_from(seed >> 1).expect("63 bits fit")
 }
 

@@ -44,7 +44,7 @@ struct RowUse {
 }
 
 impl<'a> Usability<'a> {
-    /// Looks at each typical request on each device: O(requests × devices).
+    /// Looks at each typical GPU request on each device: O(requests × devices).
     pub(super) fn of(mix: &'a CompiledMix, rooms: &'a [Room]) -> Self {
         let counted = |room: &&Room| is_counted(mix, room);
         let total_free = rooms.iter().filter(counted).map(|r| r.free.share.millionths()).sum();
@@ -82,7 +82,8 @@ impl<'a> Usability<'a> {
             .collect();
         let mut usable: Weighted = 0;
         for (row, seen) in self.mix.rows.iter().zip(&self.per_row) {
-            if row.cpu > cpu || row.count == 0 {
+            let weight = row.weight_within(cpu);
+            if weight == 0 {
                 continue;
             }
             let mut seen = *seen;
@@ -98,7 +99,7 @@ impl<'a> Usability<'a> {
                 }
             }
             if seen.fitting >= row.count {
-                usable += Weighted::from(row.weight) * Weighted::from(seen.usable);
+                usable += Weighted::from(weight) * Weighted::from(seen.usable);
             }
         }
         Weighted::from(self.mix.total) * Weighted::from(total_free) - usable

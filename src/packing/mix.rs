@@ -67,14 +67,15 @@ impl Mix {
 
     /// Works out what each type means on each class of device.
     pub fn compile(&self, classes: &DeviceClasses) -> CompiledMix {
-        let rows = self.types.iter().map(|(kind, weight)| MixRow {
-            weight: *weight,
-            cpu: kind.cpu,
-            count: kind.gpu.as_ref().map_or(0, |request| request.count.get()),
-            demand: classes.map(|class| {
-                let request = kind.gpu.as_ref()?;
-                request.demand_on(class).ok()
-            }),
+        let mut by_request: BTreeMap<&GpuRequest, BTreeMap<MilliCpu, u64>> = BTreeMap::new();
+        for (kind, weight) in &self.types {
+            let Some(request) = &kind.gpu else { continue };
+            *by_request.entry(request).or_default().entry(kind.cpu).or_default() += weight;
+        }
+        let rows = by_request.into_iter().map(|(request, weights)| MixRow {
+            count: request.count.get(),
+            demand: classes.map(|class| request.demand_on(class).ok()),
+            weights: running_sums(weights),
         });
         CompiledMix {
             rows: rows.collect(),
@@ -84,29 +85,45 @@ impl Mix {
     }
 }
 
+fn running_sums(weights: BTreeMap<MilliCpu, u64>) -> Vec<(MilliCpu, u64)> {
+    let mut sum = 0;
+    let add = |(cpu, weight)| {
+        sum += weight;
+        (cpu, sum)
+    };
+    weights.into_iter().map(add).collect()
+}
+
 /// A mix worked out for every class of device.
 #[derive(Clone, Debug)]
 pub struct CompiledMix {
-    /// One row per typical request.
+    /// One row per GPU request; types that differ in processor time only share a row. Types without
+    /// a GPU have none, as they can use no GPU room.
     pub(super) rows: Vec<MixRow>,
-    /// Sum of the weights.
+    /// Sum of the weights of all types, those without a GPU included.
     pub(super) total: u64,
     /// Whether room on a device of this class counts: MIG instances are taken whole or not at all,
     /// so they have no fragments.
     pub(super) shareable: PerClass<bool>,
 }
 
-/// One typical request.
+/// The typical requests for the same of GPUs.
 #[derive(Clone, Debug)]
 pub(super) struct MixRow {
-    /// How often it was seen.
-    pub(super) weight: u64,
-    /// Its processor time.
-    pub(super) cpu: MilliCpu,
-    /// How many devices it needs; zero for one that wants no GPU.
+    /// How many devices each needs.
     pub(super) count: u32,
-    /// What it takes of a device; `None` where it can never run.
+    /// What each takes of a device; `None` where it can never run.
     pub(super) demand: PerClass<Option<Demand>>,
+    /// How often a request for at most this processor time was seen; ascending.
+    weights: Vec<(MilliCpu, u64)>,
+}
+
+impl MixRow {
+    /// How often a request was seen that needs no more than `cpu`.
+    pub(super) fn weight_within(&self, cpu: MilliCpu) -> u64 {
+        let affordable = self.weights.partition_point(|(needed, _)| *needed <= cpu);
+        affordable.checked_sub(1).map_or(0, |last| self.weights[last].1)
+    }
 }
 
 /// The mix learnt from the pods that were seen last.

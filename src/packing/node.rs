@@ -8,169 +8,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::device::{
-    ClassId, Device, DeviceClasses, DeviceId, DeviceKind, Health, NodeInventory, NodeName, PodUid,
-    PoolName,
-};
-use super::fit::{Misfit, Room};
+pub use self::sums::AuditError;
+use super::device::{DeviceClasses, DeviceId, NodeInventory, NodeName, PodUid, PoolName};
+use super::device_books::unbooked;
+pub use super::device_books::{Claim, ClaimRule, DeviceBooks, DeviceUse, ProcessUse};
+use super::fit::Misfit;
 use super::request::Demand;
-use super::reservation::{PlacedDevice, Placement, PodRef, Reservation, ReservationState};
-use super::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use super::reservation::{PlacedDevice, PodRef, Reservation, ReservationState};
+use super::units::{HostAmount, MemMib, Timestamp};
 
 /// Reports without a process of an ended pod that free its room. One is not enough: it may have been
 /// sampled before the pod ended. The second was sampled after the reply to the first.
 pub const CLEAN_REPORTS_TO_FREE: u32 = 2;
-
-/// What an agent saw on one device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceUse {
-    /// The device.
-    pub id: DeviceId,
-    /// Memory in use without the driver's reserve; `None` where the driver cannot say.
-    pub used: Option<MemMib>,
-    /// Share of the last period in which a kernel ran, 0 to 100; `None` where the driver cannot say.
-    pub busy_percent: Option<u8>,
-    /// Whether it may take new tenants.
-    pub health: Health,
-    /// Its processes; `None` when they were not sampled this time.
-    pub processes: Option<Vec<ProcessUse>>,
-}
-
-/// One process on a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProcessUse {
-    /// The pod it belongs to; `None` for a process outside Kubernetes or one that cannot be joined.
-    pub pod: Option<PodUid>,
-    /// Its memory on the device; `None` where the driver cannot say, which is not zero.
-    pub memory: Option<MemMib>,
-}
-
-/// One device with its books.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceBooks {
-    device: Device,
-    class: ClassId,
-    health: Health,
-    booked: Demand,
-    claimed: Demand,
-    tenants: BTreeMap<PodUid, Demand>,
-    used: Option<MemMib>,
-    busy_percent: Option<u8>,
-    unbooked: MemMib,
-}
-
-impl DeviceBooks {
-    /// The device as it was reported.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// What reservations hold.
-    pub fn booked(&self) -> Demand {
-        self.booked
-    }
-
-    /// What claims hold back.
-    pub fn claimed(&self) -> Demand {
-        self.claimed
-    }
-
-    /// The tenants with what each holds, by UID.
-    pub fn tenants(&self) -> &BTreeMap<PodUid, Demand> {
-        &self.tenants
-    }
-
-    /// Memory in use as the agent saw it last.
-    pub fn used(&self) -> Option<MemMib> {
-        self.used
-    }
-
-    /// Busy time of the last period in percent, as the agent saw it last.
-    pub fn busy_percent(&self) -> Option<u8> {
-        self.busy_percent
-    }
-
-    /// Memory in use that no booking covers: processes of no known pod, and what over-users take
-    /// beyond their share. It is taken off what may be placed.
-    pub fn unbooked(&self) -> MemMib {
-        self.unbooked
-    }
-
-    /// Current health: the inventory's or the last report's, whichever is worse.
-    pub fn health(&self) -> Health {
-        self.health
-    }
-
-    /// All of the device.
-    pub fn capacity(&self) -> Demand {
-        Demand { memory: self.device.capacity(), share: Share::WHOLE }
-    }
-
-    /// Whether reservations hold more than the device has.
-    pub fn is_overbooked(&self) -> bool {
-        self.capacity().checked_sub(self.booked).is_none()
-    }
-
-    /// Whether this device can hold tenants at all.
-    pub fn is_placeable(&self) -> bool {
-        self.device.kind != DeviceKind::MigParent && self.health == Health::Healthy
-    }
-
-    /// Room without regard to claims; what `bind` may use.
-    pub fn free_of_bookings(&self) -> Demand {
-        self.left_of(self.capacity().checked_sub(self.booked))
-    }
-
-    /// Room beside bookings and claims; what questions see.
-    pub fn free(&self) -> Demand {
-        let left = self.capacity().checked_sub(self.booked);
-        self.left_of(left.and_then(|left| left.checked_sub(self.claimed)))
-    }
-
-    /// `left` without the memory that is used outside the books. Nothing is free on a device whose
-    /// books or use exceed it.
-    fn left_of(&self, left: Option<Demand>) -> Demand {
-        let Some(left) = left else { return Demand::ZERO };
-        match left.memory.checked_sub(self.unbooked) {
-            Some(memory) => Demand { memory, share: left.share },
-            None => Demand { memory: MemMib::ZERO, share: left.share },
-        }
-    }
-
-    /// The form in which the fit function sees this device, with or without claims.
-    pub fn room(&self, claims: ClaimRule) -> Room {
-        let free = match claims {
-            ClaimRule::Respected => self.free(),
-            ClaimRule::Ignored => self.free_of_bookings(),
-        };
-        Room { class: self.class, health: self.health, free }
-    }
-
-    /// Class of the device.
-    pub fn class(&self) -> ClassId {
-        self.class
-    }
-}
-
-/// Whether claims of other pods count as taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimRule {
-    /// They do: questions.
-    Respected,
-    /// They do not: the last resort of `bind`, which trusts the books alone.
-    Ignored,
-}
-
-/// A place held back for a pod between its question and its bind. It lives beside the books.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// Devices and amounts that are held back.
-    pub placement: Placement,
-    /// Processor time and memory outside the GPU.
-    pub host: HostAmount,
-    /// When it ends by itself.
-    pub expires: Timestamp,
-}
 
 /// Whether a node can take pods, as far as its agent and its Node object are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -531,55 +380,6 @@ impl NodeLedger {
     pub fn reservation(&self, uid: &PodUid) -> Option<&Reservation> {
         self.reservations.get(uid)
     }
-
-    /// Whether the derived sums agree with the reservations, claims and inventory. Recomputes all.
-    ///
-    /// # Errors
-    /// [`AuditError`] naming what differs: our own arithmetic is broken.
-    pub fn audit(&self) -> Result<(), AuditError> {
-        let mut fresh = self.clone();
-        fresh.recompute();
-        if fresh.devices != self.devices {
-            return Err(AuditError::Devices { node: self.name.clone() });
-        }
-        let host = (self.host_booked, self.host_claimed);
-        if (fresh.host_booked, fresh.host_claimed) != host {
-            return Err(AuditError::Host { node: self.name.clone() });
-        }
-        Ok(())
-    }
-
-    /// Derives all sums anew. A node has few tenants, so this is cheap and cannot drift.
-    fn recompute(&mut self) {
-        self.recompute_devices();
-        let booked = self.reservations.values().map(|held| held.host);
-        self.host_booked = sum_host(booked.chain(self.others.values().copied()));
-        self.host_claimed = sum_host(self.claims.values().map(|claim| claim.host));
-    }
-
-    fn recompute_devices(&mut self) {
-        for books in &mut self.devices {
-            books.booked = Demand::ZERO;
-            books.claimed = Demand::ZERO;
-            books.tenants.clear();
-        }
-        for (uid, reservation) in &self.reservations {
-            for placed in &reservation.placement.devices {
-                if let Some(books) = device_mut(&mut self.devices, &placed.id) {
-                    books.booked = sum(books.booked, placed.demand);
-                    let held = books.tenants.entry(uid.clone()).or_default();
-                    *held = sum(*held, placed.demand);
-                }
-            }
-        }
-        for claim in self.claims.values() {
-            for placed in &claim.placement.devices {
-                if let Some(books) = device_mut(&mut self.devices, &placed.id) {
-                    books.claimed = sum(books.claimed, placed.demand);
-                }
-            }
-        }
-    }
 }
 
 fn is_drained(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
@@ -589,67 +389,7 @@ fn is_drained(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool
     }
 }
 
-fn device_mut<'a>(devices: &'a mut [DeviceBooks], id: &DeviceId) -> Option<&'a mut DeviceBooks> {
-    devices.iter_mut().find(|books| books.device.id == *id)
-}
-
-/// More than any device has: what written amounts come to that leave the range of the type.
-const BEYOND: Demand =
-    Demand { memory: MemMib::new(u64::MAX), share: Share::from_millionths(u64::MAX) };
-
-/// The sum of two written amounts. They are facts from outside, so an absurd sum stops nothing: the
-/// device is overbooked. Sums are derived anew at each change, so nothing is subtracted from it.
-fn sum(left: Demand, right: Demand) -> Demand {
-    left.checked_add(right).unwrap_or(BEYOND)
-}
-
-/// The sum of what pods take of the host, with the same reasoning as [`sum`].
-fn sum_host(mut amounts: impl Iterator<Item = HostAmount>) -> HostAmount {
-    let beyond = HostAmount { cpu: MilliCpu::new(u64::MAX), memory: BEYOND.memory };
-    amounts.try_fold(HostAmount::ZERO, HostAmount::checked_add).unwrap_or(beyond)
-}
-
-/// Memory in use on a device that no booking covers, zero within the tolerance.
-///
-/// Each tenant's use counts up to what it booked. Where the driver cannot say what a tenant uses, or
-/// processes were not sampled, the tenant is taken to use all it booked.
-fn unbooked(books: &DeviceBooks, seen: &DeviceUse, tolerance: MemMib) -> MemMib {
-    let Some(used) = seen.used else { return books.unbooked };
-    let mut covered = MemMib::ZERO;
-    for (uid, held) in &books.tenants {
-        let own = match &seen.processes {
-            None => None,
-            Some(processes) => processes
-                .iter()
-                .filter(|process| process.pod.as_ref() == Some(uid))
-                .map(|process| process.memory)
-                .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?)),
-        };
-        let counted = own.map_or(held.memory, |own| own.min(held.memory));
-        covered = covered.checked_add(counted).unwrap_or(BEYOND.memory);
-    }
-    match used.checked_sub(covered) {
-        Some(rest) if rest > tolerance => rest,
-        _ => MemMib::ZERO,
-    }
-}
-
-/// Our own arithmetic is broken: the derived sums differ from what they are derived from.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AuditError {
-    /// The sums of a device.
-    #[error("sums of the devices of node `{node}` differ from its reservations")]
-    Devices {
-        /// The node.
-        node: NodeName,
-    },
-    /// The sums of processor time and memory.
-    #[error("sums of CPU and memory of node `{node}` differ from its pods")]
-    Host {
-        /// The node.
-        node: NodeName,
-    },
-}
+mod sums;
 
 #[cfg(test)]
 mod tests;

@@ -85,6 +85,16 @@ impl Strategy {
         }
     }
 
+    /// The strategy with the chance of this question taken out: under both the same places fit.
+    pub fn without_chance(self) -> Self {
+        match self {
+            Self::Baseline(Baseline::Random { .. }) => {
+                Self::Baseline(Baseline::Random { chance: 0 })
+            }
+            Self::Policy(_) | Self::Baseline(_) => self,
+        }
+    }
+
     /// Whether the ranks depend on the request mix.
     pub fn uses_mix(self) -> bool {
         self == Self::Policy(Policy::Fragmentation)
@@ -188,7 +198,7 @@ fn least_fragmenting(scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>)
         let taken = scene.fits[..scene.ask.count()].to_vec();
         return (Rank::Fragmentation { score_missing: score(&taken) }, taken);
     }
-    let taken = scene.first_by(|fit| score(std::slice::from_ref(fit)));
+    let taken = scene.first_of_distinct_by(|fit| score(std::slice::from_ref(fit)));
     (Rank::Fragmentation { score_missing: score(&taken) }, taken)
 }
 
@@ -208,6 +218,24 @@ impl Scene<'_> {
     /// Processor time and memory that would be left.
     pub(super) fn host_left(&self) -> HostAmount {
         self.host_free.left_after(self.ask.host)
+    }
+
+    /// The same where `key` depends on nothing but the room of the device: of devices with equal
+    /// room it is worked out for the first one only.
+    fn first_of_distinct_by<K: Ord + Copy>(&self, key: impl Fn(&Taken) -> K) -> Vec<Taken> {
+        let mut known: Vec<(Room, K)> = Vec::with_capacity(self.fits.len());
+        let mut keys = Vec::with_capacity(self.fits.len());
+        for fit in self.fits {
+            let room = self.rooms[fit.0];
+            let found = known.iter().find(|(seen, _)| *seen == room).map(|(_, key)| *key);
+            let key = found.unwrap_or_else(|| key(fit));
+            if found.is_none() {
+                known.push((room, key));
+            }
+            keys.push((key, *fit));
+        }
+        keys.sort_by_key(|(key, (position, _))| (*key, *position));
+        keys.into_iter().take(self.ask.count()).map(|(_, fit)| fit).collect()
     }
 
     /// Tenants of a device, claims not counted.

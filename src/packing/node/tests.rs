@@ -1,7 +1,8 @@
 //! What facts from outside may do to a node's books, and what they may not.
 
-use super::super::device::{DeviceIndex, ModelName};
-use super::super::reservation::{PlacedDevice, Protection};
+use super::super::device::{Device, DeviceIndex, DeviceKind, Health, ModelName};
+use super::super::reservation::{PlacedDevice, Placement, Protection};
+use super::super::units::{MilliCpu, Share};
 use super::*;
 
 /// A node with two GPUs, `A` and `B`, of 1000 MiB, whose agent has reported.

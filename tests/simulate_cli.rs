@@ -1,0 +1,238 @@
+//! `gpupack simulate` as its users run it: the real binary on the small trace of the repository.
+
+use std::fs;
+use std::io::Read;
+use std::process::{Command, Output, Stdio};
+
+use expect_test::{Expect, expect};
+use serde_json::Value;
+
+const NODES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/small-nodes.csv");
+const PODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/small-pods.csv");
+const POLICIES: &str =
+    "fragmentation,binpack,spread,fgd,bestfit,dotprod,gpupacking,gpuclustering,random";
+
+fn command(nodes: &str, pods: &str, flags: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack"));
+    command.args(["simulate", "--nodes", nodes, "--pods", pods]).args(flags.split_whitespace());
+    command
+}
+
+fn simulate(flags: &str) -> Output {
+    command(NODES, PODS, flags).output().expect("the program starts")
+}
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).expect("the program writes UTF-8")
+}
+
+/// Standard output of a call that must succeed and complain about nothing.
+fn printed(flags: &str) -> String {
+    let output = simulate(flags);
+    let complaint = text(output.stderr);
+    assert_eq!((output.status.code(), complaint.as_str()), (Some(0), ""), "{flags}");
+    text(output.stdout)
+}
+
+fn check_refusal(output: &Output, code: i32, expected: &Expect) {
+    expected.assert_eq(&text(output.stderr.clone()));
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(code), &b""[..]));
+}
+
+/// What a call with these two files, both written anew, complains about.
+fn check_files(nodes: &str, pods: &str, expected: &Expect) {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).expect("a file can be written");
+        path.display().to_string()
+    };
+    let (nodes, pods) = (file("nodes.csv", nodes), file("pods.csv", pods));
+    let mut output = command(&nodes, &pods, "--as-is").output().expect("the program starts");
+    let folder = format!("{}/", folder.path().display());
+    output.stderr = text(output.stderr).replace(&folder, "").into_bytes();
+    check_refusal(&output, 2, expected);
+}
+
+#[test]
+fn every_policy_gives_the_figures_it_gave_before() {
+    let expected = expect![[r#"
+        policy,seed,at_100,last,arrivals,lost,lost_before_90,fragmentation_at_100,fragmentation_at_end,packing_efficiency
+        fragmentation,42,93.15,94.28,237,46,2,95.2466,98.3641,94.944
+        fragmentation,43,88.44,95.05,257,60,12,56.6932,97.4156,95.0486
+        binpack,42,90.69,96.33,237,43,12,65.1924,97.6634,96.3333
+        binpack,43,88.81,95.93,257,67,17,63.4646,98.7398,96.6013
+        spread,42,71.69,75.8,237,46,13,82.1264,90.5219,75.7986
+        spread,43,72.7,80.41,257,63,17,80.5887,92.5901,80.4097
+        fgd,42,92.8,94.23,237,43,1,95.2271,97.6059,94.8881
+        fgd,43,90.6,93.46,257,58,3,88.316,98.816,95.4468
+        bestfit,42,88.99,92.82,237,52,16,81.3708,98.0372,94.1267
+        bestfit,43,85.82,93.53,257,73,25,65.2293,99.259,95.5177
+        dotprod,42,89.3,94.5,237,47,14,70.7064,98.3645,95.1608
+        dotprod,43,86.12,93.75,257,71,23,66.7736,98.9087,95.0704
+        gpupacking,42,90.13,95.62,237,45,12,63.1634,97.4269,95.625
+        gpupacking,43,88.85,95.99,257,68,18,62.5483,98.3572,95.993
+        gpuclustering,42,90.69,91.51,237,54,12,98.0752,99.0317,93.4609
+        gpuclustering,43,86.81,92.74,257,75,22,72.6371,99.4938,95.3928
+        random,42,81.24,87.69,237,36,10,80.1517,94.1255,88.3076
+        random,43,82.19,88.4,257,58,12,79.0661,91.6283,89.0139
+    "#]];
+    expected.assert_eq(&printed(&format!("--policy {POLICIES} --seeds 42..43 --output csv")));
+}
+
+#[test]
+fn files_are_taken_as_they_are_where_that_is_asked_for() {
+    let expected = expect![[r#"
+        policy,seed,at_100,last,arrivals,lost,lost_before_90,fragmentation_at_100,fragmentation_at_end,packing_efficiency
+        fgd,42,93.0267,94.15,200,22,5,92.6521,93.7079,94.8111
+        bestfit,42,88.4367,92.78,200,23,17,72.2504,93.6771,93.4265
+    "#]];
+    expected.assert_eq(&printed("--as-is --policy fgd --policy bestfit --output csv"));
+}
+
+#[test]
+fn the_table_is_aligned_and_says_what_it_shows() {
+    let table = printed("--policy fgd,bestfit --seeds 42..44 --load 1.1");
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines[0], "24 nodes, 144 GPUs; 200 pods, load 1.1, seeds 42..44");
+    assert!(lines[2].starts_with(" policy") && lines[2].ends_with("seconds"), "{table}");
+    assert!(lines[3].starts_with(" fgd ") && lines[4].starts_with(" bestfit "), "{table}");
+    assert_eq!(lines[3].matches('±').count(), 6, "{table}");
+    let widths: Vec<usize> = lines[2..5].iter().map(|line| line.chars().count()).collect();
+    assert!(widths.iter().all(|width| *width == widths[0] && *width <= 120), "{table}");
+}
+
+#[test]
+fn json_has_means_and_every_run_in_the_order_asked_for() {
+    let json: Value =
+        serde_json::from_str(&printed("--policy spread,fgd --seeds 42..43 --output json")).unwrap();
+    let results = json["results"].as_array().unwrap();
+    let names: Vec<&str> = results.iter().map(|one| one["policy"].as_str().unwrap()).collect();
+    assert_eq!(names, ["spread", "fgd"]);
+    for result in results {
+        assert_eq!(result["seeds"], serde_json::json!([42, 43]));
+        for figure in ["at_100", "last", "lost", "lost_before_90", "fragmentation_at_100"] {
+            let of = |run: usize| result["runs"][run][figure].as_f64().unwrap();
+            let mean = result[figure].as_f64().unwrap();
+            assert!((mean - (of(0) + of(1)) / 2.0).abs() < 1e-4, "{figure} of {result}");
+        }
+    }
+    let half: Value = serde_json::from_str(&printed("--load 0.5 --output json")).unwrap();
+    assert_eq!(half["results"][0]["policy"], "fragmentation");
+    assert_eq!(half["results"][0]["at_100"], Value::Null);
+    assert_eq!(half["results"][0]["runs"][0]["lost"], 0);
+}
+
+#[test]
+fn two_runs_give_the_same_bytes() {
+    let flags = "--policy fragmentation,fgd,random --seeds -1..0 --output json";
+    assert_eq!(printed(flags), printed(flags));
+}
+
+#[test]
+fn the_chart_is_an_svg_with_a_curve_per_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out.svg");
+    let chart = format!("--chart {}", path.display());
+    printed(&format!("{chart} --seeds 42..43"));
+    let picture = fs::read_to_string(&path).unwrap();
+    assert!(picture.starts_with("<svg") && picture.ends_with("</svg>\n"));
+    for (text, times) in [
+        ("GPU allocation near full load", 1),
+        ("Fragmentation: free room that typical pods cannot use", 1),
+        ("fragmentation\n", 3),
+        ("bestfit\n", 3),
+    ] {
+        assert_eq!(picture.matches(text).count(), times, "{text}");
+    }
+    // Below 85 % there is nothing to show larger; with next to no load no pod arrives at all.
+    printed(&format!("{chart} --load 0.5"));
+    assert!(!fs::read_to_string(&path).unwrap().contains("near full load"));
+    printed(&format!("{chart} --load 0.00001"));
+}
+
+#[test]
+fn bad_files_are_named_with_the_place_and_what_would_do() {
+    let nodes = "sn,cpu_milli,memory_mib,gpu,model\nn,8000,8192,2,T4\n";
+    let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1000,1024,1,500\n";
+    check_files(
+        nodes,
+        &pods.replace("500", "1500"),
+        &expect![[r#"
+            gpupack: --pods: `pods.csv` line 2, column `gpu_milli`: `1500` is not allowed, expected a whole number from 1 to 1000
+        "#]],
+    );
+    check_files(
+        &nodes.replace("model", "kind"),
+        pods,
+        &expect![[r#"
+        gpupack: --nodes needs a CSV file with the columns sn, cpu_milli, memory_mib, gpu, model: `nodes.csv` has no column `model`
+    "#]],
+    );
+    check_files(
+        nodes,
+        "",
+        &expect![[r#"
+            gpupack: --pods: `pods.csv` holds no rows
+        "#]],
+    );
+    check_files(
+        nodes,
+        pods.lines().next().unwrap(),
+        &expect![[r#"
+            gpupack: --pods: `pods.csv` holds no rows
+        "#]],
+    );
+    let output = command("absent.csv", PODS, "").output().unwrap();
+    check_refusal(
+        &output,
+        2,
+        &expect![[r#"
+            gpupack: --nodes: cannot open `absent.csv`: No such file or directory (os error 2)
+        "#]],
+    );
+}
+
+#[test]
+fn bad_flags_are_refused_with_what_would_do() {
+    for (flags, part) in [
+        ("--policy fgdd", "fragmentation, binpack, spread, fgd, bestfit, dotprod"),
+        ("--seeds 51..42", "the first seed is larger than the last one"),
+        ("--seeds 1..x", "expected two whole numbers such as 42..51"),
+        ("--seeds 1..99999", "more than 10000 seeds"),
+        ("--seed 1 --seeds 1..2", "cannot be used with"),
+        ("--load 0", "load `0` is not allowed, expected more than 0 and at most 100"),
+        ("--load -1", "load `-1` is not allowed"),
+        ("--output xml", "table, json, csv"),
+        ("--chart absent/out.svg", "--chart needs an existing folder: `absent` is none"),
+    ] {
+        let output = simulate(flags);
+        let complaint = text(output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{flags}: {complaint}");
+        assert!(complaint.contains(part), "{flags}: {complaint}");
+    }
+}
+
+#[test]
+fn a_chart_that_cannot_be_written_is_a_failure_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = simulate(&format!("--load 0.1 --chart {}", folder.path().display()));
+    let complaint = text(output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{complaint}");
+    assert!(complaint.starts_with("gpupack: --chart: cannot write `"), "{complaint}");
+    assert_eq!(complaint.lines().count(), 1);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    let mut child = command(NODES, PODS, "--policy bestfit --output csv")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let mut complaint = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+    assert_eq!((child.wait().unwrap().code(), complaint.as_str()), (Some(0), ""));
+}

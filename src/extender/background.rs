@@ -141,6 +141,12 @@ fn tell(app: &App, effect: &Effect) {
         Effect::Room(_) => {}
         Effect::Overbooked { node, device } => {
             tracing::error!(%node, %device, "more is booked on a device than it has: bound by others, a smaller replacement, or a forged annotation");
+            let note = format!(
+                "its device {device} on node {node} holds more than it has: nothing more is placed there, nothing is taken away"
+            );
+            for pod in app.ledger.tenants(node.as_str(), device) {
+                app.tell(&pod, NoticeReason::Overbooked, note.clone());
+            }
         }
         Effect::Unplaced { pod, node } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, %node, "a pod with a GPU request runs without a placement of gpupack: only its observed use counts");

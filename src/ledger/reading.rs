@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::books::{Ledger, Slot};
-use crate::packing::device::PodUid;
+use crate::packing::device::{DeviceId, PodUid};
 use crate::packing::fragmentation::Packing;
 use crate::packing::mix::{CompiledMix, Mix};
 use crate::packing::node::{AuditError, NodeLedger, NodeState};
@@ -69,6 +69,15 @@ impl Ledger {
     /// When a node's last report was received.
     pub fn last_report(&self, node: &str) -> Option<Timestamp> {
         self.position(node).and_then(|at| self.slot(at).read().last_report())
+    }
+
+    /// The pods that hold part of a device.
+    pub fn tenants(&self, node: &str, device: &DeviceId) -> Vec<PodRef> {
+        let Some(at) = self.position(node) else { return Vec::new() };
+        let slot = self.slot(at);
+        let books = slot.read();
+        let holds = |held: &&Reservation| held.placement.devices.iter().any(|d| d.id == *device);
+        books.reservations().values().filter(holds).map(|held| held.pod.clone()).collect()
     }
 
     /// The reservation of a pod.

@@ -35,8 +35,12 @@ pub mod packing {
 /// The books of all nodes, concurrent: facts and commands in, effects and copies out.
 pub mod ledger {
     pub mod books;
+    pub mod effect;
+    pub mod facts;
+    pub mod commands;
     pub mod questions;
     pub mod reports;
+    pub mod reading;
     pub mod waiting;
     #[cfg(test)]
     mod fixture;

@@ -12,7 +12,9 @@ mod replicas;
 use std::collections::BTreeMap;
 
 use common::pod;
-use gpupack::ledger::books::{Effect, Ledger, ReserveError};
+use gpupack::ledger::books::Ledger;
+use gpupack::ledger::commands::ReserveError;
+use gpupack::ledger::effect::Effect;
 use gpupack::ledger::questions::Question;
 use gpupack::packing::fit::Misfit;
 use gpupack::packing::node::{DeviceBooks, NodeLedger};

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use common::{DEVICE_MIB, add_node, asks, fraction, gpus, host, pod, seconds, seen, settings};
-use gpupack::ledger::books::{Ledger, PodFact};
+use gpupack::ledger::books::Ledger;
+use gpupack::ledger::facts::PodFact;
 use gpupack::ledger::questions::Question;
 use gpupack::ledger::reports::NodeReport;
 use gpupack::packing::device::{NodeName, PodUid, PoolName};

@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use cluster::{Agent, Api, Kubelets, NODES, inventory, taken};
 use common::{DEVICE_MIB, add_node, asks, fraction, pod, seconds, settings};
-use gpupack::ledger::books::{Ledger, PodFact, Settings};
+use gpupack::ledger::books::{Ledger, Settings};
+use gpupack::ledger::facts::PodFact;
 use gpupack::ledger::questions::Question;
 use gpupack::packing::device::PodUid;
 use gpupack::packing::policy::Policy;

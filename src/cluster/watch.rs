@@ -15,7 +15,9 @@ use tokio::sync::watch;
 use super::pod::SeenPod;
 use super::quantity::{parse_memory, parse_milli};
 use crate::clock::Clock;
-use crate::ledger::books::{Effect, Ledger, PodFact};
+use crate::ledger::books::Ledger;
+use crate::ledger::effect::Effect;
+use crate::ledger::facts::PodFact;
 use crate::packing::device::{NodeName, PodUid, PoolName};
 use crate::packing::units::{HostAmount, MemMib, MilliCpu};
 

@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 
 use super::app::App;
-use crate::ledger::books::Readiness;
+use crate::ledger::reading::Readiness;
 use crate::ledger::reports::ReportRefusal;
 use crate::metrics::ReportResult;
 use crate::report::{Booking, Outcome, Refusal, Reply, Report, SCHEMA_VERSION};

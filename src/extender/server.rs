@@ -18,7 +18,7 @@ use super::inspect;
 use super::protocol::ProtocolError;
 use super::verbs::{self, VerbAnswer};
 use super::{bind, reports};
-use crate::ledger::books::Readiness;
+use crate::ledger::reading::Readiness;
 use crate::metrics::{NodeCounts, Outcome, Verb};
 use crate::packing::node::NodeState;
 use crate::report;

@@ -17,8 +17,8 @@ use super::protocol::{
 use super::template;
 use crate::cluster::events::NoticeReason;
 use crate::cluster::pod::SeenPod;
-use crate::ledger::books::Readiness;
 use crate::ledger::questions::{Answer, Question};
+use crate::ledger::reading::Readiness;
 use crate::metrics::Outcome;
 use crate::packing::fit::Misfit;
 use crate::packing::mix::RequestType;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::books::{Ledger, PodFact, Settings};
+use super::books::{Ledger, Settings};
+use super::facts::PodFact;
 use super::questions::Question;
 use super::reports::{NodeReport, Receipt, ReportRefusal};
 use crate::packing::device::{

@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dashmap::{DashMap, Entry};
 
-use super::books::{Effect, Ledger, Slot, World};
+use super::books::{Ledger, Slot, World};
+use super::effect::Effect;
 use crate::packing::device::{DeviceClasses, NodeName, PodUid};
 use crate::packing::fit::{Ask, HostRule, Misfit};
 use crate::packing::node::{Claim, ClaimRule, NodeLedger};

@@ -8,7 +8,8 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::books::{Effect, Ledger};
+use super::books::Ledger;
+use super::effect::Effect;
 use crate::packing::device::{DeviceId, InventoryError, NodeInventory, NodeName, PodUid};
 use crate::packing::node::{DeviceUse, NodeState};
 use crate::packing::reservation::Reservation;

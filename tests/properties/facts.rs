@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::ledger::books::{Ledger, PodFact};
+use gpupack::ledger::books::Ledger;
+use gpupack::ledger::facts::PodFact;
 use gpupack::ledger::reports::NodeReport;
 use gpupack::packing::device::{
     Device, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory, NodeName, PodUid, PoolName,

@@ -5,7 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::ledger::books::{Effect, Ledger, PodFact};
+use gpupack::ledger::books::Ledger;
+use gpupack::ledger::effect::Effect;
+use gpupack::ledger::facts::PodFact;
 use gpupack::ledger::questions::Question;
 use gpupack::ledger::reports::NodeReport;
 use gpupack::packing::device::{

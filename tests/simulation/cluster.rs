@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use gpupack::ledger::books::{Ledger, PodFact};
+use gpupack::ledger::books::Ledger;
+use gpupack::ledger::facts::PodFact;
 use gpupack::ledger::reports::NodeReport;
 use gpupack::packing::device::{NodeInventory, NodeName, PodUid, PoolName};
 use gpupack::packing::node::{DeviceUse, ProcessUse};

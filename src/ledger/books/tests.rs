@@ -4,7 +4,11 @@ use super::super::fixture::{
     asks, bound, free, hello, ledger, node, pod, report, say, seconds, see_node, uid,
 };
 use super::*;
+use crate::ledger::commands::ReserveError;
+use crate::ledger::facts::PodFact;
+use crate::ledger::reading::Readiness;
 use crate::packing::fit::Misfit;
+use crate::packing::reservation::{Placement, ReservationState};
 
 fn room() -> Effect {
     Effect::Room(NodeName::new("n"))

@@ -1,0 +1,142 @@
+//! A cluster for the benches: nodes of 8 GPUs of four models, half full of mixed pods, from a seed.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use criterion::Criterion;
+use gpupack::ledger::books::{Ledger, Settings};
+use gpupack::ledger::questions::Question;
+use gpupack::ledger::reports::NodeReport;
+use gpupack::packing::device::{
+    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory, NodeName, PodUid,
+    PoolName,
+};
+use gpupack::packing::fit::HostRule;
+use gpupack::packing::mix::RequestType;
+use gpupack::packing::policy::{Policy, Strategy};
+use gpupack::packing::request::{Amount, GpuRequest};
+use gpupack::packing::reservation::PodRef;
+use gpupack::packing::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+const MODELS: [(&str, u64); 4] = [
+    ("Tesla T4", 15_360),
+    ("NVIDIA L40S", 46_068),
+    ("NVIDIA A100-SXM4-80GB", 81_920),
+    ("NVIDIA H100 80GB HBM3", 81_559),
+];
+
+const GPUS_PER_NODE: u32 = 8;
+
+/// Numbers of nodes that every bench is run with.
+pub(crate) const SIZES: [usize; 3] = [100, 1000, 5000];
+
+/// Short runs: medians are stable to some per cent, and all benches take a minute or two.
+pub(crate) fn criterion() -> Criterion {
+    Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1))
+        .configure_from_args()
+}
+
+/// A cluster and the names of its nodes.
+pub(crate) struct Cluster {
+    pub(crate) ledger: Ledger,
+    pub(crate) names: Vec<String>,
+}
+
+pub(crate) fn host() -> HostAmount {
+    HostAmount { cpu: MilliCpu::new(128_000), memory: MemMib::new(1 << 20) }
+}
+
+pub(crate) fn pod(uid: &str) -> PodRef {
+    PodRef { uid: PodUid::new(uid), name: Arc::from(uid) }
+}
+
+/// A question with kube-scheduler's checks trusted, as the extender asks it.
+pub(crate) fn asks(gpu: GpuRequest, policy: Policy) -> Question {
+    Question {
+        gpu: Some(gpu),
+        host: HostAmount { cpu: MilliCpu::new(4000), memory: MemMib::new(8192) },
+        host_rule: HostRule::Trusted,
+        strategy: Strategy::Policy(policy),
+    }
+}
+
+/// Shares of half a dozen sizes, amounts of memory, whole GPUs, and pairs.
+pub(crate) fn some_request(rng: &mut ChaCha8Rng) -> GpuRequest {
+    let share = |millionths| Amount::Fraction(Share::from_millionths(millionths));
+    let amount = match rng.random_range(0..10) {
+        0..6 => {
+            share([100_000, 200_000, 250_000, 333_330, 500_000, 750_000][rng.random_range(0..6)])
+        }
+        6..8 => Amount::Memory(MemMib::new(1024 * rng.random_range(2..12))),
+        _ => Amount::Whole,
+    };
+    let count = if rng.random_bool(0.1) { 2 } else { 1 };
+    GpuRequest::several(amount, NonZeroU32::new(count).expect("one or two"))
+}
+
+fn inventory(node: usize) -> NodeInventory {
+    let (model, mib) = MODELS[node % MODELS.len()];
+    let devices = (0..GPUS_PER_NODE).map(|index| Device {
+        id: DeviceId::new(&format!("GPU-{node}-{index}")).expect("a legal id"),
+        index: DeviceIndex(index),
+        model: ModelName::new(model),
+        total: MemMib::new(mib),
+        reserved: MemMib::new(512),
+        kind: DeviceKind::Gpu,
+        health: Health::Healthy,
+    });
+    NodeInventory::new(devices.collect()).expect("a sound inventory")
+}
+
+/// `nodes` nodes, each with half of its share booked; the request mix is that of the pods.
+pub(crate) fn cluster(nodes: usize) -> Cluster {
+    let ledger = Ledger::new(Settings {
+        claim_for: Duration::from_secs(5),
+        stale_after: Duration::from_secs(10),
+        drain_limit: Duration::from_secs(30),
+        warm_up: Duration::ZERO,
+        unmanaged_tolerance: MemMib::new(256),
+        first_session: 1,
+    });
+    let mut rng = ChaCha8Rng::seed_from_u64(2026);
+    let names: Vec<String> = (0..nodes).map(|node| format!("node-{node:05}")).collect();
+    for (node, name) in names.iter().enumerate() {
+        ledger.see_node(&NodeName::new(name.as_str()), host(), PoolName::new(""));
+        let hello = NodeReport {
+            agent: name.clone(),
+            session: None,
+            sequence: 1,
+            inventory: Some(inventory(node)),
+            uses: Vec::new(),
+        };
+        ledger.report(name, &hello, Timestamp::START).expect("a hello is accepted");
+        fill(&ledger, name, &mut rng);
+    }
+    let allocation = ledger.packing().allocation().millionths();
+    assert!((450_000..650_000).contains(&allocation), "{allocation} millionths are booked");
+    Cluster { ledger, names }
+}
+
+fn fill(ledger: &Ledger, node: &str, rng: &mut ChaCha8Rng) {
+    let half = u64::from(GPUS_PER_NODE) * Share::WHOLE.millionths() / 2;
+    let mut booked = 0;
+    for serial in 0.. {
+        if booked >= half {
+            return;
+        }
+        let question = asks(some_request(rng), Policy::BinPack);
+        let kind = RequestType::new(question.gpu.as_ref(), question.host.cpu);
+        let pod = pod(&format!("{node}-{serial}"));
+        if let Ok(placement) = ledger.reserve(&pod, node, &question, Timestamp::START) {
+            let shares = placement.devices.iter().map(|device| device.demand.share.millionths());
+            booked += shares.sum::<u64>();
+            ledger.learn(pod.uid, kind);
+        }
+    }
+}

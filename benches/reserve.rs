@@ -1,0 +1,59 @@
+//! How long one bind holds the books of its node: `Ledger::reserve`, and `Ledger::forget` that undoes it.
+//!
+//! *pair* is one of each, so that every iteration meets the same books; *claimed* has a claim made before
+//! it, as prioritize leaves one. Run with `cargo bench --bench reserve`.
+
+mod common;
+
+use std::hint::black_box;
+
+use common::{Cluster, SIZES, asks, cluster, pod, some_request};
+use criterion::Criterion;
+use gpupack::packing::policy::Policy;
+use gpupack::packing::units::Timestamp;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+fn reserve(criterion: &mut Criterion) {
+    for nodes in SIZES {
+        let Cluster { ledger, names } = cluster(nodes);
+        let pod = pod("bench");
+        for policy in Policy::ALL {
+            let mut rng = ChaCha8Rng::seed_from_u64(1);
+            let question = asks(some_request(&mut rng), policy);
+            let (best, _) = ledger.best(&question).expect("a half full cluster has room");
+            let node = best.as_str();
+            let placement = ledger.reserve(&pod, node, &question, Timestamp::START);
+            let placement = placement.expect("a node that said yes takes the pod");
+            assert_eq!(ledger.reserve(&pod, node, &question, Timestamp::START), Ok(placement));
+            ledger.forget(&pod.uid);
+            assert!(ledger.reservation(&pod.uid).is_none());
+
+            let id = format!("pair/{policy}/{nodes}");
+            criterion.bench_function(&id, |bencher| {
+                bencher.iter(|| {
+                    let made = ledger.reserve(&pod, node, black_box(&question), Timestamp::START);
+                    ledger.forget(&pod.uid);
+                    made
+                });
+            });
+            let id = format!("claimed/{policy}/{nodes}");
+            criterion.bench_function(&id, |bencher| {
+                bencher.iter(|| {
+                    ledger.claim(&pod.uid, node, black_box(&question), Timestamp::START);
+                    let made = ledger.reserve(&pod, node, &question, Timestamp::START);
+                    ledger.forget(&pod.uid);
+                    made
+                });
+            });
+        }
+        assert_eq!(ledger.audit(), Ok(()));
+        assert_eq!((names.len(), ledger.claim_count()), (nodes, 0));
+    }
+}
+
+fn main() {
+    let mut criterion = common::criterion();
+    reserve(&mut criterion);
+    criterion.final_summary();
+}

@@ -1,0 +1,146 @@
+//! Commands: reserve room for a pod, confirm it, take it back.
+
+use dashmap::Entry;
+
+use super::books::Ledger;
+use super::effect::Effect;
+use super::questions::Question;
+use crate::packing::device::{NodeName, PodUid};
+use crate::packing::fit::{Ask, Misfit};
+use crate::packing::mix::CompiledMix;
+use crate::packing::node::{ClaimRule, NodeLedger};
+use crate::packing::plan;
+use crate::packing::reservation::{Placement, PodRef, Reservation, ReservationState};
+use crate::packing::units::Timestamp;
+
+/// Why a reservation was not made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReserveError {
+    /// It does not fit on today's books.
+    #[error("{}", .0.reason())]
+    Misfit(Misfit),
+    /// The pod already holds a reservation on another node.
+    #[error("pod is being bound to node `{node}`")]
+    HeldElsewhere {
+        /// That node.
+        node: NodeName,
+    },
+    /// The pod has ended.
+    #[error("pod has ended")]
+    Ended,
+}
+
+impl Ledger {
+    /// Reserves room for a pod on a node, with the fit function that answered its question, on the
+    /// books of this moment. A repeated call for the same pod and node gives the same placement.
+    ///
+    /// Its own claim is taken where it still fits the books; else a place beside all claims; else
+    /// any place that the books allow.
+    ///
+    /// # Errors
+    /// [`ReserveError`]; the books are as they were.
+    pub fn reserve(
+        &self,
+        pod: &PodRef,
+        node: &str,
+        question: &Question,
+        now: Timestamp,
+    ) -> Result<Placement, ReserveError> {
+        let at = self.position(node).ok_or(ReserveError::Misfit(Misfit::UnknownNode))?;
+        let slot = self.slot(at);
+        let world = self.world();
+        let ask = question.ask(&world.classes);
+        let entry = self.pods.entry(pod.uid.clone());
+        if self.ended().contains(&pod.uid) {
+            return Err(ReserveError::Ended);
+        }
+        match entry {
+            Entry::Occupied(held) if *held.get() != at => {
+                let node = self.slot(*held.get()).name.clone();
+                Err(ReserveError::HeldElsewhere { node })
+            }
+            Entry::Occupied(_) => match slot.read().reservation(&pod.uid) {
+                Some(held) if matches!(held.state, ReservationState::Draining { .. }) => {
+                    Err(ReserveError::Ended)
+                }
+                Some(held) => Ok(held.placement.clone()),
+                None => Err(ReserveError::Ended), // bound as a pod without a place of ours
+            },
+            Entry::Vacant(free) => {
+                let placement = slot
+                    .change(|books| assume(books, pod, &ask, question, &world.compiled, now))
+                    .map_err(ReserveError::Misfit)?;
+                self.unclaim(&pod.uid);
+                free.insert(at);
+                Ok(placement)
+            }
+        }
+    }
+
+    /// Notes that the API server has accepted the Binding; the watch will say so too.
+    pub fn confirm(&self, uid: &PodUid) {
+        if let Some(at) = self.pods.get(uid).map(|at| *at) {
+            self.slot(at).change(|books| books.confirm(uid));
+        }
+    }
+
+    /// Takes back a reservation whose Binding was definitely refused. Confirmed ones stay.
+    pub fn forget(&self, uid: &PodUid) -> Vec<Effect> {
+        let Entry::Occupied(held) = self.pods.entry(uid.clone()) else { return Vec::new() };
+        let mut is_gone = false;
+        let effects = self.change_slot(*held.get(), |books| {
+            is_gone = is_assumed(books.reservation(uid)) && books.remove(uid);
+        });
+        if is_gone {
+            held.remove();
+        }
+        effects
+    }
+}
+
+/// Books a place for the pod. Its claim ends only when there is one.
+fn assume(
+    books: &mut NodeLedger,
+    pod: &PodRef,
+    ask: &Ask,
+    question: &Question,
+    mix: &CompiledMix,
+    now: Timestamp,
+) -> Result<Placement, Misfit> {
+    let claim = books.unclaim(&pod.uid);
+    let claimed = claim.as_ref().map(|claim| claim.placement.clone());
+    let placement = place(books, ask, question, mix, claimed).inspect_err(|_| {
+        if let Some(claim) = claim {
+            books.claim(pod.uid.clone(), claim);
+        }
+    })?;
+    books.book(Reservation {
+        pod: pod.clone(),
+        placement: placement.clone(),
+        host: ask.host,
+        state: ReservationState::Assumed { since: now },
+    });
+    Ok(placement)
+}
+
+/// A place for the pod: its claim, a place beside all claims, or any place the books allow.
+fn place(
+    books: &NodeLedger,
+    ask: &Ask,
+    question: &Question,
+    mix: &CompiledMix,
+    claimed: Option<Placement>,
+) -> Result<Placement, Misfit> {
+    if let Some(claimed) = claimed.filter(|claimed| plan::still_fits(books, ask, claimed)) {
+        return Ok(claimed);
+    }
+    let beside = plan::evaluate(books, ask, question.strategy, mix, ClaimRule::Respected);
+    let found = beside
+        .or_else(|_| plan::evaluate(books, ask, question.strategy, mix, ClaimRule::Ignored))?;
+    Ok(plan::placement(books, ask, &found))
+}
+
+/// Whether a pod is being bound.
+pub(super) fn is_assumed(held: Option<&Reservation>) -> bool {
+    held.is_some_and(|held| matches!(held.state, ReservationState::Assumed { .. }))
+}

@@ -1,0 +1,78 @@
+//! What a change of the books means beyond them: whom to wake, what to tell.
+
+use crate::packing::device::{DeviceId, NodeName};
+use crate::packing::node::NodeLedger;
+use crate::packing::reservation::PodRef;
+
+/// What a change means beyond the books.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effect {
+    /// Room may have appeared on this node: waiting pods that fit now should be woken.
+    Room(NodeName),
+    /// From now on more is booked on a device than it has.
+    Overbooked {
+        /// The node.
+        node: NodeName,
+        /// The device.
+        device: DeviceId,
+    },
+    /// A pod with a GPU request runs without a placement of ours: only its observed use counts.
+    Unplaced {
+        /// The pod.
+        pod: PodRef,
+        /// Its node.
+        node: NodeName,
+    },
+    /// A node's agent went silent.
+    Silent(NodeName),
+}
+
+/// What of a node's books decides about effects: compared before and after a change.
+pub(super) struct Standing {
+    free: Vec<(DeviceId, u64, u64)>,
+    overbooked: Vec<DeviceId>,
+}
+
+impl Standing {
+    /// How the books stand now.
+    pub(super) fn of(books: &NodeLedger) -> Self {
+        let overbooked = books.devices().iter().filter(|device| device.is_overbooked());
+        Self {
+            free: free_by_device(books),
+            overbooked: overbooked.map(|device| device.device().id.clone()).collect(),
+        }
+    }
+
+    /// What the change since then means.
+    pub(super) fn effects(&self, books: &NodeLedger) -> Vec<Effect> {
+        let now = Self::of(books);
+        let node = books.name();
+        let grew = has_grown(&self.free, &now.free).then(|| Effect::Room(node.clone()));
+        let fresh = now.overbooked.into_iter().filter(|device| !self.overbooked.contains(device));
+        let overbooked = fresh.map(|device| Effect::Overbooked { node: node.clone(), device });
+        grew.into_iter().chain(overbooked).collect()
+    }
+}
+
+/// Free memory and share of each device that can be placed on, in millionths and MiB.
+fn free_by_device(books: &NodeLedger) -> Vec<(DeviceId, u64, u64)> {
+    if books.placeable().is_err() {
+        return Vec::new();
+    }
+    let placeable = books.devices().iter().filter(|device| device.is_placeable());
+    placeable
+        .map(|device| {
+            let free = device.free();
+            (device.device().id.clone(), free.memory.mib(), free.share.millionths())
+        })
+        .collect()
+}
+
+fn has_grown(before: &[(DeviceId, u64, u64)], after: &[(DeviceId, u64, u64)]) -> bool {
+    after.iter().any(|(id, memory, share)| {
+        let old = before.iter().find(|(known, ..)| known == id);
+        old.is_none_or(|(_, old_memory, old_share)| memory > old_memory || share > old_share)
+            && *memory > 0
+            && *share > 0
+    })
+}

@@ -1,0 +1,194 @@
+//! Facts: what the API server says about nodes and pods, what was asked for, and that time passes.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use dashmap::Entry;
+
+use super::books::Ledger;
+use super::commands::is_assumed;
+use super::effect::Effect;
+use crate::packing::device::{NodeName, PodUid, PoolName};
+use crate::packing::mix::{Mix, RequestType};
+use crate::packing::node::NodeLedger;
+use crate::packing::reservation::{Placement, PodRef, Reservation, ReservationState};
+use crate::packing::units::{HostAmount, Timestamp};
+
+/// Ended pods that are remembered, so that a late event cannot book them again. More than a cluster
+/// ends between the event and its late copy; 100 bytes each.
+const REMEMBERED_ENDS: usize = 20_000;
+
+/// What the API server says about a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodFact {
+    /// The pod.
+    pub pod: PodRef,
+    /// Its node; none while it waits.
+    pub node: Option<NodeName>,
+    /// What it takes of the node outside its GPUs.
+    pub host: HostAmount,
+    /// Whether all its containers have ended for good.
+    pub is_terminal: bool,
+    /// Whether it asks for GPU room, in whatever valid or invalid form.
+    pub wants_gpu: bool,
+    /// The placement written on it, where there is a valid one.
+    pub placement: Option<Placement>,
+}
+
+impl Ledger {
+    /// Notes that a node exists, with what it offers outside its GPUs.
+    pub fn see_node(&self, name: &NodeName, host: HostAmount, pool: PoolName) -> Vec<Effect> {
+        let at = self.slot_of(name);
+        self.change_slot(at, |books| books.see_node(host, pool))
+    }
+
+    /// Notes that a node was deleted. Its tenants stay booked until their pods are gone.
+    pub fn lose_node(&self, name: &NodeName) {
+        let Some(at) = self.position(name.as_str()) else { return };
+        self.slot(at).change(NodeLedger::lose_node);
+        self.recycle(at);
+    }
+
+    /// Notes what the API server says about a pod. Twice, late or in another order: the books end
+    /// the same.
+    pub fn see_pod(&self, fact: &PodFact, now: Timestamp) -> Vec<Effect> {
+        let uid = &fact.pod.uid;
+        if fact.is_terminal {
+            return self.end_pod(uid, now);
+        }
+        let Some(node) = &fact.node else { return Vec::new() };
+        let at = self.slot_of(node);
+        let entry = self.pods.entry(uid.clone());
+        if self.ended().contains(uid) {
+            return Vec::new();
+        }
+        let mut held_at = entry.or_insert(at);
+        let before = std::mem::replace(&mut *held_at, at);
+        let mut effects = self.unclaim(uid).into_iter().collect::<Vec<_>>();
+        if before != at {
+            effects.extend(self.change_slot(before, |books| {
+                books.remove(uid);
+            }));
+        }
+        let mut is_placed = true;
+        effects.extend(self.change_slot(at, |books| {
+            match &fact.placement {
+                Some(written) => {
+                    books.book(confirmed(fact, written.clone(), books.reservation(uid)));
+                }
+                None if keeps_devices(books.reservation(uid)) => {} // its keys were taken away
+                None => books.book_host(uid.clone(), fact.host),
+            }
+            is_placed = books.reservation(uid).is_some();
+        }));
+        if fact.wants_gpu && !is_placed {
+            effects.push(Effect::Unplaced { pod: fact.pod.clone(), node: node.clone() });
+        }
+        effects
+    }
+
+    /// Notes that a pod is terminal or gone. Its devices are free once its processes are.
+    pub fn end_pod(&self, uid: &PodUid, now: Timestamp) -> Vec<Effect> {
+        self.ended().remember(uid);
+        let entry = self.pods.entry(uid.clone());
+        let mut effects = self.unclaim(uid).into_iter().collect::<Vec<_>>();
+        let Entry::Occupied(held) = entry else { return effects };
+        let at = *held.get();
+        let mut is_gone = false;
+        effects.extend(self.change_slot(at, |books| {
+            books.drain(uid, now);
+            is_gone = !books.holds(uid);
+        }));
+        if is_gone {
+            held.remove();
+            self.recycle(at);
+        }
+        effects
+    }
+
+    /// Notes that pods and nodes have been listed completely.
+    pub fn set_listed(&self, now: Timestamp) {
+        if !self.is_listed.swap(true, Ordering::AcqRel) {
+            self.listed_at.store(now.millis(), Ordering::Release);
+        }
+    }
+
+    /// Time has passed: silent nodes, drains that lasted too long, claims that are due.
+    pub fn tick(&self, now: Timestamp) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        let slots = self.slots();
+        for (at, slot) in slots.iter().enumerate() {
+            let (is_stale, is_due) = {
+                let books = slot.read();
+                let is_stale = books.is_stale(self.settings.stale_after, now);
+                (is_stale, books.is_anything_due(self.settings.drain_limit, now))
+            };
+            if is_stale && slot.change(|books| books.silence(self.settings.stale_after, now)) {
+                effects.push(Effect::Silent(slot.name.clone()));
+            }
+            if is_due {
+                let mut ended = Vec::new();
+                effects.extend(self.change_slot(at, |books| {
+                    ended = books.expire(self.settings.drain_limit, now);
+                }));
+                self.drop_index(at, &ended);
+            }
+        }
+        effects
+    }
+
+    /// Learns from a request, so that free room is judged by what is really asked for.
+    pub fn learn(&self, uid: PodUid, kind: RequestType) {
+        let mix = {
+            let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+            window.observe(uid, kind).then(|| window.mix())
+        };
+        if let Some(mix) = mix {
+            self.world_mut().replace_mix(mix);
+        }
+    }
+
+    /// Sets the mix, where it is known beforehand (simulation).
+    pub fn set_mix(&self, mix: Mix) {
+        self.world_mut().replace_mix(mix);
+    }
+}
+
+/// The reservation that a written placement stands for. A pod that is draining stays so.
+fn confirmed(fact: &PodFact, written: Placement, held: Option<&Reservation>) -> Reservation {
+    let state = match held.map(|held| held.state) {
+        Some(state @ ReservationState::Draining { .. }) => state,
+        _ => ReservationState::Confirmed,
+    };
+    Reservation { pod: fact.pod.clone(), placement: written, host: fact.host, state }
+}
+
+/// Whether the pod runs on devices of its reservation, whatever is written on it now.
+fn keeps_devices(held: Option<&Reservation>) -> bool {
+    held.is_some_and(|held| !held.placement.devices.is_empty()) && !is_assumed(held)
+}
+
+/// The pods that ended last, so that a late event cannot book them again.
+#[derive(Default)]
+pub(super) struct Ended {
+    order: VecDeque<PodUid>,
+    uids: BTreeSet<PodUid>,
+}
+
+impl Ended {
+    pub(super) fn remember(&mut self, uid: &PodUid) {
+        if self.uids.insert(uid.clone()) {
+            self.order.push_back(uid.clone());
+        }
+        if self.order.len() > REMEMBERED_ENDS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.uids.remove(&oldest);
+        }
+    }
+
+    pub(super) fn contains(&self, uid: &PodUid) -> bool {
+        self.uids.contains(uid)
+    }
+}

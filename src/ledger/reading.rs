@@ -1,0 +1,120 @@
+//! Copies and figures for readers. Nothing here changes anything.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::books::{Ledger, Slot};
+use crate::packing::device::PodUid;
+use crate::packing::fragmentation::Packing;
+use crate::packing::mix::{CompiledMix, Mix};
+use crate::packing::node::{AuditError, NodeLedger, NodeState};
+use crate::packing::reservation::{PodRef, Reservation};
+use crate::packing::units::Timestamp;
+
+/// Whether questions can be answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// Pods and nodes have not been listed yet.
+    NotListed,
+    /// Nodes that hold pods have not reported yet.
+    AwaitingReports {
+        /// How many.
+        nodes: usize,
+    },
+    /// Yes.
+    Ready,
+}
+
+impl Ledger {
+    /// Whether questions can be answered now.
+    pub fn readiness(&self, now: Timestamp) -> Readiness {
+        if !self.is_listed.load(Ordering::Acquire) {
+            return Readiness::NotListed;
+        }
+        let listed_at = Timestamp::from_millis(self.listed_at.load(Ordering::Acquire));
+        if now.since(listed_at) >= self.settings.warm_up {
+            return Readiness::Ready;
+        }
+        let slots = self.slots();
+        let waits = |slot: &&Arc<Slot>| {
+            let books = slot.read();
+            books.state() == NodeState::NeverReported && !books.reservations().is_empty()
+        };
+        match slots.iter().filter(waits).count() {
+            0 => Readiness::Ready,
+            nodes => Readiness::AwaitingReports { nodes },
+        }
+    }
+
+    /// A copy of the books of one node.
+    pub fn node(&self, name: &str) -> Option<NodeLedger> {
+        self.position(name).map(|at| self.slot(at).read().clone())
+    }
+
+    /// Copies of the books of all nodes, by name.
+    pub fn nodes(&self) -> Vec<NodeLedger> {
+        let mut nodes: Vec<NodeLedger> =
+            self.slots().iter().map(|slot| slot.read().clone()).collect();
+        nodes.retain(|node| !node.is_forgettable());
+        nodes.sort_by(|a, b| a.name().cmp(b.name()));
+        nodes
+    }
+
+    /// The state of each node, in no particular order.
+    pub fn node_states(&self) -> Vec<NodeState> {
+        self.slots().iter().map(|slot| slot.read().state()).collect()
+    }
+
+    /// When a node's last report was received.
+    pub fn last_report(&self, node: &str) -> Option<Timestamp> {
+        self.position(node).and_then(|at| self.slot(at).read().last_report())
+    }
+
+    /// The reservation of a pod.
+    pub fn reservation(&self, uid: &PodUid) -> Option<Reservation> {
+        let at = self.pods.get(uid).map(|at| *at)?;
+        self.slot(at).read().reservation(uid).cloned()
+    }
+
+    /// Pods whose Binding has been undecided for `limit`.
+    pub fn overdue(&self, limit: Duration, now: Timestamp) -> Vec<PodRef> {
+        self.slots().iter().flat_map(|slot| slot.read().overdue(limit, now)).collect()
+    }
+
+    /// How full and how fragmented the cluster is: O(nodes × typical requests × devices).
+    pub fn packing(&self) -> Packing {
+        self.packed(&self.world().compiled)
+    }
+
+    /// The same against a mix from outside, so that two clusters can be compared by one measure.
+    pub fn packing_against(&self, mix: &Mix) -> Packing {
+        self.packed(&mix.compile(&self.world().classes))
+    }
+
+    fn packed(&self, mix: &CompiledMix) -> Packing {
+        let slots = self.slots();
+        let nodes = slots.iter().map(|slot| Packing::of(&slot.read(), mix));
+        nodes.fold(Packing::default(), Packing::and)
+    }
+
+    /// The typical requests as they are seen now.
+    pub fn mix(&self) -> Mix {
+        self.world().mix().clone()
+    }
+
+    /// Claims that are held now.
+    pub fn claim_count(&self) -> usize {
+        self.claims.len()
+    }
+
+    /// Checks the derived sums of every node.
+    ///
+    /// # Errors
+    /// One [`AuditError`] per node whose sums differ.
+    pub fn audit(&self) -> Result<(), Vec<AuditError>> {
+        let faults: Vec<_> =
+            self.slots().iter().filter_map(|slot| slot.read().audit().err()).collect();
+        if faults.is_empty() { Ok(()) } else { Err(faults) }
+    }
+}

@@ -9,9 +9,10 @@
 //!
 //! 1. [`packing`]: pure values. What fits, where, and how good a place is.
 //! 2. [`ledger`]: the books of all nodes, concurrent.
-//! 3. `cluster`, `metrics`: Kubernetes and Prometheus.
-//! 4. `extender`, `agent`, [`sim`]: the services.
-//! 5. [`cli`]: printing and flags.
+//! 3. [`clock`], [`config`], [`metrics`], [`report`], [`cluster`]: the edges. Time, settings,
+//!    Prometheus, what agents say, Kubernetes.
+//! 4. [`extender`], [`agent`], [`sim`]: the services.
+//! 5. `cli`: printing and flags.
 
 /// What fits, where, and how good a place is: pure values, no clock, no lock, no I/O.
 pub mod packing {
@@ -33,6 +34,56 @@ pub mod ledger {
     pub mod books;
     pub mod questions;
     pub mod reports;
+    pub mod waiting;
+}
+
+pub mod clock;
+pub mod config;
+pub mod metrics;
+pub mod report;
+
+/// Kubernetes: what pods ask for in their annotations, what is watched, and the only writer.
+pub mod cluster {
+    pub mod quantity;
+    pub mod request_error;
+    pub mod resources;
+    mod values;
+    pub mod annotations;
+    pub mod placement;
+    pub mod host;
+    pub mod pod;
+    pub mod target;
+    pub mod write;
+    pub mod events;
+    pub mod watch;
+}
+
+/// The service that kube-scheduler calls.
+pub mod extender {
+    mod wire;
+    pub mod protocol;
+    pub mod app;
+    pub mod template;
+    pub mod verbs;
+    pub mod bind;
+    pub mod reports;
+    pub mod inspect;
+    pub mod background;
+    pub mod server;
+}
+
+/// What runs on every GPU node: reads the GPUs and reports them to every replica of the extender.
+pub mod agent {
+    pub mod probe;
+    pub mod nvml;
+    pub mod processes;
+    pub mod fleet;
+    pub mod mixed;
+    pub mod simulated;
+    pub mod cadence;
+    pub mod session;
+    pub mod client;
+    pub mod run;
 }
 
 /// The simulator: replays public workload traces and draws the result.
@@ -49,8 +100,12 @@ pub mod sim {
     mod chart_layout;
 }
 
-/// Flags and printing: the only layer that writes to the terminal.
+/// Flags and printing; everything else is asked of the layers above.
 pub mod cli {
+    pub mod logging;
+    mod signals;
+    pub mod extender;
+    pub mod agent;
     pub mod simulate;
     mod simulate_report;
 }

@@ -1,11 +1,11 @@
 //! The `gpupack` program.
 
-use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use gpupack::cli::simulate;
+use gpupack::cli::{agent, extender, simulate};
+use gpupack::clock::Clock;
 
 /// A fraction-aware GPU scheduler extender for Kubernetes.
 #[derive(Debug, Parser)]
@@ -17,28 +17,27 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Replay a public GPU trace through the packing code and compare policies.
-    Simulate(simulate::Args),
+    /// Serve kube-scheduler: filter, prioritize and bind
+    Extender(extender::ExtenderArgs),
+    /// Report the GPUs of a node to the extender
+    Agent(agent::AgentArgs),
+    /// Replay a public GPU trace through the packing code and compare policies
+    Simulate(simulate::SimulateArgs),
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
-        Command::Simulate(args) => match simulate::run(&args) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => refused(&error, error.exit_code()),
-        },
+    let result = match Cli::parse().command {
+        Command::Extender(args) => extender::run(&args),
+        Command::Agent(args) => agent::run(args, Clock::start()),
+        Command::Simulate(args) => simulate::run(&args).map_err(Into::into),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Where stderr is gone there is nobody left to tell.
+            let _ = writeln!(io::stderr(), "gpupack: {error:#}");
+            let simulate = error.downcast_ref().map(simulate::SimulateError::exit_code);
+            simulate.map_or(ExitCode::FAILURE, ExitCode::from)
+        }
     }
-}
-
-/// Tells an error and its causes in one line.
-fn refused(error: &dyn Error, code: u8) -> ExitCode {
-    let mut line = format!("gpupack: {error}");
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        line.push_str(&format!(": {inner}"));
-        cause = inner.source();
-    }
-    // Where stderr is gone there is nobody left to tell.
-    let _ = writeln!(io::stderr(), "{line}");
-    ExitCode::from(code)
 }

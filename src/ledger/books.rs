@@ -448,6 +448,16 @@ impl Ledger {
         nodes
     }
 
+    /// The state of each node, in no particular order.
+    pub fn node_states(&self) -> Vec<NodeState> {
+        self.slots().iter().map(|slot| slot.read().state()).collect()
+    }
+
+    /// When a node's last report was received.
+    pub fn last_report(&self, node: &str) -> Option<Timestamp> {
+        self.position(node).and_then(|at| self.slot(at).read().last_report())
+    }
+
     /// The reservation of a pod.
     pub fn reservation(&self, uid: &PodUid) -> Option<Reservation> {
         let at = self.pods.get(uid).map(|at| *at)?;

@@ -36,7 +36,7 @@ fn kept_shapes(nodes: usize) -> usize {
 const MAX_CLAIMS: usize = 10_000;
 
 /// A question about one pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question {
     /// What it wants of GPUs; none for a pod without.
     pub gpu: Option<GpuRequest>,

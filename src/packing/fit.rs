@@ -130,6 +130,60 @@ impl Misfit {
         }
     }
 
+    /// What is missing, with its amount, for people.
+    pub fn missing(self) -> String {
+        match self {
+            Self::TooLarge { over } => format!("{over} more than the largest GPU has"),
+            Self::TooFewDevices { suitable } => {
+                format!("only {suitable} suitable GPUs exist there")
+            }
+            Self::DevicesTaken { fitting } => format!("only {fitting} GPUs have room at once"),
+            Self::Share { short } => format!("{short} of a GPU's compute share"),
+            Self::Memory { short } => format!("{short} of GPU memory"),
+            Self::Cpu { short } => format!("{}m of CPU", short.milli()),
+            Self::HostMemory { short } => format!("{short} of main memory"),
+            Self::UnknownNode
+            | Self::NodeGone
+            | Self::NeverReported
+            | Self::Silent
+            | Self::NoDevices
+            | Self::Model
+            | Self::Kind
+            | Self::NoReplicas
+            | Self::Unhealthy => self.reason().to_owned(),
+        }
+    }
+
+    /// The smallest change that would cure this, for people; none where nothing small would.
+    pub fn mend(self) -> Option<String> {
+        match self {
+            Self::TooLarge { over } => Some(format!("ask for {over} less memory")),
+            Self::TooFewDevices { suitable: 0 } => None,
+            Self::TooFewDevices { suitable } => Some(format!("ask for {suitable} devices")),
+            Self::DevicesTaken { fitting } => {
+                Some(format!("ask for {fitting} devices, or wait until more have room at once"))
+            }
+            Self::Share { short } => {
+                Some(format!("ask for {short} less compute share, or wait until that much is free"))
+            }
+            Self::Memory { short } => {
+                Some(format!("ask for {short} less memory, or wait until that much is free"))
+            }
+            Self::Model => Some("accept more models in `gpupack.dev/gpu-model`".to_owned()),
+            Self::NeverReported | Self::Silent => {
+                Some("see to the gpupack agent of the nodes that do not report".to_owned())
+            }
+            Self::Cpu { short } => Some(format!("ask for {}m less CPU", short.milli())),
+            Self::HostMemory { short } => Some(format!("ask for {short} less main memory")),
+            Self::UnknownNode
+            | Self::NodeGone
+            | Self::NoDevices
+            | Self::Kind
+            | Self::NoReplicas
+            | Self::Unhealthy => None,
+        }
+    }
+
     /// Whether room that another pod leaves could cure this.
     pub fn is_curable_by_room(self) -> bool {
         match self {
@@ -152,9 +206,9 @@ impl Misfit {
         }
     }
 
-    /// How close this is to a fit: the kind of obstacle first (the later in the enum, the closer),
-    /// then how little is missing.
-    fn closeness(self) -> (u8, std::cmp::Reverse<u64>) {
+    /// How close this is to a fit, larger is closer: the kind of obstacle first, then how little is
+    /// missing.
+    pub fn closeness(self) -> (u8, std::cmp::Reverse<u64>) {
         let (kind, missing) = match self {
             Self::UnknownNode => (0, 0),
             Self::NodeGone => (1, 0),

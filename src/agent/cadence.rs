@@ -1,0 +1,142 @@
+//! When to sample, and when to list processes: pure decisions over the clock and the bookings.
+//!
+//! Reading memory costs microseconds, listing processes milliseconds under a lock of the driver that
+//! also stalls the workloads. So lists are read each five seconds, while a pod is draining (its room
+//! is free only when a list shows no process of it), and when more is used than is booked.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::probe::{ProcessSampling, Sample};
+use crate::packing::units::Timestamp;
+use crate::report::{Booking, BookingState};
+
+/// How often processes are listed at least.
+const LIST_EVERY: Duration = Duration::from_secs(5);
+
+/// Time between samples while a pod is draining, so that its room is seen soon.
+const QUICK_PERIOD: Duration = Duration::from_millis(250);
+
+/// Time between attempts while nothing can be read: opening the library is slow.
+const PROBE_RETRY: Duration = Duration::from_secs(5);
+
+/// How much memory must have come or gone on an over-used device before its list is read early:
+/// less than the context of one process, which takes hundreds of MiB.
+const DEPARTURE_MIB: u64 = 64;
+
+/// Decides when one node is sampled.
+#[derive(Debug)]
+pub struct Cadence {
+    /// Time between samples.
+    period: Duration,
+    /// When processes were listed last.
+    listed: Option<Timestamp>,
+    /// Used memory of each device at that time.
+    listed_mib: BTreeMap<String, u64>,
+}
+
+impl Cadence {
+    /// Samples each `period`.
+    pub fn new(period: Duration) -> Self {
+        Self { period, listed: None, listed_mib: BTreeMap::new() }
+    }
+
+    /// Whether the sample taken `now` lists processes.
+    pub fn sampling(&self, bookings: &[Booking], now: Timestamp) -> ProcessSampling {
+        let is_due = self.listed.is_none_or(|listed| now.since(listed) >= LIST_EVERY);
+        if is_due || is_draining(bookings) { ProcessSampling::List } else { ProcessSampling::Skip }
+    }
+
+    /// Whether a sample without lists shows so much use that the lists are wanted at once: more than
+    /// is booked on a device, and not what it was when they were read last.
+    pub fn departs(&self, sample: &Sample, bookings: &[Booking]) -> bool {
+        sample.uses.iter().any(|device| {
+            let Some(used) = device.used_mib else { return false };
+            let listed = self.listed_mib.get(&device.uuid).copied().unwrap_or(0);
+            used.abs_diff(listed) > DEPARTURE_MIB && used > booked_mib(bookings, &device.uuid)
+        })
+    }
+
+    /// Learns that `sample`, taken `now`, lists processes.
+    pub fn learn_lists(&mut self, sample: &Sample, now: Timestamp) {
+        self.listed = Some(now);
+        let used = sample.uses.iter().map(|it| (it.uuid.clone(), it.used_mib.unwrap_or(0)));
+        self.listed_mib = used.collect();
+    }
+
+    /// Time from one sample to the next.
+    pub fn pause(&self, bookings: &[Booking]) -> Duration {
+        if is_draining(bookings) { self.period.min(QUICK_PERIOD) } else { self.period }
+    }
+
+    /// Time from a failed sample to the next.
+    pub fn pause_after_failure(&self) -> Duration {
+        self.period.max(PROBE_RETRY)
+    }
+}
+
+/// Whether any pod is draining.
+fn is_draining(bookings: &[Booking]) -> bool {
+    bookings.iter().any(|booking| booking.state == BookingState::Draining)
+}
+
+/// What is booked of the memory of the device `uuid`.
+fn booked_mib(bookings: &[Booking], uuid: &str) -> u64 {
+    let devices = bookings.iter().flat_map(|booking| &booking.devices);
+    devices
+        .filter(|part| part.uuid == uuid)
+        .fold(0, |sum, part| sum.saturating_add(part.memory_mib))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{BookedDevice, DeviceUse};
+
+    fn booking(state: BookingState) -> Booking {
+        let part =
+            BookedDevice { uuid: "GPU-a".to_owned(), memory_mib: 1_000, share_millionths: 10 };
+        Booking { pod_uid: "p".to_owned(), pod: "d/p".to_owned(), state, devices: vec![part] }
+    }
+
+    fn sample(used_mib: Option<u64>) -> Sample {
+        let device = DeviceUse {
+            uuid: "GPU-a".to_owned(),
+            used_mib,
+            busy_percent: None,
+            healthy: true,
+            processes: None,
+        };
+        Sample { inventory: Vec::new().into(), uses: vec![device], unreadable: 0 }
+    }
+
+    #[test]
+    fn lists_are_read_rarely_and_while_a_pod_drains() {
+        let at = Timestamp::from_millis;
+        let mut cadence = Cadence::new(Duration::from_secs(1));
+        let (calm, draining) =
+            ([booking(BookingState::Confirmed)], [booking(BookingState::Draining)]);
+        assert_eq!(cadence.sampling(&calm, at(0)), ProcessSampling::List);
+        cadence.learn_lists(&sample(Some(900)), at(0));
+        assert_eq!(cadence.sampling(&calm, at(4_999)), ProcessSampling::Skip);
+        assert_eq!(cadence.sampling(&calm, at(5_000)), ProcessSampling::List);
+        assert_eq!(cadence.sampling(&draining, at(1)), ProcessSampling::List);
+        assert_eq!(cadence.pause(&calm), Duration::from_secs(1));
+        assert_eq!(cadence.pause(&draining), Duration::from_millis(250));
+        assert_eq!(Cadence::new(Duration::from_millis(9)).pause(&draining).as_millis(), 9);
+    }
+
+    #[test]
+    fn use_beyond_the_books_is_looked_into_once() {
+        let mut cadence = Cadence::new(Duration::from_secs(1));
+        let bookings = [booking(BookingState::Confirmed)];
+        cadence.learn_lists(&sample(Some(900)), Timestamp::START);
+        for (used, departs) in [(None, false), (Some(1_000), false), (Some(1_001), true)] {
+            assert_eq!(cadence.departs(&sample(used), &bookings), departs, "{used:?}");
+        }
+        cadence.learn_lists(&sample(Some(2_000)), Timestamp::START);
+        assert!(!cadence.departs(&sample(Some(2_064)), &bookings), "known, and hardly more");
+        assert!(cadence.departs(&sample(Some(2_065)), &bookings));
+        assert!(cadence.departs(&sample(Some(900)), &[]), "use without any booking");
+    }
+}

@@ -1,0 +1,103 @@
+//! What a probe is: something that reads the devices of a node.
+//!
+//! There are two, [`super::nvml`] and [`super::simulated`]. A probe reads and never decides; what is
+//! sent when and to whom is the business of [`super::run`].
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::packing::units::Timestamp;
+use crate::report::{Booking, DeviceReport, DeviceUse};
+
+/// Whether processes are to be listed. Listing costs milliseconds under a lock of the driver that
+/// also stalls the workloads, so it is done more rarely than reading memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessSampling {
+    /// Memory, utilisation and health alone.
+    Skip,
+    /// The processes of each device, too.
+    List,
+}
+
+/// What a probe saw at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Everything that the node owns. Shared, since it rarely changes.
+    pub inventory: Arc<[DeviceReport]>,
+    /// How it is used; no device twice.
+    pub uses: Vec<DeviceUse>,
+    /// How many devices did not answer. Those known from before are in the inventory as unhealthy.
+    pub unreadable: usize,
+}
+
+/// Reads the devices of one node.
+pub trait Probe: Send {
+    /// Reads all devices. A device that cannot be read is reported as unhealthy and does not hide
+    /// the others.
+    ///
+    /// # Errors
+    /// [`ProbeError`] when no device at all can be read; the next call tries anew.
+    fn sample(&mut self, processes: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError>;
+
+    /// Learns what is booked on the node. Only a simulated node cares.
+    fn observe(&mut self, bookings: &[Booking], now: Timestamp) {
+        let _ = (bookings, now);
+    }
+
+    /// Whether [`Probe::sample`] may block, so that it must not run on a thread of the event loop.
+    fn may_block(&self) -> bool {
+        true
+    }
+}
+
+/// Why nothing can be read on this node. Each is tried again without a restart.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProbeError {
+    /// The library is not there or cannot be loaded.
+    #[error(
+        "NVIDIA's library `{library}` cannot be loaded ({cause}): install the NVIDIA driver on this \
+         node, run the agent with the `nvidia` runtime class or mount the driver's libraries, or \
+         name the library with `--nvml-library`"
+    )]
+    LibraryMissing {
+        /// The library.
+        library: PathBuf,
+        /// What the loader said.
+        cause: String,
+    },
+    /// The library is there, the kernel module is not.
+    #[error(
+        "NVIDIA's kernel driver is not loaded: check `lsmod` and the driver's installation on this \
+         node"
+    )]
+    DriverNotLoaded,
+    /// Library and kernel module differ, as in the middle of an upgrade.
+    #[error(
+        "NVIDIA's library and kernel driver are of different versions, as during an upgrade: reload \
+         the kernel driver or reboot the node when the upgrade is done"
+    )]
+    DriverMismatch,
+    /// The driver lacks something that cannot be done without.
+    #[error(
+        "NVIDIA's library lacks a function that is needed ({cause}): version R510 of the driver or \
+         newer is required"
+    )]
+    DriverTooOld {
+        /// The missing function.
+        cause: String,
+    },
+    /// Anything else.
+    #[error("NVIDIA's library refuses to {what}: {cause}")]
+    Driver {
+        /// What was tried.
+        what: &'static str,
+        /// What the library said.
+        cause: String,
+    },
+    /// The probe ended by a defect of ours.
+    #[error("the probe was interrupted: {cause}")]
+    Interrupted {
+        /// What is known.
+        cause: String,
+    },
+}

@@ -1,0 +1,140 @@
+//! `gpupack agent`: flags of the agent, and its start and end as a process.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::logging::{self, LogArgs};
+use crate::agent::fleet::Fleet;
+use crate::agent::nvml::NvmlProbe;
+use crate::agent::processes::PodsByProcess;
+use crate::agent::run::{AgentConfig, run_fleet, run_node};
+use crate::clock::Clock;
+
+/// How long a read of the driver may hold up the end of the process.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Reports the GPUs of a node to the extender.
+#[derive(Clone, Debug, clap::Args)]
+pub struct AgentArgs {
+    /// Address of the extender; give it once for each replica.
+    #[arg(long, value_name = "URL", required = true)]
+    pub extender: Vec<String>,
+
+    /// Name of this node; with `--simulate`, the only node of the file to play.
+    #[arg(long, env = "NODE_NAME", required_unless_present = "simulate")]
+    pub node: Option<String>,
+
+    /// Play the nodes of this fleet file in place of this node.
+    #[arg(long, value_name = "FILE", conflicts_with = "nvml_library")]
+    pub simulate: Option<PathBuf>,
+
+    /// Milliseconds between reports.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    pub period_ms: u64,
+
+    /// NVIDIA's library, where the loader does not find it by itself.
+    #[arg(long, value_name = "PATH")]
+    pub nvml_library: Option<PathBuf>,
+
+    /// Where the host's process table is mounted.
+    #[arg(long, value_name = "PATH", default_value = "/proc")]
+    pub proc_root: PathBuf,
+
+    /// Verbosity and looks of the log lines.
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// Runs the agent until it is told to stop (SIGTERM or SIGINT).
+///
+/// # Errors
+/// A fleet file or an address that cannot be used.
+pub fn run(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
+    logging::start(args.log.level(), args.log.format())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .worker_threads(2)
+        .build()
+        .context("cannot start the event loop")?;
+    let result = runtime.block_on(run_until_told(args, clock));
+    // A call of a hanging driver cannot be interrupted.
+    runtime.shutdown_timeout(GRACE);
+    result
+}
+
+/// Runs the agent that `args` describe.
+async fn run_until_told(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let stop = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("told to stop");
+    };
+    let period = Duration::from_millis(args.period_ms);
+    let config = AgentConfig { extenders: args.extender, period, clock };
+    match (args.simulate, args.node) {
+        (Some(file), only) => {
+            let mut fleet = Fleet::read(&file)?;
+            if let Some(only) = only {
+                fleet.nodes.retain(|node| node.name == only);
+                if fleet.nodes.is_empty() {
+                    bail!("fleet file `{}` has no node `{only}`", file.display());
+                }
+            }
+            tracing::info!(nodes = fleet.nodes.len(), "playing a fleet");
+            run_fleet(&config, &fleet, stop).await?;
+        }
+        (None, Some(node)) => {
+            let pods = PodsByProcess::new(args.proc_root);
+            let probe = NvmlProbe::new(args.nvml_library, pods);
+            run_node(&config, &node, probe, stop).await?;
+        }
+        (None, None) => bail!("the name of this node is missing: give `--node` or `--simulate`"),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: AgentArgs,
+    }
+
+    fn parsed(line: &str) -> Result<AgentArgs, clap::Error> {
+        let words = std::iter::once("agent").chain(line.split_whitespace());
+        Command::try_parse_from(words).map(|command| command.args)
+    }
+
+    #[test]
+    fn flags_name_the_extenders_and_the_node_or_a_fleet() {
+        let args = parsed("--extender http://a:1 --extender http://b:1 --node n").unwrap();
+        assert_eq!((args.extender.len(), args.period_ms), (2, 1_000));
+        assert!(parsed("--extender http://a:1 --simulate f.json").is_ok());
+        for bad in [
+            "--node n",
+            "--extender http://a:1 --node n --period-ms 1",
+            "--extender http://a:1 --simulate f --nvml-library l",
+        ] {
+            assert!(parsed(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_fleet_file_that_cannot_be_used_is_named() {
+        let args = parsed("--extender http://a:1 --simulate /nowhere/f.json").unwrap();
+        let error = run(args, Clock::start()).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/f.json"), "{error}");
+    }
+}

@@ -1,0 +1,148 @@
+//! `gpupack extender`: the service that kube-scheduler calls.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use super::logging::{self, LogArgs};
+use crate::clock::Clock;
+use crate::cluster::events;
+use crate::cluster::watch as cluster_watch;
+use crate::cluster::write::ApiWriter;
+use crate::config::Config;
+use crate::extender::app::{App, ClusterTruth, Truth};
+use crate::extender::background;
+use crate::extender::server::{Service, serve};
+use crate::ledger::books::{Ledger, Settings};
+
+/// Events that wait to be written; at 50 a second this is 20 seconds' worth.
+const QUEUED_EVENTS: usize = 1000;
+
+/// Flags of `gpupack extender`. A flag wins over the file.
+#[derive(Debug, Args)]
+pub struct ExtenderArgs {
+    /// Configuration file (YAML); without it everything has its default
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Address to listen on, for instance 0.0.0.0:8080
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<std::net::SocketAddr>,
+    /// Kubeconfig file; without it the pod's service account is used
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Verbosity and looks of the log lines.
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+impl ExtenderArgs {
+    /// The configuration that file and flags make together.
+    fn config(&self) -> Result<Config> {
+        let mut config = match &self.config {
+            None => Config::default(),
+            Some(path) => {
+                let text = std::fs::read_to_string(path)
+                    .with_context(|| format!("cannot read the configuration {}", path.display()))?;
+                Config::from_yaml(&text).with_context(|| path.display().to_string())?
+            }
+        };
+        if let Some(listen) = self.listen {
+            config.listen = listen;
+        }
+        if let Some(kubeconfig) = &self.kubeconfig {
+            config.kubeconfig = Some(kubeconfig.clone());
+        }
+        if let Some(level) = self.log.asked_level() {
+            config.log_level = level.to_owned();
+        }
+        if let Some(format) = self.log.asked_format() {
+            config.log_format = format;
+        }
+        Ok(config)
+    }
+}
+
+/// The ledger's part of a configuration. Sessions start above all that an earlier run gave.
+pub fn settings(config: &Config, clock: &Clock) -> Settings {
+    Settings {
+        claim_for: config.claim_for,
+        stale_after: config.stale_after,
+        drain_limit: config.drain_limit,
+        warm_up: config.warm_up,
+        unmanaged_tolerance: config.unmanaged_tolerance,
+        first_session: clock.unix_seconds() << 20,
+    }
+}
+
+/// Runs the extender until it is told to stop.
+///
+/// # Errors
+/// A faulty configuration, an unreadable kubeconfig, an address that cannot be listened on.
+pub fn run(args: &ExtenderArgs) -> Result<()> {
+    let config = args.config()?;
+    let set_log_level = logging::start(&config.log_level, config.log_format)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async move {
+        let clock = Clock::start();
+        let kube = kube_config(&config).await?;
+        let client = Client::try_from(kube.clone()).context("cannot make a Kubernetes client")?;
+        let writer = ApiWriter::connect(kube, config.api_timeout)
+            .context("cannot make a Kubernetes client")?;
+        let (notices, notice_writer) = events::notices(
+            client.clone(),
+            "gpupack".to_owned(),
+            QUEUED_EVENTS,
+            config.api_timeout,
+        );
+        let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
+        let listener = TcpListener::bind(config.listen)
+            .await
+            .with_context(|| format!("cannot listen on {}", config.listen))?;
+        tracing::info!(address = %listener.local_addr()?, policy = %config.policy, "listening");
+        let pool_label = config.pool_label.clone();
+        let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices }));
+        let app = Arc::new(App::new(ledger, clock, config, truth));
+        let (stop, stopped) = watch::channel(false);
+        let service = Service { app: Arc::clone(&app), set_log_level };
+        let loops = [
+            tokio::spawn(notice_writer.run()),
+            tokio::spawn(background::run(Arc::clone(&app), stopped.clone())),
+            tokio::spawn(cluster_watch::run(
+                client,
+                Arc::clone(&app.ledger),
+                app.clone(),
+                clock,
+                pool_label,
+                stopped.clone(),
+            )),
+        ];
+        tokio::spawn(async move {
+            super::signals::stopped().await;
+            tracing::info!("stopping");
+            stop.send_replace(true);
+        });
+        serve(service, listener, stopped).await.context("the HTTP service failed")?;
+        loops.into_iter().for_each(|running| running.abort());
+        Ok(())
+    })
+}
+
+async fn kube_config(config: &Config) -> Result<kube::Config> {
+    match &config.kubeconfig {
+        None => kube::Config::incluster()
+            .context("no service account is mounted: run inside a cluster, or name a --kubeconfig"),
+        Some(path) => {
+            let file = Kubeconfig::read_from(path)
+                .with_context(|| format!("cannot read the kubeconfig {}", path.display()))?;
+            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                .await
+                .with_context(|| format!("the kubeconfig {} is not usable", path.display()))
+        }
+    }
+}

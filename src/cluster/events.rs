@@ -1,0 +1,245 @@
+//! Events on pods: what was decided about a pod, where `kubectl describe` shows it.
+//!
+//! A verb offers a notice and goes on: the queue is bounded, a full one drops and counts. The same
+//! notice about the same pod goes out at most once a minute, and repeats within some minutes are
+//! counted up in one Event object (the recorder of `kube` does that).
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use tokio::sync::mpsc;
+
+use crate::cluster::target::PodKey;
+use crate::packing::device::PodUid;
+use crate::packing::units::Timestamp;
+
+/// Who reports.
+pub const CONTROLLER: &str = "gpupack.dev/extender";
+
+/// The same notice about the same pod is muted for this long.
+const MUTE: Duration = Duration::from_secs(60);
+
+/// Notices that are remembered for muting. Beyond it the oldest are forgotten, so that a burst costs
+/// repeats, not memory.
+const MAX_REMEMBERED: usize = 16_384;
+
+/// Time between two Events: at most 50 a second, far below what an API server takes.
+const PACE: Duration = Duration::from_millis(20);
+
+/// Longest note of an Event that the API server accepts, in bytes.
+const MAX_NOTE_BYTES: usize = 1024;
+
+/// What is told about a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NoticeReason {
+    /// The pod is bound, with its devices.
+    GpuPlaced,
+    /// Its way of asking for a GPU is wrong.
+    GpuRequestRefused,
+    /// No node has room for it now.
+    NoGpuFits,
+    /// Enough memory is free in all, but on no single GPU.
+    GpuMemoryFragmented,
+    /// It is bound, but not by us, and its annotations place it nowhere.
+    PlacedByOthers,
+    /// Its GPU holds more than it has.
+    Overbooked,
+    /// Its placement annotations cannot be believed.
+    PlacementUnreadable,
+    /// A device that it is placed on has vanished or is unhealthy.
+    DeviceLost,
+}
+
+impl NoticeReason {
+    /// The reason as the Event shows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::GpuPlaced => "GpuPlaced",
+            Self::GpuRequestRefused => "GpuRequestRefused",
+            Self::NoGpuFits => "NoGpuFits",
+            Self::GpuMemoryFragmented => "GpuMemoryFragmented",
+            Self::PlacedByOthers => "PlacedByOthers",
+            Self::Overbooked => "Overbooked",
+            Self::PlacementUnreadable => "PlacementUnreadable",
+            Self::DeviceLost => "DeviceLost",
+        }
+    }
+
+    /// What was being done.
+    fn action(self) -> &'static str {
+        match self {
+            Self::GpuPlaced | Self::NoGpuFits | Self::GpuMemoryFragmented => "Scheduling",
+            Self::GpuRequestRefused => "Parsing",
+            Self::PlacedByOthers
+            | Self::Overbooked
+            | Self::PlacementUnreadable
+            | Self::DeviceLost => "Booking",
+        }
+    }
+
+    fn severity(self) -> EventType {
+        match self {
+            Self::GpuPlaced => EventType::Normal,
+            Self::GpuRequestRefused
+            | Self::NoGpuFits
+            | Self::GpuMemoryFragmented
+            | Self::PlacedByOthers
+            | Self::Overbooked
+            | Self::PlacementUnreadable
+            | Self::DeviceLost => EventType::Warning,
+        }
+    }
+}
+
+/// One thing to tell about one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// The pod.
+    pub key: PodKey,
+    /// Its UID.
+    pub uid: PodUid,
+    /// What is told.
+    pub reason: NoticeReason,
+    /// The values, for people; cut to 1 KiB.
+    pub note: String,
+}
+
+/// What became of the notices, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NoticeCounts {
+    /// Written to the API server.
+    pub written: u64,
+    /// Not written, since the same was told within the minute.
+    pub muted: u64,
+    /// Lost to a full queue.
+    pub dropped: u64,
+    /// Refused by the API server, or not answered in time.
+    pub failed: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    written: AtomicU64,
+    muted: AtomicU64,
+    dropped: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// Takes notices without ever waiting. Cheap to clone.
+#[derive(Clone)]
+pub struct NoticeSender {
+    queue: mpsc::Sender<Notice>,
+    told: Arc<Mutex<BTreeMap<(PodUid, NoticeReason), Timestamp>>>,
+    counters: Arc<Counters>,
+}
+
+impl NoticeSender {
+    /// Queues a notice, unless the same was told within the minute or the queue is full.
+    pub fn offer(&self, notice: Notice, now: Timestamp) {
+        // Short and without I/O; a poisoned map is only a memory of what was told.
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (notice.uid.clone(), notice.reason);
+        if told.get(&key).is_some_and(|at| now.since(*at) < MUTE) {
+            self.counters.muted.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        if self.queue.try_send(notice).is_err() {
+            self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        if told.len() >= MAX_REMEMBERED {
+            told.retain(|_, at| now.since(*at) < MUTE);
+        }
+        if told.len() >= MAX_REMEMBERED {
+            told.clear();
+        }
+        told.insert(key, now);
+    }
+
+    /// The counts so far.
+    pub fn counts(&self) -> NoticeCounts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        NoticeCounts {
+            written: read(&self.counters.written),
+            muted: read(&self.counters.muted),
+            dropped: read(&self.counters.dropped),
+            failed: read(&self.counters.failed),
+        }
+    }
+}
+
+/// Writes the queued notices, one after the other.
+pub struct NoticeWriter {
+    queue: mpsc::Receiver<Notice>,
+    recorder: Recorder,
+    timeout: Duration,
+    counters: Arc<Counters>,
+}
+
+/// Both ends of a queue of `capacity` notices. `instance` names this replica.
+pub fn notices(
+    client: Client,
+    instance: String,
+    capacity: usize,
+    timeout: Duration,
+) -> (NoticeSender, NoticeWriter) {
+    let (sender, receiver) = mpsc::channel(capacity.max(1));
+    let counters = Arc::new(Counters::default());
+    let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance) };
+    let recorder = Recorder::new(client, reporter);
+    let writer =
+        NoticeWriter { queue: receiver, recorder, timeout, counters: Arc::clone(&counters) };
+    (NoticeSender { queue: sender, told: Arc::default(), counters }, writer)
+}
+
+impl NoticeWriter {
+    /// Writes until every sender is gone. An Event that fails is counted and lost: it is news, not
+    /// truth.
+    pub async fn run(mut self) {
+        while let Some(notice) = self.queue.recv().await {
+            let (event, pod) = (event(&notice), regarding(&notice));
+            let written = self.recorder.publish(&event, &pod);
+            let counter = match tokio::time::timeout(self.timeout, written).await {
+                Ok(Ok(())) => &self.counters.written,
+                Ok(Err(error)) => {
+                    tracing::debug!(pod_uid = %notice.uid, %error, "event was not written");
+                    &self.counters.failed
+                }
+                Err(_) => &self.counters.failed,
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(PACE).await;
+        }
+    }
+}
+
+fn event(notice: &Notice) -> Event {
+    Event {
+        type_: notice.reason.severity(),
+        reason: notice.reason.name().to_owned(),
+        note: Some(cut(&notice.note)),
+        action: notice.reason.action().to_owned(),
+        secondary: None,
+    }
+}
+
+fn regarding(notice: &Notice) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: Some(notice.key.namespace().to_owned()),
+        name: Some(notice.key.name().to_owned()),
+        uid: Some(notice.uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+/// The beginning of a note that fits into an Event, cut between two characters.
+fn cut(note: &str) -> String {
+    note[..note.floor_char_boundary(MAX_NOTE_BYTES)].to_owned()
+}

@@ -1,0 +1,249 @@
+//! A pod as gpupack sees it: read from the watch, from a kube-scheduler body or from the webhook,
+//! always by the same conversion.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::cluster::annotations::{ContainerAsk, ContainerKind, parse_request};
+use crate::cluster::host::host_amount;
+use crate::cluster::placement::{PlacementError, decode, refuse_reserved_keys};
+use crate::cluster::request_error::RequestError;
+use crate::packing::device::{NodeName, PodUid};
+use crate::packing::request::GpuRequest;
+use crate::packing::reservation::{Placement, PodRef};
+use crate::packing::units::HostAmount;
+
+/// What matters of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenPod {
+    /// UID and `namespace/name`.
+    pub pod: PodRef,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The node it is bound to.
+    pub node: Option<NodeName>,
+    /// The scheduler that it is meant for.
+    pub scheduler_name: String,
+    /// What it asks of the node outside its GPUs.
+    pub host: HostAmount,
+    /// What it asks of GPUs; none for a pod that wants no GPU.
+    pub request: Result<Option<GpuRequest>, RequestError>,
+    /// Where it was placed; none for a pod without a node, whatever its annotations say.
+    pub placement: Result<Option<Placement>, PlacementError>,
+    /// Whether it has ended: all its containers stopped and none will start again.
+    pub is_terminal: bool,
+    /// Whether its deletion was asked for. It may still run, and still hold its GPU.
+    pub is_deleting: bool,
+    /// Whether a scheduling gate keeps it from being scheduled.
+    pub is_gated: bool,
+    /// Its priority; zero where none is set.
+    pub priority: i32,
+    /// When it was created, in seconds since 1970; zero where that is not known.
+    pub created_unix_seconds: i64,
+    /// The version of the object that this was read from.
+    pub resource_version: String,
+    /// The node that a preemption cleared for it.
+    pub nominated: Option<NodeName>,
+    /// Bytes of all its annotations, keys and values: the API server allows 256 KiB, and a Binding
+    /// that exceeds them makes the pod unwritable for ever.
+    pub annotation_bytes: usize,
+}
+
+/// Why a JSON text is not a pod that can be scheduled.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PodFault {
+    /// Not a pod at all.
+    #[error("the pod cannot be read: {fault}")]
+    Json {
+        /// What the JSON parser says, with line and column.
+        fault: String,
+    },
+    /// A field that every pod has is missing or empty.
+    #[error("the pod has no `{field}`")]
+    Missing {
+        /// The field.
+        field: &'static str,
+    },
+}
+
+impl SeenPod {
+    /// Reads a pod of the API server. Fields that are missing are empty, never a fault: a watch
+    /// must not stop at one odd pod.
+    pub fn from_api(pod: &Pod) -> Self {
+        let metadata = &pod.metadata;
+        let spec = pod.spec.as_ref();
+        let status = pod.status.as_ref();
+        let namespace = metadata.namespace.clone().unwrap_or_default();
+        let name = metadata.name.clone().unwrap_or_default();
+        let none = BTreeMap::new();
+        let annotations = metadata.annotations.as_ref().unwrap_or(&none);
+        let labels = metadata.labels.as_ref().unwrap_or(&none);
+        let node = node_name(spec.and_then(|spec| spec.node_name.as_deref()));
+        let reserved = match &node {
+            None => refuse_reserved_keys(annotations.keys().chain(labels.keys())),
+            Some(_) => Ok(()),
+        };
+        let containers = spec.map(container_asks).unwrap_or_default();
+        let phase = status.and_then(|status| status.phase.as_deref());
+        let nominated = status.and_then(|status| status.nominated_node_name.as_deref());
+        let scheduler = spec.and_then(|spec| spec.scheduler_name.clone());
+        Self {
+            pod: PodRef {
+                uid: PodUid::new(metadata.uid.as_deref().unwrap_or_default()),
+                name: format!("{namespace}/{name}").into(),
+            },
+            namespace,
+            name,
+            scheduler_name: scheduler.unwrap_or_else(|| "default-scheduler".to_owned()),
+            host: spec.map_or(HostAmount::ZERO, host_amount),
+            request: reserved.and_then(|()| parse_request(annotations, &containers)),
+            placement: node.as_ref().map_or(Ok(None), |node| decode(annotations, node)),
+            node,
+            is_terminal: matches!(phase, Some("Succeeded" | "Failed")),
+            is_deleting: metadata.deletion_timestamp.is_some(),
+            is_gated: spec.is_some_and(|s| s.scheduling_gates.iter().flatten().next().is_some()),
+            priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
+            created_unix_seconds: metadata
+                .creation_timestamp
+                .as_ref()
+                .map_or(0, |time| time.0.as_second()),
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            nominated: node_name(nominated),
+            annotation_bytes: annotations.iter().map(|(key, value)| key.len() + value.len()).sum(),
+        }
+    }
+
+    /// Reads a pod from JSON, as kube-scheduler or the webhook hands it over.
+    ///
+    /// # Errors
+    /// [`PodFault`] where it is no pod, or has no UID, namespace or name to book it under.
+    pub fn from_json(json: &str) -> Result<Self, PodFault> {
+        let pod: Pod = serde_json::from_str(json)
+            .map_err(|error| PodFault::Json { fault: error.to_string() })?;
+        let seen = Self::from_api(&pod);
+        let fields = [
+            ("metadata.uid", seen.pod.uid.as_str()),
+            ("metadata.namespace", seen.namespace.as_str()),
+            ("metadata.name", seen.name.as_str()),
+        ];
+        let missing = fields.into_iter().find(|(_, value)| value.is_empty());
+        match missing.map(|(field, _)| field) {
+            Some(field) => Err(PodFault::Missing { field }),
+            None => Ok(seen),
+        }
+    }
+}
+
+/// The containers of a pod as the request parser wants them: regular ones first, in their order.
+pub fn container_asks(spec: &PodSpec) -> Vec<ContainerAsk> {
+    let regular = spec.containers.iter().map(|c| container_ask(c, ContainerKind::Regular));
+    let init = spec.init_containers.iter().flatten();
+    regular.chain(init.map(|c| container_ask(c, ContainerKind::Init))).collect()
+}
+
+fn container_ask(container: &Container, kind: ContainerKind) -> ContainerAsk {
+    let mut asked = BTreeMap::new();
+    if let Some(resources) = &container.resources {
+        // For an extended resource the API server lets request and limit not differ.
+        let lists: [Option<&BTreeMap<String, Quantity>>; 2] =
+            [resources.requests.as_ref(), resources.limits.as_ref()];
+        for (resource, amount) in lists.into_iter().flatten().flatten() {
+            asked.insert(resource.clone(), amount.0.clone());
+        }
+    }
+    ContainerAsk { name: container.name.clone(), kind, resources: asked }
+}
+
+fn node_name(name: Option<&str>) -> Option<NodeName> {
+    name.filter(|name| !name.is_empty()).map(NodeName::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(change: impl FnOnce(&mut Value)) -> SeenPod {
+        let mut pod = json!({
+            "metadata": {
+                "name": "infer-7", "namespace": "team-a", "uid": "0b6e", "resourceVersion": "812",
+                "creationTimestamp": "1970-01-02T00:00:00Z",
+                "annotations": {"gpu-fraction": "0.5"},
+            },
+            "spec": {
+                "schedulerName": "gpu", "priority": 7,
+                "containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}}}],
+            },
+            "status": {"phase": "Pending"},
+        });
+        change(&mut pod);
+        SeenPod::from_json(&pod.to_string()).unwrap()
+    }
+
+    const PLACEMENT: &str =
+        r#"{"v":1,"devices":[{"id":"GPU-a","mib":4,"share":5}],"protection":"none"}"#;
+
+    fn place(pod: &mut Value) {
+        pod["metadata"]["annotations"]["placed.gpupack.dev/placement"] = PLACEMENT.into();
+        pod["metadata"]["annotations"]["placed.gpupack.dev/devices"] =
+            "runtime.nvidia.com/gpu=GPU-a".into();
+    }
+
+    #[test]
+    fn a_waiting_pod_is_read() {
+        let seen = pod(|_| ());
+        assert_eq!(seen.pod.to_string(), "team-a/infer-7");
+        assert_eq!((seen.pod.uid.as_str(), seen.resource_version.as_str()), ("0b6e", "812"));
+        assert_eq!((seen.priority, seen.created_unix_seconds), (7, 86_400));
+        assert_eq!((seen.scheduler_name.as_str(), seen.host.cpu.milli()), ("gpu", 1000));
+        assert_eq!((seen.annotation_bytes, seen.node.is_none()), (15, true));
+        assert!(seen.request.unwrap().is_some());
+        assert!(!seen.is_terminal && !seen.is_deleting && !seen.is_gated);
+    }
+
+    #[test]
+    fn a_placement_counts_only_on_a_pod_with_a_node() {
+        let bound = pod(|pod| {
+            place(pod);
+            pod["spec"]["nodeName"] = "n1".into();
+        });
+        assert_eq!(bound.placement.unwrap().unwrap().node, NodeName::new("n1"));
+        assert!(bound.request.unwrap().is_some());
+        let forged = pod(place);
+        assert_eq!(forged.placement, Ok(None));
+        assert_eq!(forged.request.unwrap_err().label(), "reserved_key");
+        let label = pod(|pod| pod["metadata"]["labels"]["placed.gpupack.dev/x"] = "1".into());
+        assert_eq!(label.request.unwrap_err().label(), "reserved_key");
+        let touched =
+            pod(|pod| pod["metadata"]["annotations"]["placed.gpupack.dev/touch"] = "9".into());
+        assert!(touched.request.is_ok());
+    }
+
+    #[test]
+    fn the_end_of_a_pod_is_told_apart_from_its_beginning() {
+        assert!(pod(|pod| pod["status"]["phase"] = "Failed".into()).is_terminal);
+        let deleting =
+            pod(|pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
+        assert!(deleting.is_deleting && !deleting.is_terminal);
+        assert!(pod(|pod| pod["spec"]["schedulingGates"] = json!([{"name": "g"}])).is_gated);
+    }
+
+    #[test]
+    fn a_pod_that_cannot_be_booked_is_a_fault() {
+        for (json, part) in [
+            ("null", "cannot be read"),
+            ("7", "cannot be read"),
+            (r#"{"metadata":{"name":"a","namespace":"b"}}"#, "no `metadata.uid`"),
+            (r#"{"metadata":{"uid":"a","name":"b","namespace":""}}"#, "no `metadata.namespace`"),
+            (r#"{"metadata":{"uid":"a","namespace":"b"},"spec":null}"#, "no `metadata.name`"),
+            (r#"{"kind":"Node","metadata":{"uid":"a"}}"#, "cannot be read"),
+        ] {
+            let message = SeenPod::from_json(json).unwrap_err().to_string();
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Whole devices, as the resources of a container ask for them.
+
+use std::num::NonZeroU32;
+
+use crate::cluster::annotations::ContainerAsk;
+use crate::cluster::quantity::parse_count;
+use crate::cluster::request_error::{RequestError, shown};
+use crate::packing::device::MigProfile;
+use crate::packing::request::{Amount, MAX_DEVICES_PER_POD};
+
+/// Whole GPUs.
+pub const WHOLE: &str = "nvidia.com/gpu";
+/// Replica slots, in pools that are configured with replicas.
+pub const SHARED_SLOT: &str = "nvidia.com/gpu.shared";
+/// Prefix of MIG instances, before the profile.
+pub const MIG_PREFIX: &str = "nvidia.com/mig-";
+
+/// What the container resources of a pod ask for.
+pub(super) struct ResourceRequest<'a> {
+    /// The container.
+    pub(super) container: &'a str,
+    /// The resource that it names.
+    pub(super) resource: &'a str,
+    /// What it gets of each device.
+    pub(super) amount: Amount,
+    /// Of how many devices.
+    pub(super) count: NonZeroU32,
+}
+
+/// The one GPU resource that one container of the pod names; `None` where none does. An amount of
+/// zero names nothing.
+///
+/// # Errors
+/// [`RequestError::SeveralAsk`] for a second one, [`RequestError::ResourceCount`] for an amount out
+/// of range.
+pub(super) fn resource_request(
+    containers: &[ContainerAsk],
+) -> Result<Option<ResourceRequest<'_>>, RequestError> {
+    let mut found: Option<ResourceRequest<'_>> = None;
+    for container in containers {
+        for (resource, value) in &container.resources {
+            let Some((amount, max)) = kind_of(resource) else { continue };
+            let Some(count) = count_of(container, resource, value, max)? else { continue };
+            let asked = ResourceRequest { container: &container.name, resource, amount, count };
+            if let Some(first) = found {
+                return Err(several(&first, &asked));
+            }
+            found = Some(asked);
+        }
+    }
+    Ok(found)
+}
+
+/// What one unit of a resource is, and how many a pod may ask for; `None` for other resources.
+fn kind_of(resource: &str) -> Option<(Amount, u32)> {
+    match resource {
+        WHOLE => Some((Amount::Whole, MAX_DEVICES_PER_POD)),
+        SHARED_SLOT => Some((Amount::SharedSlot, 1)),
+        _ => resource
+            .strip_prefix(MIG_PREFIX)
+            .filter(|profile| !profile.is_empty())
+            .map(|profile| (Amount::MigInstance(MigProfile::new(profile)), MAX_DEVICES_PER_POD)),
+    }
+}
+
+fn count_of(
+    container: &ContainerAsk,
+    resource: &str,
+    value: &str,
+    max: u32,
+) -> Result<Option<NonZeroU32>, RequestError> {
+    let count = parse_count(value).ok().and_then(|count| u32::try_from(count).ok());
+    count.filter(|count| *count <= max).map(NonZeroU32::new).ok_or_else(|| {
+        RequestError::ResourceCount {
+            container: shown(&container.name),
+            resource: shown(resource),
+            value: shown(value),
+            max,
+        }
+    })
+}
+
+fn several(first: &ResourceRequest<'_>, other: &ResourceRequest<'_>) -> RequestError {
+    RequestError::SeveralAsk {
+        container: shown(first.container),
+        resource: shown(first.resource),
+        other_container: shown(other.container),
+        other_resource: shown(other.resource),
+    }
+}

@@ -1,0 +1,207 @@
+//! Facts from the API server: pods and nodes, as they are and as they change.
+//!
+//! The watch only translates. What a fact means is the ledger's business; what follows from it beyond
+//! the books (a waiting pod to wake, an event to write) is returned to the caller's sink.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+use tokio::sync::watch;
+
+use super::pod::SeenPod;
+use super::quantity::{parse_memory, parse_milli};
+use crate::clock::Clock;
+use crate::ledger::books::{Effect, Ledger, PodFact};
+use crate::packing::device::{NodeName, PodUid, PoolName};
+use crate::packing::units::{HostAmount, MemMib, MilliCpu};
+
+/// What the watch tells beyond the books.
+pub trait Sink: Send + Sync {
+    /// A change has these effects.
+    fn effects(&self, effects: Vec<Effect>);
+
+    /// A pod was seen; `None` for its node means that it waits.
+    fn pod(&self, pod: &SeenPod);
+
+    /// A pod is gone or terminal.
+    fn pod_ended(&self, uid: &PodUid);
+}
+
+/// Watches pods and nodes until `stop`; the ledger counts as listed once both lists are complete.
+pub async fn run(
+    client: Client,
+    ledger: Arc<Ledger>,
+    sink: Arc<dyn Sink>,
+    clock: Clock,
+    pool_label: String,
+    stop: watch::Receiver<bool>,
+) {
+    let (pods_listed, is_pods_listed) = watch::channel(false);
+    let (nodes_listed, is_nodes_listed) = watch::channel(false);
+    let pods = PodWatch {
+        ledger: Arc::clone(&ledger),
+        sink: Arc::clone(&sink),
+        clock,
+        known: BTreeSet::new(),
+        relisted: None,
+    };
+    let nodes = NodeWatch {
+        ledger: Arc::clone(&ledger),
+        sink,
+        pool_label,
+        known: BTreeSet::new(),
+        relisted: None,
+    };
+    let both_listed = async {
+        for mut is_listed in [is_pods_listed, is_nodes_listed] {
+            if is_listed.wait_for(|is_listed| *is_listed).await.is_err() {
+                return;
+            }
+        }
+        tracing::info!("pods and nodes are listed");
+        ledger.set_listed(clock.now());
+    };
+    let mut stop = stop;
+    tokio::select! {
+        () = pods.run(client.clone(), pods_listed) => {}
+        () = nodes.run(client, nodes_listed) => {}
+        () = async { both_listed.await; std::future::pending::<()>().await } => {}
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
+}
+
+struct PodWatch {
+    ledger: Arc<Ledger>,
+    sink: Arc<dyn Sink>,
+    clock: Clock,
+    known: BTreeSet<PodUid>,
+    relisted: Option<BTreeSet<PodUid>>,
+}
+
+impl PodWatch {
+    async fn run(mut self, client: Client, listed: watch::Sender<bool>) {
+        let api: Api<Pod> = Api::all(client);
+        let events = watcher(api, watcher::Config::default()).default_backoff();
+        let mut events = std::pin::pin!(events.map_err(|error| {
+            tracing::warn!(%error, "the watch of pods failed, it will be tried again");
+        }));
+        while let Some(event) = events.next().await {
+            match event {
+                Err(()) => {}
+                Ok(watcher::Event::Init) => self.relisted = Some(BTreeSet::new()),
+                Ok(watcher::Event::InitApply(pod) | watcher::Event::Apply(pod)) => self.see(&pod),
+                Ok(watcher::Event::Delete(pod)) => {
+                    let uid = SeenPod::from_api(&pod).pod.uid;
+                    self.end(&uid);
+                }
+                Ok(watcher::Event::InitDone) => {
+                    let listed_now = self.relisted.take().unwrap_or_default();
+                    let gone: Vec<PodUid> = self.known.difference(&listed_now).cloned().collect();
+                    gone.iter().for_each(|uid| self.end(uid));
+                    listed.send_replace(true);
+                }
+            }
+        }
+    }
+
+    fn see(&mut self, pod: &Pod) {
+        let seen = SeenPod::from_api(pod);
+        self.known.insert(seen.pod.uid.clone());
+        if let Some(relisted) = &mut self.relisted {
+            relisted.insert(seen.pod.uid.clone());
+        }
+        let fact = PodFact {
+            pod: seen.pod.clone(),
+            node: seen.node.clone(),
+            host: seen.host,
+            is_terminal: seen.is_terminal,
+            wants_gpu: !matches!(seen.request, Ok(None)),
+            placement: seen.placement.as_ref().ok().cloned().flatten(),
+        };
+        let effects = self.ledger.see_pod(&fact, self.clock.now());
+        if seen.is_terminal {
+            self.sink.pod_ended(&seen.pod.uid);
+        } else {
+            self.sink.pod(&seen);
+        }
+        self.sink.effects(effects);
+    }
+
+    fn end(&mut self, uid: &PodUid) {
+        self.known.remove(uid);
+        let effects = self.ledger.end_pod(uid, self.clock.now());
+        self.sink.pod_ended(uid);
+        self.sink.effects(effects);
+    }
+}
+
+struct NodeWatch {
+    ledger: Arc<Ledger>,
+    sink: Arc<dyn Sink>,
+    pool_label: String,
+    known: BTreeSet<NodeName>,
+    relisted: Option<BTreeSet<NodeName>>,
+}
+
+impl NodeWatch {
+    async fn run(mut self, client: Client, listed: watch::Sender<bool>) {
+        let api: Api<Node> = Api::all(client);
+        let events = watcher(api, watcher::Config::default()).default_backoff();
+        let mut events = std::pin::pin!(events.map_err(|error| {
+            tracing::warn!(%error, "the watch of nodes failed, it will be tried again");
+        }));
+        while let Some(event) = events.next().await {
+            match event {
+                Err(()) => {}
+                Ok(watcher::Event::Init) => self.relisted = Some(BTreeSet::new()),
+                Ok(watcher::Event::InitApply(node) | watcher::Event::Apply(node)) => {
+                    self.see(&node);
+                }
+                Ok(watcher::Event::Delete(node)) => {
+                    let name = node.metadata.name.unwrap_or_default();
+                    self.lose(&NodeName::new(name));
+                }
+                Ok(watcher::Event::InitDone) => {
+                    let listed_now = self.relisted.take().unwrap_or_default();
+                    let gone: Vec<NodeName> = self.known.difference(&listed_now).cloned().collect();
+                    gone.iter().for_each(|name| self.lose(name));
+                    listed.send_replace(true);
+                }
+            }
+        }
+    }
+
+    fn see(&mut self, node: &Node) {
+        let name = NodeName::new(node.metadata.name.clone().unwrap_or_default());
+        self.known.insert(name.clone());
+        if let Some(relisted) = &mut self.relisted {
+            relisted.insert(name.clone());
+        }
+        let labels = node.metadata.labels.as_ref();
+        let pool = labels.and_then(|labels| labels.get(&self.pool_label));
+        let pool = PoolName::new(pool.map_or("", String::as_str));
+        let effects = self.ledger.see_node(&name, host_of(node), pool);
+        self.sink.effects(effects);
+    }
+
+    fn lose(&mut self, name: &NodeName) {
+        self.known.remove(name);
+        self.ledger.lose_node(name);
+    }
+}
+
+/// What a node offers to pods: its allocatable processor time and memory, zero where it says nothing.
+fn host_of(node: &Node) -> HostAmount {
+    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+    let quantity = |name: &str| allocatable.and_then(|all| all.get(name)).map(|q| q.0.as_str());
+    HostAmount {
+        cpu: quantity("cpu")
+            .and_then(|text| parse_milli(text).ok())
+            .map_or(MilliCpu::ZERO, MilliCpu::new),
+        memory: quantity("memory").and_then(|text| parse_memory(text).ok()).unwrap_or(MemMib::ZERO),
+    }
+}

@@ -1,0 +1,311 @@
+//! The extender's configuration: a YAML file and flags, checked before anything starts.
+//!
+//! All faults are listed at once, unknown keys are refused: a typo must not be silently ignored.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_yaml_ng::{Mapping, Value};
+
+use crate::packing::policy::Policy;
+use crate::packing::units::MemMib;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Checked configuration of the extender.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Address of the HTTP service.
+    pub listen: SocketAddr,
+    /// Kubeconfig file; none inside a cluster.
+    pub kubeconfig: Option<PathBuf>,
+    /// `schedulerName`s whose pending pods are woken.
+    pub scheduler_names: Vec<String>,
+    /// Policy of pods that name none.
+    pub policy: Policy,
+    /// Node label whose value is the node's pool.
+    pub pool_label: String,
+    /// How long a claim lasts at most.
+    pub claim_for: Duration,
+    /// Age of the last report from which a node counts as silent.
+    pub stale_after: Duration,
+    /// How long answers wait for the first report of nodes that hold pods.
+    pub warm_up: Duration,
+    /// How long an ended pod's processes may hold its devices at most.
+    pub drain_limit: Duration,
+    /// How long one call to the API server may take.
+    pub api_timeout: Duration,
+    /// GPU memory use that no booking covers is believed above this.
+    pub unmanaged_tolerance: MemMib,
+    /// Largest request body that is read, in bytes.
+    pub max_body_bytes: usize,
+    /// Verbosity: a level or a filter such as `info,gpupack=debug`.
+    pub log_level: String,
+    /// How log lines look.
+    pub log_format: LogFormat,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            kubeconfig: None,
+            scheduler_names: vec!["gpupack".to_owned()],
+            policy: Policy::Fragmentation,
+            pool_label: "gpupack.dev/pool".to_owned(),
+            claim_for: Duration::from_secs(10),
+            stale_after: Duration::from_secs(15),
+            warm_up: Duration::from_secs(10),
+            drain_limit: Duration::from_secs(30),
+            api_timeout: Duration::from_secs(5),
+            unmanaged_tolerance: MemMib::new(128),
+            max_body_bytes: 32 << 20,
+            log_level: "info".to_owned(),
+            log_format: LogFormat::Text,
+        }
+    }
+}
+
+/// Everything that is wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigFaults {
+    /// One line per fault, naming key, value and what is allowed.
+    pub faults: Vec<String>,
+}
+
+impl fmt::Display for ConfigFaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the configuration has {} fault(s)", self.faults.len())?;
+        self.faults.iter().try_for_each(|fault| write!(f, "\n  - {fault}"))
+    }
+}
+
+impl std::error::Error for ConfigFaults {}
+
+/// All keys of the file, in the order of their documentation.
+pub const KEYS: [&str; 14] = [
+    "listen",
+    "kubeconfig",
+    "scheduler_names",
+    "policy",
+    "pool_label",
+    "claim_seconds",
+    "report_stale_seconds",
+    "warm_up_seconds",
+    "drain_seconds",
+    "api_timeout_seconds",
+    "unmanaged_tolerance_mib",
+    "max_body_mib",
+    "log_level",
+    "log_format",
+];
+
+impl Config {
+    /// Reads a YAML document; what it does not name keeps its default.
+    ///
+    /// # Errors
+    /// [`ConfigFaults`] with every fault of the document.
+    pub fn from_yaml(text: &str) -> Result<Self, ConfigFaults> {
+        let one = |fault: String| ConfigFaults { faults: vec![fault] };
+        let value: Value = serde_yaml_ng::from_str(text)
+            .map_err(|error| one(format!("the file is not valid YAML: {error}")))?;
+        let mapping = match value {
+            Value::Null => Mapping::new(),
+            Value::Mapping(mapping) => mapping,
+            _ => return Err(one("the file must be a mapping of keys to values".to_owned())),
+        };
+        let mut reader = Reader { mapping, faults: Vec::new() };
+        let config = reader.config();
+        reader.unknown_keys();
+        if reader.faults.is_empty() {
+            Ok(config)
+        } else {
+            Err(ConfigFaults { faults: reader.faults })
+        }
+    }
+}
+
+/// Takes values out of the document and collects what is wrong with them.
+struct Reader {
+    mapping: Mapping,
+    faults: Vec<String>,
+}
+
+impl Reader {
+    fn config(&mut self) -> Config {
+        let default = Config::default();
+        Config {
+            listen: self.parsed("listen", "an address such as `0.0.0.0:8080`", default.listen),
+            kubeconfig: self.text("kubeconfig").map(PathBuf::from),
+            scheduler_names: self.names("scheduler_names", default.scheduler_names),
+            policy: self.parsed("policy", "`binpack`, `spread` or `fragmentation`", default.policy),
+            pool_label: self.text("pool_label").unwrap_or(default.pool_label),
+            claim_for: self.seconds("claim_seconds", 1..=300, default.claim_for),
+            stale_after: self.seconds("report_stale_seconds", 2..=3600, default.stale_after),
+            warm_up: self.seconds("warm_up_seconds", 0..=60, default.warm_up),
+            drain_limit: self.seconds("drain_seconds", 1..=600, default.drain_limit),
+            api_timeout: self.seconds("api_timeout_seconds", 1..=60, default.api_timeout),
+            unmanaged_tolerance: MemMib::new(self.number(
+                "unmanaged_tolerance_mib",
+                0..=65_536,
+                default.unmanaged_tolerance.mib(),
+            )),
+            max_body_bytes: usize::try_from(self.number("max_body_mib", 1..=1024, 32) << 20)
+                .unwrap_or(default.max_body_bytes),
+            log_level: self.text("log_level").unwrap_or(default.log_level),
+            log_format: self.log_format(default.log_format),
+        }
+    }
+
+    fn unknown_keys(&mut self) {
+        for key in self.mapping.keys() {
+            let key = key.as_str().map_or_else(|| format!("{key:?}"), str::to_owned);
+            self.faults.push(format!("key `{key}` is unknown: known are {}", KEYS.join(", ")));
+        }
+    }
+
+    fn take(&mut self, key: &str) -> Option<Value> {
+        self.mapping.remove(key).filter(|value| !value.is_null())
+    }
+
+    fn fault(&mut self, key: &str, value: &Value, allowed: &str) {
+        let shown = serde_yaml_ng::to_string(value).unwrap_or_default();
+        let shown = shown.trim().replace('\n', " ");
+        self.faults.push(format!("`{key}: {shown}` is not allowed: it must be {allowed}"));
+    }
+
+    fn text(&mut self, key: &str) -> Option<String> {
+        let value = self.take(key)?;
+        match value.as_str() {
+            Some(text) if !text.trim().is_empty() => Some(text.to_owned()),
+            _ => {
+                self.fault(key, &value, "a text that is not empty");
+                None
+            }
+        }
+    }
+
+    fn parsed<T: std::str::FromStr>(&mut self, key: &str, allowed: &str, default: T) -> T {
+        let Some(value) = self.take(key) else { return default };
+        match value.as_str().and_then(|text| text.parse().ok()) {
+            Some(parsed) => parsed,
+            None => {
+                self.fault(key, &value, allowed);
+                default
+            }
+        }
+    }
+
+    fn number(&mut self, key: &str, range: std::ops::RangeInclusive<u64>, default: u64) -> u64 {
+        let Some(value) = self.take(key) else { return default };
+        match value.as_u64() {
+            Some(number) if range.contains(&number) => number,
+            _ => {
+                let allowed = format!("a whole number from {} to {}", range.start(), range.end());
+                self.fault(key, &value, &allowed);
+                default
+            }
+        }
+    }
+
+    fn seconds(
+        &mut self,
+        key: &str,
+        range: std::ops::RangeInclusive<u64>,
+        default: Duration,
+    ) -> Duration {
+        Duration::from_secs(self.number(key, range, default.as_secs()))
+    }
+
+    fn names(&mut self, key: &str, default: Vec<String>) -> Vec<String> {
+        let Some(value) = self.take(key) else { return default };
+        let names: Option<Vec<String>> = value
+            .as_sequence()
+            .and_then(|items| items.iter().map(|item| item.as_str().map(str::to_owned)).collect());
+        match names {
+            Some(names) if !names.is_empty() && names.iter().all(|name| !name.is_empty()) => names,
+            _ => {
+                self.fault(key, &value, "a list of at least one name");
+                default
+            }
+        }
+    }
+
+    fn log_format(&mut self, default: LogFormat) -> LogFormat {
+        let Some(value) = self.take("log_format") else { return default };
+        match value.as_str() {
+            Some("text") => LogFormat::Text,
+            Some("json") => LogFormat::Json,
+            _ => {
+                self.fault("log_format", &value, "`text` or `json`");
+                default
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_is_the_default() {
+        for text in ["", "# nothing\n", "policy:\n"] {
+            assert_eq!(Config::from_yaml(text).unwrap(), Config::default(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
+            pool_label: p/q\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
+            drain_seconds: 4\napi_timeout_seconds: 5\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
+            log_level: debug\nlog_format: json\n";
+        let expected = Config {
+            listen: "0.0.0.0:9".parse().unwrap(),
+            kubeconfig: Some(PathBuf::from("/k")),
+            scheduler_names: vec!["a".to_owned(), "b".to_owned()],
+            policy: Policy::Spread,
+            pool_label: "p/q".to_owned(),
+            claim_for: Duration::from_secs(1),
+            stale_after: Duration::from_secs(2),
+            warm_up: Duration::from_secs(3),
+            drain_limit: Duration::from_secs(4),
+            api_timeout: Duration::from_secs(5),
+            unmanaged_tolerance: MemMib::new(6),
+            max_body_bytes: 7 << 20,
+            log_level: "debug".to_owned(),
+            log_format: LogFormat::Json,
+        };
+        assert_eq!(Config::from_yaml(text).unwrap(), expected);
+        assert!(KEYS.iter().all(|key| text.contains(&format!("{key}:"))));
+    }
+
+    #[test]
+    fn all_faults_are_listed_at_once() {
+        let text = "listen: nowhere\npolicy: best\nclaim_seconds: 0\nscheduler_names: []\n\
+            log_format: xml\npollicy: spread\n7: 8\n";
+        let faults = Config::from_yaml(text).unwrap_err();
+        assert_eq!(faults.faults.len(), 7, "{faults}");
+        for part in ["nowhere", "best", "1 to 300", "at least one", "xml", "`pollicy`"] {
+            assert!(faults.to_string().contains(part), "{part} in {faults}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_mapping_is_refused() {
+        for text in ["- a", "7", "a: [", "\u{0}"] {
+            assert_eq!(Config::from_yaml(text).unwrap_err().faults.len(), 1, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! What all handlers share: the books, the waiting pods, the clock, and the ways out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dashmap::DashMap;
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::cluster::events::{Notice, NoticeReason, NoticeSender};
+use crate::cluster::pod::SeenPod;
+use crate::cluster::target::{BindTarget, PodKey};
+use crate::cluster::watch::Sink;
+use crate::cluster::write::ApiWriter;
+use crate::config::Config;
+use crate::ledger::books::{Effect, Ledger, Readiness};
+use crate::ledger::questions::Question;
+use crate::ledger::waiting::{WaitingPod, WaitingPods};
+use crate::metrics::Metrics;
+use crate::packing::device::{NodeName, PodUid};
+use crate::packing::fit::{HostRule, Misfit};
+use crate::packing::policy::Strategy;
+use crate::packing::reservation::{Placement, PodRef, Protection};
+
+/// Where a decision is written.
+pub enum Truth {
+    /// The API server: a Binding makes it true.
+    Cluster(Box<ClusterTruth>),
+    /// The books themselves: a demo without Kubernetes. Nobody else checks CPU and memory there.
+    Books,
+}
+
+/// The ways to the API server.
+pub struct ClusterTruth {
+    /// Bindings and touches.
+    pub writer: ApiWriter,
+    /// Pod events.
+    pub notices: NoticeSender,
+}
+
+/// What all handlers share.
+pub struct App {
+    /// The books.
+    pub ledger: Arc<Ledger>,
+    /// The pods without a node, with what became of their last question.
+    pub waiting: WaitingPods,
+    /// The same pods as the API server shows them: what a Binding needs.
+    pub pending: DashMap<PodUid, Arc<SeenPod>>,
+    /// Bindings on their way: what to ask the API server about when an answer is lost.
+    pub binds: DashMap<PodUid, BindTarget>,
+    /// The clock.
+    pub clock: Clock,
+    /// The configuration.
+    pub config: Config,
+    /// The metrics.
+    pub metrics: Metrics,
+    /// Where decisions are written.
+    pub truth: Truth,
+    /// Effects that background loops have still to see to.
+    pub outbox: Outbox,
+    /// Whether Bindings of an earlier run can land no more.
+    is_fenced: AtomicBool,
+}
+
+impl App {
+    /// An extender over an empty ledger, with everything that `config` says.
+    pub fn new(ledger: Arc<Ledger>, clock: Clock, config: Config, truth: Truth) -> Self {
+        Self {
+            ledger,
+            waiting: WaitingPods::default(),
+            pending: DashMap::new(),
+            binds: DashMap::new(),
+            clock,
+            config,
+            metrics: Metrics::new(),
+            truth,
+            outbox: Outbox::default(),
+            is_fenced: AtomicBool::new(false),
+        }
+    }
+
+    /// The question that a pod's request stands for; an error is the request's own.
+    pub fn question(&self, pod: &SeenPod) -> Option<Question> {
+        let gpu = pod.request.as_ref().ok()?.clone()?;
+        let policy = gpu.policy.unwrap_or(self.config.policy);
+        let host_rule = match self.truth {
+            Truth::Cluster(_) => HostRule::Trusted,
+            Truth::Books => HostRule::Checked,
+        };
+        let strategy = Strategy::Policy(policy);
+        Some(Question { gpu: Some(gpu), host: pod.host, host_rule, strategy })
+    }
+
+    /// The pod as one that waits for an answer to `question`.
+    pub fn waiting_pod(pod: &SeenPod, question: Question) -> WaitingPod {
+        WaitingPod {
+            pod: pod.pod.clone(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            question,
+            priority: pod.priority,
+            created_unix_seconds: pod.created_unix_seconds,
+        }
+    }
+
+    /// Forgets a pod that is bound or gone.
+    pub fn settle_pod(&self, uid: &PodUid) {
+        self.waiting.remove(uid);
+        self.pending.remove(uid);
+    }
+
+    /// Drops what nobody has mentioned for long.
+    pub fn forget_unseen(&self) {
+        self.waiting.tick(self.clock.now());
+        self.pending.retain(|uid, _| self.waiting.pod(uid).is_some());
+    }
+
+    /// Tells about a pod, where `kubectl describe` shows it. Never waits.
+    pub fn tell(&self, pod: &PodRef, reason: NoticeReason, note: String) {
+        let Truth::Cluster(cluster) = &self.truth else { return };
+        let (namespace, name) = pod.name.split_once('/').unwrap_or_default();
+        match PodKey::new(namespace, name) {
+            Ok(key) => {
+                let notice = Notice { key, uid: pod.uid.clone(), reason, note };
+                cluster.notices.offer(notice, self.clock.now());
+            }
+            Err(error) => tracing::debug!(pod_uid = %pod.uid, %error, "no event for this pod"),
+        }
+    }
+
+    /// Tells why no node fits.
+    pub fn tell_refusal(&self, pod: &PodRef, misfits: &BTreeMap<Misfit, usize>) {
+        let nodes: usize = misfits.values().sum();
+        let mut note = format!("none of {nodes} nodes fits");
+        let mut closest: Vec<_> = misfits.iter().collect();
+        closest.sort_by_key(|(misfit, _)| std::cmp::Reverse(misfit.closeness()));
+        for (misfit, nodes) in closest.into_iter().take(5) {
+            let _ = write!(note, "; {nodes}: {} ({})", misfit.reason(), misfit.missing());
+        }
+        self.tell(pod, NoticeReason::NoGpuFits, note);
+    }
+
+    /// Tells where a pod is placed, and truthfully how it is protected there.
+    pub fn tell_placed(&self, pod: &PodRef, placement: &Placement) {
+        let mut note = format!("placed on node {}", placement.node);
+        for device in &placement.devices {
+            let (share, memory) = (device.demand.share, device.demand.memory);
+            let _ = write!(note, "; {}: {share} of its compute, {memory}", device.id);
+        }
+        note.push_str(match placement.protection {
+            Protection::None => "; its memory is not protected from neighbours on the GPU",
+            Protection::Hardware => "; it has no neighbours on the device",
+        });
+        self.tell(pod, NoticeReason::GpuPlaced, note);
+    }
+
+    /// Whether questions are answered now: the books are complete, and no Binding of an earlier run
+    /// can land any more.
+    pub fn readiness(&self) -> Readiness {
+        if !self.is_fenced.load(Ordering::Acquire) {
+            return Readiness::NotListed;
+        }
+        self.ledger.readiness(self.clock.now())
+    }
+
+    /// Notes that Bindings of an earlier run can land no more.
+    pub fn set_fenced(&self) {
+        self.is_fenced.store(true, Ordering::Release);
+    }
+}
+
+impl Sink for App {
+    fn effects(&self, effects: Vec<Effect>) {
+        self.outbox.push(effects);
+    }
+
+    fn pod(&self, pod: &SeenPod) {
+        if let Err(error) = &pod.placement {
+            let note = format!("its placement counts for nothing: {error}");
+            self.tell(&pod.pod, NoticeReason::PlacementUnreadable, note);
+        }
+        let is_ours = self.config.scheduler_names.contains(&pod.scheduler_name);
+        let waits = pod.node.is_none() && !pod.is_deleting && is_ours;
+        match self.question(pod).filter(|_| waits) {
+            Some(question) => {
+                self.pending.insert(pod.pod.uid.clone(), Arc::new(pod.clone()));
+                self.waiting.see(Self::waiting_pod(pod, question), self.clock.now());
+            }
+            None => self.settle_pod(&pod.pod.uid),
+        }
+    }
+
+    fn pod_ended(&self, uid: &PodUid) {
+        self.settle_pod(uid);
+    }
+}
+
+/// Effects that wait for a background loop. A set: the same effect twice is one.
+#[derive(Default)]
+pub struct Outbox {
+    effects: Mutex<BTreeSet<Effect>>,
+    filled: Notify,
+}
+
+impl Outbox {
+    /// Adds effects; never waits.
+    pub fn push(&self, effects: Vec<Effect>) {
+        if effects.is_empty() {
+            return;
+        }
+        self.effects.lock().unwrap_or_else(PoisonError::into_inner).extend(effects);
+        self.filled.notify_one();
+    }
+
+    /// Waits until there are effects and takes them all.
+    pub async fn take(&self) -> Vec<Effect> {
+        loop {
+            let taken = {
+                let mut effects = self.effects.lock().unwrap_or_else(PoisonError::into_inner);
+                std::mem::take(&mut *effects)
+            };
+            if !taken.is_empty() {
+                return taken.into_iter().collect();
+            }
+            self.filled.notified().await;
+        }
+    }
+}
+
+/// The nodes on which room appeared.
+pub fn rooms(effects: &[Effect]) -> Vec<NodeName> {
+    let room = |effect: &Effect| match effect {
+        Effect::Room(node) => Some(node.clone()),
+        Effect::Overbooked { .. } | Effect::Unplaced { .. } | Effect::Silent(_) => None,
+    };
+    effects.iter().filter_map(room).collect()
+}

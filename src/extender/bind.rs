@@ -1,0 +1,312 @@
+//! *bind*, the one command: reserve on today's books, then make device and node true in one write.
+//!
+//! Only a *definite* refusal by the API server takes the reservation back. While it is not known
+//! whether a Binding was accepted, the reservation stays and the caller gets no answer: kube-scheduler
+//! then times out by itself, which is better than an `Error` for a pod that is bound.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::app::{App, ClusterTruth, Truth};
+use super::protocol::{ExtenderBindingArgs, ExtenderBindingResult, ProtocolError};
+use super::verbs::VerbAnswer;
+use crate::cluster::pod::SeenPod;
+use crate::cluster::target::{BindTarget, PodKey, TargetError};
+use crate::cluster::write::{BindOutcome, Cause, Settled};
+use crate::ledger::books::{Readiness, ReserveError};
+use crate::metrics::{BindResult, Outcome};
+use crate::packing::device::{NodeName, PodUid};
+use crate::packing::reservation::Placement;
+
+/// Times a Binding is posted again after the pod changed under it: each needs a further change of
+/// the pod within milliseconds, so a third is hardly ever seen.
+const ATTEMPTS: u32 = 4;
+
+/// Pause before the API server is asked again about an undecided Binding.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
+
+/// How long a bind stays with its caller while undecided; then the background loop goes on alone.
+/// Longer than any sensible `httpTimeout` of kube-scheduler.
+const STAY_FOR: Duration = Duration::from_secs(60);
+
+/// Why a bind failed; nothing is bound by it.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Pods or nodes are not listed yet.
+    #[error("gpupack is warming up")]
+    WarmingUp,
+    /// The pod is not known and cannot be read.
+    #[error("pod `{pod}` cannot be read: {cause}")]
+    Unreadable {
+        /// Namespace and name.
+        pod: String,
+        /// What the API server said.
+        cause: Cause,
+    },
+    /// The pod of that name has another UID, or none of that name is left.
+    #[error("pod `{pod}` with this UID is gone")]
+    Gone {
+        /// Namespace and name.
+        pod: String,
+    },
+    /// The pod's GPU request is refused.
+    #[error("{0}")]
+    Request(&'static str),
+    /// The books refuse.
+    #[error(transparent)]
+    Reserve(#[from] ReserveError),
+    /// The Binding cannot be written safely.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// The pod is bound to another node.
+    #[error("pod is already bound to another node")]
+    BoundElsewhere,
+    /// The API server refuses the Binding.
+    #[error("the API server refuses the Binding with code {code}: {message}")]
+    Refused {
+        /// HTTP status.
+        code: u16,
+        /// Its message.
+        message: String,
+    },
+    /// The pod kept changing while it was bound.
+    #[error("pod keeps changing while it is bound")]
+    Unsteady,
+    /// Whether it is bound cannot be found out.
+    #[error("the API server does not say whether the pod is bound")]
+    Undecided,
+}
+
+impl BindError {
+    fn result(&self) -> BindResult {
+        match self {
+            Self::Reserve(_) | Self::BoundElsewhere | Self::Unsteady => BindResult::Conflict,
+            Self::Undecided => BindResult::Undecided,
+            Self::WarmingUp
+            | Self::Unreadable { .. }
+            | Self::Gone { .. }
+            | Self::Request(_)
+            | Self::Target(_)
+            | Self::Refused { .. } => BindResult::Refused,
+        }
+    }
+}
+
+/// Answers *bind*. The work goes on when the caller hangs up.
+///
+/// # Errors
+/// [`ProtocolError`] for a body that is no binding.
+pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
+    let args = ExtenderBindingArgs::parse(body)?;
+    let worker = Arc::clone(app);
+    let task = tokio::spawn(async move {
+        let result = bind_pod(&worker, &args).await;
+        match &result {
+            Ok(()) => worker.metrics.bind(BindResult::Bound),
+            Err(error) => {
+                worker.metrics.bind(error.result());
+                tracing::warn!(
+                    pod_uid = %args.pod_uid, pod = %args.pod_name, node = %args.node, %error,
+                    "bind failed"
+                );
+            }
+        }
+        result
+    });
+    let error = match task.await {
+        Ok(Ok(())) => String::new(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "the bind was given up because of a fault in gpupack".to_owned(),
+    };
+    let outcome = if error.is_empty() { Outcome::Ok } else { Outcome::Refused };
+    Ok((ExtenderBindingResult { error }.to_json(), outcome))
+}
+
+async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), BindError> {
+    if app.readiness() != Readiness::Ready {
+        return Err(BindError::WarmingUp);
+    }
+    let uid = PodUid::new(args.pod_uid.as_str());
+    let known = app.pending.get(&uid).map(|pod| Arc::clone(&pod));
+    let pod = match known {
+        Some(pod) => pod,
+        None => read_pod(app, args).await?,
+    };
+    if let Err(error) = &pod.request {
+        return Err(BindError::Request(error.reason()));
+    }
+    let node = NodeName::new(args.node.as_str());
+    let Some(question) = app.question(&pod) else {
+        return bind_without_gpu(app, &pod, &node).await;
+    };
+    let placement = app.ledger.reserve(&pod.pod, &args.node, &question, app.clock.now())?;
+    match &app.truth {
+        Truth::Books => app.ledger.confirm(&uid),
+        Truth::Cluster(cluster) => {
+            decide(app, cluster, &pod, &placement).await?;
+            app.tell_placed(&pod.pod, &placement);
+        }
+    }
+    app.settle_pod(&uid);
+    let devices: Vec<&str> = placement.devices.iter().map(|device| device.id.as_str()).collect();
+    tracing::info!(
+        pod_uid = %uid, pod = %pod.pod, %node, devices = devices.join(","), "placed"
+    );
+    Ok(())
+}
+
+/// Reads a pod that neither the watch nor a verb has shown yet.
+async fn read_pod(app: &App, args: &ExtenderBindingArgs) -> Result<Arc<SeenPod>, BindError> {
+    let pod = format!("{}/{}", args.pod_namespace, args.pod_name);
+    let Truth::Cluster(cluster) = &app.truth else { return Err(BindError::Gone { pod }) };
+    let key = PodKey::new(&args.pod_namespace, &args.pod_name)?;
+    let found = match cluster.writer.read_back(&key).await {
+        Err(cause) => return Err(BindError::Unreadable { pod, cause }),
+        Ok(found) => found.map(|found| SeenPod::from_api(&found)),
+    };
+    let same = found.filter(|seen| seen.pod.uid.as_str() == args.pod_uid);
+    same.map(Arc::new).ok_or(BindError::Gone { pod })
+}
+
+/// A pod without a GPU request is bound as kube-scheduler itself would.
+async fn bind_without_gpu(app: &App, pod: &SeenPod, node: &NodeName) -> Result<(), BindError> {
+    let gone = || BindError::Gone { pod: pod.pod.to_string() };
+    let Truth::Cluster(cluster) = &app.truth else { return Err(gone()) };
+    let target = BindTarget::without_gpu(pod, node)?;
+    match cluster.writer.bind(&target).await {
+        BindOutcome::Bound => return Ok(()),
+        BindOutcome::Gone => return Err(gone()),
+        BindOutcome::Refused { code, message } => return Err(BindError::Refused { code, message }),
+        BindOutcome::Conflict | BindOutcome::Undecided { .. } => {}
+    }
+    match cluster.writer.settle(&target).await {
+        Settled::Bound { .. } => Ok(()),
+        Settled::Gone => Err(gone()),
+        Settled::BoundElsewhere { .. } => Err(BindError::BoundElsewhere),
+        Settled::NotBound => Err(BindError::Unsteady),
+        Settled::StillUndecided { .. } => Err(BindError::Undecided),
+    }
+}
+
+/// Posts the Binding until it is decided, and brings the books in line.
+async fn decide(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    pod: &SeenPod,
+    placement: &Placement,
+) -> Result<(), BindError> {
+    let mut pod = pod.clone();
+    for _ in 0..ATTEMPTS {
+        let target = match BindTarget::new(&pod, placement) {
+            Ok(target) => target,
+            Err(error) => return Err(taken_back(app, &pod.pod.uid, error.into())),
+        };
+        app.binds.insert(pod.pod.uid.clone(), target.clone());
+        match cluster.writer.bind(&target).await {
+            BindOutcome::Bound => {
+                settled_bound(app, target.uid());
+                return Ok(());
+            }
+            BindOutcome::Gone => return Err(taken_back(app, target.uid(), gone(&target))),
+            BindOutcome::Refused { code, message } => {
+                return Err(taken_back(app, target.uid(), BindError::Refused { code, message }));
+            }
+            BindOutcome::Conflict => {}
+            BindOutcome::Undecided { cause } => {
+                tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is undecided");
+            }
+        }
+        if settle(app, cluster, &target).await? {
+            return Ok(());
+        }
+        pod = unbound_again(app, cluster, &target, &pod).await?;
+    }
+    Err(taken_back(app, &pod.pod.uid, BindError::Unsteady))
+}
+
+/// Finds out what became of a Binding: whether the pod is bound as decided. If not, this Binding can
+/// no longer succeed.
+async fn settle(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    target: &BindTarget,
+) -> Result<bool, BindError> {
+    let started = app.clock.now();
+    loop {
+        match cluster.writer.settle(target).await {
+            Settled::Bound { .. } => {
+                settled_bound(app, target.uid());
+                return Ok(true);
+            }
+            Settled::NotBound => return Ok(false),
+            Settled::BoundElsewhere { .. } => {
+                return Err(taken_back(app, target.uid(), BindError::BoundElsewhere));
+            }
+            Settled::Gone => return Err(taken_back(app, target.uid(), gone(target))),
+            Settled::StillUndecided { cause } => {
+                tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is still undecided");
+                if app.clock.now().since(started) >= STAY_FOR {
+                    return Err(BindError::Undecided); // the background loop goes on
+                }
+                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+            }
+        }
+    }
+}
+
+/// The pod in its newest version, for another try: it must still ask for the same.
+async fn unbound_again(
+    app: &App,
+    cluster: &ClusterTruth,
+    target: &BindTarget,
+    before: &SeenPod,
+) -> Result<SeenPod, BindError> {
+    let uid = target.uid();
+    let read = match cluster.writer.read_back(target.key()).await {
+        Err(cause) => {
+            let pod = target.key().to_string();
+            return Err(taken_back(app, uid, BindError::Unreadable { pod, cause }));
+        }
+        Ok(read) => read.map(|pod| SeenPod::from_api(&pod)),
+    };
+    let Some(pod) = read.filter(|pod| pod.pod.uid == *uid) else {
+        return Err(taken_back(app, uid, gone(target)));
+    };
+    if pod.node.is_some() {
+        return Err(taken_back(app, uid, BindError::BoundElsewhere));
+    }
+    if pod.request != before.request {
+        return Err(taken_back(app, uid, BindError::Unsteady));
+    }
+    Ok(pod)
+}
+
+/// Asks about Bindings that no caller waits for any more.
+pub async fn settle_overdue(app: &Arc<App>) {
+    let Truth::Cluster(cluster) = &app.truth else { return };
+    for pod in app.ledger.overdue(STAY_FOR, app.clock.now()) {
+        let Some(target) = app.binds.get(&pod.uid).map(|target| target.clone()) else { continue };
+        match cluster.writer.settle(&target).await {
+            Settled::Bound { .. } => settled_bound(app, target.uid()),
+            Settled::NotBound | Settled::BoundElsewhere { .. } | Settled::Gone => {
+                taken_back(app, target.uid(), BindError::Undecided);
+            }
+            Settled::StillUndecided { .. } => {}
+        }
+    }
+}
+
+fn settled_bound(app: &App, uid: &PodUid) {
+    app.ledger.confirm(uid);
+    app.binds.remove(uid);
+}
+
+fn taken_back(app: &App, uid: &PodUid, error: BindError) -> BindError {
+    app.binds.remove(uid);
+    app.outbox.push(app.ledger.forget(uid));
+    error
+}
+
+fn gone(target: &BindTarget) -> BindError {
+    BindError::Gone { pod: target.key().to_string() }
+}

@@ -1,0 +1,348 @@
+//! What people and tools may look at: the whole model as JSON, and why a pod waits.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::app::App;
+use crate::ledger::questions::Question;
+use crate::ledger::waiting::WaitingState;
+use crate::packing::device::{DeviceKind, Health};
+use crate::packing::fit::{Misfit, Room};
+use crate::packing::fragmentation::Packing;
+use crate::packing::node::{ClaimRule, DeviceBooks, NodeLedger, NodeState};
+use crate::packing::reservation::{Reservation, ReservationState};
+
+/// The whole model.
+#[derive(Debug, Serialize)]
+pub struct State {
+    /// How full and fragmented the cluster is.
+    pub packing: PackingView,
+    /// All nodes, by name.
+    pub nodes: Vec<NodeView>,
+}
+
+/// How full and fragmented the cluster is. Shares in millionths of a GPU, ratios in millionths.
+#[derive(Debug, Serialize)]
+pub struct PackingView {
+    /// Devices that can hold tenants.
+    pub devices: u64,
+    /// Devices with at least one tenant.
+    pub occupied: u64,
+    /// Devices with more booked than they have.
+    pub overbooked: u64,
+    /// Booked share over capacity.
+    pub allocation_millionths: u64,
+    /// Mean fullness of the occupied devices.
+    pub efficiency_millionths: u64,
+    /// Part of the free share that no typical request can use.
+    pub fragmentation_millionths: u64,
+}
+
+impl PackingView {
+    /// The figures of a measurement.
+    pub fn of(packing: &Packing) -> Self {
+        Self {
+            devices: packing.devices,
+            occupied: packing.occupied,
+            overbooked: packing.overbooked,
+            allocation_millionths: packing.allocation().millionths(),
+            efficiency_millionths: packing.efficiency().millionths(),
+            fragmentation_millionths: packing.fragmentation().millionths(),
+        }
+    }
+}
+
+/// One node.
+#[derive(Debug, Serialize)]
+pub struct NodeView {
+    /// Its name.
+    pub name: String,
+    /// Its pool; empty where it has none.
+    pub pool: String,
+    /// `never_reported`, `reporting`, `silent` or `gone`.
+    pub state: &'static str,
+    /// Processor time left, in thousandths of a core.
+    pub free_cpu_milli: u64,
+    /// Main memory left.
+    pub free_memory_mib: u64,
+    /// Its devices, by index.
+    pub devices: Vec<DeviceView>,
+}
+
+/// One device.
+#[derive(Debug, Serialize)]
+pub struct DeviceView {
+    /// UUID.
+    pub id: String,
+    /// NVML index.
+    pub index: u32,
+    /// Product name.
+    pub model: String,
+    /// `gpu`, `mig_parent` or `mig_instance`.
+    pub kind: &'static str,
+    /// MIG profile of an instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// Whether it takes new tenants.
+    pub healthy: bool,
+    /// Schedulable memory.
+    pub capacity_mib: u64,
+    /// Memory that is booked.
+    pub booked_mib: u64,
+    /// Share that is booked.
+    pub booked_share_millionths: u64,
+    /// Memory held back by claims.
+    pub claimed_mib: u64,
+    /// Share held back by claims.
+    pub claimed_share_millionths: u64,
+    /// Memory that can be placed on.
+    pub free_mib: u64,
+    /// Share that can be placed on.
+    pub free_share_millionths: u64,
+    /// Memory in use as the agent saw it.
+    pub used_mib: Option<u64>,
+    /// Memory in use that no booking covers.
+    pub unbooked_mib: u64,
+    /// Whether more is booked than there is.
+    pub overbooked: bool,
+    /// Its tenants, by UID.
+    pub tenants: Vec<TenantView>,
+}
+
+/// One tenant of a device.
+#[derive(Debug, Serialize)]
+pub struct TenantView {
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// `namespace/name`.
+    pub pod: String,
+    /// `assumed`, `confirmed` or `draining`.
+    pub state: &'static str,
+    /// Memory that it holds.
+    pub memory_mib: u64,
+    /// Share that it holds.
+    pub share_millionths: u64,
+}
+
+/// The whole model as it is now.
+pub fn state(app: &App) -> State {
+    State {
+        packing: PackingView::of(&app.ledger.packing()),
+        nodes: app.ledger.nodes().iter().map(node_view).collect(),
+    }
+}
+
+fn node_view(node: &NodeLedger) -> NodeView {
+    let free = node.host_free();
+    NodeView {
+        name: node.name().to_string(),
+        pool: node.pool().to_string(),
+        state: match node.state() {
+            NodeState::NeverReported => "never_reported",
+            NodeState::Reporting => "reporting",
+            NodeState::Silent => "silent",
+            NodeState::Gone => "gone",
+        },
+        free_cpu_milli: free.cpu.milli(),
+        free_memory_mib: free.memory.mib(),
+        devices: node.devices().iter().map(|books| device_view(node, books)).collect(),
+    }
+}
+
+fn device_view(node: &NodeLedger, books: &DeviceBooks) -> DeviceView {
+    let device = books.device();
+    let (kind, profile) = match &device.kind {
+        DeviceKind::Gpu => ("gpu", None),
+        DeviceKind::MigParent => ("mig_parent", None),
+        DeviceKind::MigInstance { profile, .. } => ("mig_instance", Some(profile.to_string())),
+    };
+    let free = books.free();
+    DeviceView {
+        id: device.id.to_string(),
+        index: device.index.0,
+        model: device.model.to_string(),
+        kind,
+        profile,
+        healthy: books.health() == Health::Healthy,
+        capacity_mib: device.capacity().mib(),
+        booked_mib: books.booked().memory.mib(),
+        booked_share_millionths: books.booked().share.millionths(),
+        claimed_mib: books.claimed().memory.mib(),
+        claimed_share_millionths: books.claimed().share.millionths(),
+        free_mib: free.memory.mib(),
+        free_share_millionths: free.share.millionths(),
+        used_mib: books.used().map(|used| used.mib()),
+        unbooked_mib: books.unbooked().mib(),
+        overbooked: books.is_overbooked(),
+        tenants: books
+            .tenants()
+            .iter()
+            .map(|(uid, held)| {
+                let reservation = node.reservation(uid);
+                TenantView {
+                    pod_uid: uid.to_string(),
+                    pod: reservation.map(|held| held.pod.name.to_string()).unwrap_or_default(),
+                    state: reservation.map_or("confirmed", reservation_state),
+                    memory_mib: held.memory.mib(),
+                    share_millionths: held.share.millionths(),
+                }
+            })
+            .collect(),
+    }
+}
+
+fn reservation_state(held: &Reservation) -> &'static str {
+    match held.state {
+        ReservationState::Assumed { .. } => "assumed",
+        ReservationState::Confirmed => "confirmed",
+        ReservationState::Draining { .. } => "draining",
+    }
+}
+
+/// Why a pod waits.
+#[derive(Debug, Serialize)]
+pub struct Explanation {
+    /// `namespace/name`.
+    pub pod: String,
+    /// One sentence.
+    pub verdict: String,
+    /// Nodes that would take it now, the first twenty by name.
+    pub fits_on: Vec<String>,
+    /// Nodes that would take it now.
+    pub fitting_nodes: usize,
+    /// Why the others refuse, the closest first.
+    pub refusals: Vec<RefusalView>,
+    /// The smallest changes that would help, the cheapest first.
+    pub mends: Vec<String>,
+}
+
+/// Nodes that refuse for one reason.
+#[derive(Debug, Serialize)]
+pub struct RefusalView {
+    /// The constant reason.
+    pub reason: &'static str,
+    /// How many nodes.
+    pub nodes: usize,
+    /// The closest of them.
+    pub closest_node: String,
+    /// What is missing there.
+    pub missing: String,
+    /// Whether room that others leave could cure it.
+    pub curable_by_room: bool,
+}
+
+/// Nodes that are named in an explanation.
+const NAMED: usize = 20;
+
+/// Why a pod waits, or where it is placed; `None` for a pod that is not known.
+pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanation> {
+    if let Some(waiting) = app.waiting.named(namespace, name) {
+        return Some(explain(app, &waiting));
+    }
+    let pod = format!("{namespace}/{name}");
+    let nodes = app.ledger.nodes();
+    let held = nodes.iter().find_map(|node| {
+        node.reservations().values().find(|held| *held.pod.name == *pod).map(|held| (node, held))
+    });
+    let (node, held) = held?;
+    let devices: Vec<&str> =
+        held.placement.devices.iter().map(|device| device.id.as_str()).collect();
+    Some(Explanation {
+        verdict: format!(
+            "placed on node {}, {} ({})",
+            node.name(),
+            devices.join(", "),
+            reservation_state(held)
+        ),
+        pod,
+        fits_on: vec![node.name().to_string()],
+        fitting_nodes: 1,
+        refusals: Vec::new(),
+        mends: Vec::new(),
+    })
+}
+
+/// Why a pod waits, on the books of this moment.
+pub fn explain(app: &App, waiting: &WaitingState) -> Explanation {
+    let question = &waiting.waiting.question;
+    let nodes = app.ledger.nodes();
+    let names: Vec<&str> = nodes.iter().map(|node| node.name().as_str()).collect();
+    let answers = app.ledger.answers(question, &names);
+    let mut fits_on = Vec::new();
+    let mut by_reason: BTreeMap<&'static str, (usize, Misfit, &str)> = BTreeMap::new();
+    for (name, answer) in names.iter().zip(&answers) {
+        match answer {
+            Ok(_) => fits_on.push((*name).to_owned()),
+            Err(misfit) => {
+                let entry = by_reason.entry(misfit.reason()).or_insert((0, *misfit, name));
+                entry.0 += 1;
+                if entry.1 != *misfit && entry.1.closer(*misfit) == *misfit {
+                    (entry.1, entry.2) = (*misfit, name);
+                }
+            }
+        }
+    }
+    let mut groups: Vec<_> = by_reason.into_iter().collect();
+    groups.sort_by_key(|(_, (_, misfit, _))| Reverse(misfit.closeness()));
+    let fitting_nodes = fits_on.len();
+    fits_on.truncate(NAMED);
+    Explanation {
+        pod: waiting.waiting.pod.to_string(),
+        verdict: verdict(fitting_nodes, nodes.len(), groups.first().map(|group| group.1.1)),
+        fits_on,
+        fitting_nodes,
+        mends: mends(question, &nodes, groups.iter().map(|group| group.1.1)),
+        refusals: groups
+            .into_iter()
+            .map(|(reason, (nodes, misfit, closest))| RefusalView {
+                reason,
+                nodes,
+                closest_node: closest.to_owned(),
+                missing: misfit.missing(),
+                curable_by_room: misfit.is_curable_by_room(),
+            })
+            .collect(),
+    }
+}
+
+fn verdict(fitting: usize, nodes: usize, closest: Option<Misfit>) -> String {
+    match (fitting, closest) {
+        (0, None) => "no node is known".to_owned(),
+        (0, Some(misfit)) => {
+            format!("none of {nodes} nodes fits; the closest obstacle: {}", misfit.reason())
+        }
+        (_, _) => format!(
+            "{fitting} of {nodes} nodes fit now; if the pod still waits, kube-scheduler's own filters \
+             refuse them (see its events)"
+        ),
+    }
+}
+
+/// The smallest changes that would help: what would fit now, or what must become free.
+fn mends(
+    question: &Question,
+    nodes: &[NodeLedger],
+    misfits: impl Iterator<Item = Misfit>,
+) -> Vec<String> {
+    let Some(request) = &question.gpu else { return Vec::new() };
+    let rooms: Vec<Room> = nodes
+        .iter()
+        .filter(|node| node.placeable().is_ok())
+        .flat_map(NodeLedger::devices)
+        .filter(|books| books.is_placeable() && request.models.matches(&books.device().model))
+        .map(|books| books.room(ClaimRule::Respected))
+        .collect();
+    let share = rooms.iter().map(|room| room.free.share).max();
+    let memory = rooms.iter().map(|room| room.free.memory).max();
+    let mut mends: Vec<String> = misfits.filter_map(Misfit::mend).collect();
+    if let (Some(share), Some(memory)) = (share, memory) {
+        mends.push(format!(
+            "on an accepted model the largest free share of one GPU now is {share}, the largest free \
+             memory of one GPU is {memory}: a request within one GPU's room starts at once"
+        ));
+    }
+    mends.dedup();
+    mends
+}

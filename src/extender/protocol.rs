@@ -1,0 +1,279 @@
+//! The wire types of kube-scheduler's extender protocol, `k8s.io/kube-scheduler/extender/v1`.
+//!
+//! Bodies are Go's JSON: exported field names outside (`Pod`, `NodeNames`), camel case inside a pod.
+//! Go matches field names in any casing, so the outer ones are read in any casing; a field given
+//! twice is refused, since one of the two would be ignored. The pod and the nodes stay raw text
+//! until somebody asks for them, node names are borrowed from the body.
+//!
+//! What the protocol leaves open is decided here: one complete document and nothing behind it, at
+//! most [`MAX_DEPTH`] levels deep even where nobody looks.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+use serde_json::value::RawValue;
+
+use crate::cluster::pod::{PodFault, SeenPod};
+use crate::extender::wire::{BindingFields, Fields, check_depth, node_objects};
+
+/// Deepest nesting of a body, as `serde_json` has it for typed values.
+pub const MAX_DEPTH: u32 = 127;
+
+/// Why a body is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProtocolError {
+    /// Bytes that are no text.
+    #[error("the body is not UTF-8 from byte `{offset}` on")]
+    Encoding {
+        /// Where the first illegal sequence begins.
+        offset: usize,
+    },
+    /// No JSON of the expected shape.
+    #[error("the body cannot be read: {fault}")]
+    Json {
+        /// What the JSON parser says, with line and column.
+        fault: String,
+    },
+    /// Nested more deeply than anything real.
+    #[error("the body is nested more than `{MAX_DEPTH}` levels deep")]
+    Depth,
+    /// A field that the verb needs.
+    #[error("the body has no `{field}`")]
+    Missing {
+        /// The field, as kube-scheduler spells it.
+        field: &'static str,
+    },
+    /// A pod that cannot be read.
+    #[error(transparent)]
+    Pod(#[from] PodFault),
+}
+
+impl ProtocolError {
+    /// Short name for metrics; a closed set.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Encoding { .. } => "encoding",
+            Self::Json { .. } => "json",
+            Self::Depth => "depth",
+            Self::Missing { .. } => "missing",
+            Self::Pod(_) => "pod",
+        }
+    }
+
+    pub(super) fn json(error: &serde_json::Error) -> Self {
+        Self::Json { fault: error.to_string() }
+    }
+}
+
+/// The nodes of a question.
+#[derive(Debug)]
+pub enum NodesArg<'a> {
+    /// Their names, in the order of the body (`nodeCacheCapable: true`).
+    Names(Vec<Cow<'a, str>>),
+    /// Whole Node objects (`nodeCacheCapable: false`; an autoscaler's simulation).
+    Objects(Vec<NodeObject<'a>>),
+}
+
+impl NodesArg<'_> {
+    /// The names of the nodes, in the order of the body.
+    pub fn names(&self) -> Vec<&str> {
+        match self {
+            Self::Names(names) => names.iter().map(AsRef::as_ref).collect(),
+            Self::Objects(nodes) => nodes.iter().map(|node| node.name.as_str()).collect(),
+        }
+    }
+}
+
+/// One Node object of a question, with its text to send back unchanged.
+#[derive(Debug)]
+pub struct NodeObject<'a> {
+    /// The text of the object.
+    pub raw: &'a RawValue,
+    /// Its name.
+    pub name: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// `status.allocatable`, as written.
+    pub allocatable: BTreeMap<String, String>,
+}
+
+/// The body of *filter* and *prioritize*.
+#[derive(Debug)]
+pub struct ExtenderArgs<'a> {
+    pod: &'a RawValue,
+    /// The nodes asked about.
+    pub nodes: NodesArg<'a>,
+}
+
+impl<'a> ExtenderArgs<'a> {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// [`ProtocolError`]; the pod's own fields are looked at only by [`ExtenderArgs::seen_pod`].
+    pub fn parse(body: &'a [u8]) -> Result<Self, ProtocolError> {
+        let text = utf8(body)?;
+        let fields: Fields<'a> =
+            serde_json::from_str(text).map_err(|error| ProtocolError::json(&error))?;
+        for raw in fields.unknown.iter().chain([&fields.pod, &fields.nodes].into_iter().flatten()) {
+            check_depth(raw.get())?;
+        }
+        let pod = fields.pod.ok_or(ProtocolError::Missing { field: "Pod" })?;
+        let nodes = match (fields.node_names, fields.nodes) {
+            (Some(names), _) => NodesArg::Names(names.into_iter().map(|name| name.0).collect()),
+            (None, Some(nodes)) => NodesArg::Objects(node_objects(nodes)?),
+            (None, None) => NodesArg::Names(Vec::new()),
+        };
+        Ok(Self { pod, nodes })
+    }
+
+    /// Reads the pod.
+    ///
+    /// # Errors
+    /// [`ProtocolError::Pod`] where it cannot be booked.
+    pub fn seen_pod(&self) -> Result<SeenPod, ProtocolError> {
+        Ok(SeenPod::from_json(self.pod.get())?)
+    }
+}
+
+/// The body of *bind*.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExtenderBindingArgs {
+    /// Name of the pod.
+    pub pod_name: String,
+    /// Namespace of the pod.
+    pub pod_namespace: String,
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// The node that kube-scheduler chose.
+    pub node: String,
+}
+
+impl ExtenderBindingArgs {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// [`ProtocolError`]; each of the four fields must be there and not empty.
+    pub fn parse(body: &[u8]) -> Result<Self, ProtocolError> {
+        let fields: BindingFields<'_> =
+            serde_json::from_str(utf8(body)?).map_err(|error| ProtocolError::json(&error))?;
+        for raw in &fields.unknown {
+            check_depth(raw.get())?;
+        }
+        let needed = |value: Option<String>, field| {
+            value.filter(|v| !v.is_empty()).ok_or(ProtocolError::Missing { field })
+        };
+        Ok(Self {
+            pod_name: needed(fields.pod_name, "PodName")?,
+            pod_namespace: needed(fields.pod_namespace, "PodNamespace")?,
+            pod_uid: needed(fields.pod_uid, "PodUID")?,
+            node: needed(fields.node, "Node")?,
+        })
+    }
+}
+
+/// The answer to *filter*. Built once per call, so names and texts are borrowed.
+#[derive(Debug, Default)]
+pub struct ExtenderFilterResult<'a> {
+    /// The nodes that pass, in the form of the question.
+    pub passed: Passed<'a>,
+    /// Nodes where preemption may help, with a constant text each; no name twice.
+    pub failed: Vec<(&'a str, &'static str)>,
+    /// Nodes where it cannot, with a constant text each; no name twice.
+    pub failed_and_unresolvable: Vec<(&'a str, &'static str)>,
+    /// Why the question cannot be answered now; empty otherwise. The attempt then ends as an error.
+    pub error: &'a str,
+}
+
+/// The nodes that pass a filter.
+#[derive(Debug, Default)]
+pub enum Passed<'a> {
+    /// No list at all, which kube-scheduler reads as "no node".
+    #[default]
+    Nothing,
+    /// Names.
+    Names(Vec<&'a str>),
+    /// Node objects as they came.
+    Objects(Vec<&'a RawValue>),
+}
+
+impl ExtenderFilterResult<'_> {
+    /// The body of the answer.
+    pub fn to_json(&self) -> Vec<u8> {
+        to_json(self)
+    }
+}
+
+impl Serialize for ExtenderFilterResult<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (names, nodes) = match &self.passed {
+            Passed::Nothing => (None, None),
+            Passed::Names(names) => (Some(names), None),
+            Passed::Objects(items) => (None, Some(NodeListOut { items })),
+        };
+        let mut map = serializer.serialize_map(Some(5))?;
+        map.serialize_entry("Nodes", &nodes)?;
+        map.serialize_entry("NodeNames", &names)?;
+        map.serialize_entry("FailedNodes", &Reasons(&self.failed))?;
+        map.serialize_entry("FailedAndUnresolvableNodes", &Reasons(&self.failed_and_unresolvable))?;
+        map.serialize_entry("Error", self.error)?;
+        map.end()
+    }
+}
+
+#[derive(Serialize)]
+struct NodeListOut<'a> {
+    items: &'a [&'a RawValue],
+}
+
+struct Reasons<'a>(&'a [(&'a str, &'static str)]);
+
+impl Serialize for Reasons<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().copied())
+    }
+}
+
+/// One entry of the answer to *prioritize*.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct HostPriority<'a> {
+    /// Name of the node.
+    pub host: &'a str,
+    /// Its score; kube-scheduler adds `score × weight × 10` to its own, unclamped.
+    pub score: i64,
+}
+
+/// The body of the answer to *prioritize*: a bare list.
+pub fn host_priorities_json(priorities: &[HostPriority<'_>]) -> Vec<u8> {
+    to_json(&priorities)
+}
+
+/// The answer to *bind*.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct ExtenderBindingResult {
+    /// Why nothing was bound; empty when it was, or when that is not known to have failed.
+    pub error: String,
+}
+
+impl ExtenderBindingResult {
+    /// The body of the answer.
+    pub fn to_json(&self) -> Vec<u8> {
+        to_json(self)
+    }
+}
+
+/// One complete document. Only strings, numbers, lists and maps with text keys are written, into
+/// memory, which cannot fail.
+fn to_json<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
+    serde_json::to_vec(value).expect("answers are made of texts and numbers")
+}
+
+fn utf8(body: &[u8]) -> Result<&str, ProtocolError> {
+    str::from_utf8(body).map_err(|error| ProtocolError::Encoding { offset: error.valid_up_to() })
+}
+
+#[cfg(test)]
+mod tests;

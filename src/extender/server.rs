@@ -1,0 +1,236 @@
+//! The HTTP service: routes, limits and status codes. Handlers only decode, ask and encode.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::{HeaderName, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::serve::ListenerExt;
+use serde::Deserialize;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use super::app::App;
+use super::inspect;
+use super::protocol::ProtocolError;
+use super::verbs::{self, VerbAnswer};
+use super::{bind, reports};
+use crate::ledger::books::Readiness;
+use crate::metrics::{NodeCounts, Outcome, Verb};
+use crate::packing::node::NodeState;
+use crate::report;
+
+/// The first page.
+const PAGE: &str = include_str!("page/index.html");
+
+/// What the page may load: only itself.
+const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; \
+    connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Changes the log level while the service runs; the argument is a filter as in the configuration.
+pub type SetLogLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;
+
+/// What the routes need.
+#[derive(Clone)]
+pub struct Service {
+    /// The extender.
+    pub app: Arc<App>,
+    /// Changes the log level.
+    pub set_log_level: Arc<SetLogLevel>,
+}
+
+/// All routes.
+pub fn router(service: Service) -> Router {
+    let limit = service.app.config.max_body_bytes;
+    Router::new()
+        .route("/", get(page))
+        .route("/page.js", get(script))
+        .route("/v1/filter", post(filter))
+        .route("/v1/prioritize", post(prioritize))
+        .route("/v1/bind", post(bind_pod))
+        .route("/v1/state", get(state))
+        .route("/v1/explain", get(explain))
+        .route("/v1/log-level", put(log_level))
+        .route("/v1/{verb}", post(unknown_verb))
+        .layer(DefaultBodyLimit::max(limit))
+        .route(
+            "/v1/nodes/{node}/report",
+            put(take_report).layer(DefaultBodyLimit::max(report::MAX_BODY_BYTES)),
+        )
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .with_state(service)
+}
+
+/// Serves until `stop`; requests on their way are answered first.
+///
+/// # Errors
+/// What the operating system says about the listener.
+pub async fn serve(
+    service: Service,
+    listener: TcpListener,
+    mut stop: watch::Receiver<bool>,
+) -> std::io::Result<()> {
+    // Without this a head and a body in two segments cost 40 ms per call (delayed acknowledgement).
+    let listener = listener.tap_io(|connection| {
+        if let Err(error) = connection.set_nodelay(true) {
+            tracing::debug!(%error, "no TCP_NODELAY on a connection");
+        }
+    });
+    axum::serve(listener, router(service))
+        .with_graceful_shutdown(async move {
+            let _ = stop.wait_for(|stop| *stop).await;
+        })
+        .await
+}
+
+async fn filter(State(service): State<Service>, body: Bytes) -> Response {
+    let app = &service.app;
+    let started = app.clock.precise();
+    answered(app, Verb::Filter, started, verbs::filter(app, &body))
+}
+
+async fn prioritize(State(service): State<Service>, body: Bytes) -> Response {
+    let app = &service.app;
+    let started = app.clock.precise();
+    answered(app, Verb::Prioritize, started, verbs::prioritize(app, &body))
+}
+
+async fn bind_pod(State(service): State<Service>, body: Bytes) -> Response {
+    let app = &service.app;
+    let started = app.clock.precise();
+    let answer = bind::bind(app, &body).await;
+    answered(app, Verb::Bind, started, answer)
+}
+
+fn answered(
+    app: &App,
+    verb: Verb,
+    started: std::time::Duration,
+    answer: Result<VerbAnswer, ProtocolError>,
+) -> Response {
+    let (response, outcome) = match answer {
+        Ok((body, outcome)) => (json(StatusCode::OK, body), outcome),
+        Err(error) => {
+            tracing::warn!(verb = verb.label(), reason = error.reason(), %error, "malformed call");
+            (refusal(StatusCode::BAD_REQUEST, &error.to_string()), Outcome::Error)
+        }
+    };
+    app.metrics.verb(verb, outcome, app.clock.precise().saturating_sub(started));
+    response
+}
+
+async fn unknown_verb(Path(verb): Path<String>) -> Response {
+    let shown: String = verb.chars().take(40).collect();
+    let error = format!("verb `{shown}` is unknown: there are filter, prioritize and bind");
+    refusal(StatusCode::NOT_FOUND, &error)
+}
+
+async fn take_report(
+    State(service): State<Service>,
+    Path(node): Path<String>,
+    body: Bytes,
+) -> Response {
+    let (status, body) = reports::answer(&service.app, &node, &body);
+    json(status, body)
+}
+
+async fn state(State(service): State<Service>) -> Response {
+    encoded(&inspect::state(&service.app))
+}
+
+#[derive(Deserialize)]
+struct ExplainQuery {
+    pod: Option<String>,
+}
+
+async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuery>) -> Response {
+    let asked = query.pod.as_deref().and_then(|pod| pod.split_once('/'));
+    let Some((namespace, name)) = asked else {
+        let error = "say which pod: /v1/explain?pod=NAMESPACE/NAME";
+        return refusal(StatusCode::BAD_REQUEST, error);
+    };
+    match inspect::explain_named(&service.app, namespace, name) {
+        Some(explanation) => encoded(&explanation),
+        None => {
+            let shown: String = format!("{namespace}/{name}").chars().take(320).collect();
+            let error = format!(
+                "pod `{shown}` is not known here: it does not exist, asks for no GPU, or is not one of \
+                 our schedulers' ({})",
+                service.app.config.scheduler_names.join(", ")
+            );
+            refusal(StatusCode::NOT_FOUND, &error)
+        }
+    }
+}
+
+async fn log_level(State(service): State<Service>, body: String) -> Response {
+    match (service.set_log_level)(body.trim()) {
+        Ok(()) => (StatusCode::OK, "ok\n").into_response(),
+        Err(error) => refusal(StatusCode::UNPROCESSABLE_ENTITY, &error),
+    }
+}
+
+async fn ready(State(service): State<Service>) -> Response {
+    let (status, text) = match service.app.readiness() {
+        Readiness::Ready => (StatusCode::OK, "ready\n".to_owned()),
+        Readiness::NotListed => {
+            (StatusCode::SERVICE_UNAVAILABLE, "pods and nodes are not listed yet\n".to_owned())
+        }
+        Readiness::AwaitingReports { nodes } => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{nodes} nodes that hold pods have not reported yet\n"),
+        ),
+    };
+    (status, text).into_response()
+}
+
+async fn metrics(State(service): State<Service>) -> Response {
+    let app = &service.app;
+    let mut counts = NodeCounts::default();
+    for state in app.ledger.node_states() {
+        match state {
+            NodeState::Reporting => counts.reporting += 1,
+            NodeState::Silent => counts.silent += 1,
+            NodeState::NeverReported => counts.never += 1,
+            NodeState::Gone => {}
+        }
+    }
+    let is_ready = app.readiness() == Readiness::Ready;
+    app.metrics.set_service(is_ready, app.ledger.claim_count(), app.waiting.refused_count());
+    app.metrics.set_fleet(&app.ledger.packing(), counts);
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    (kind, app.metrics.text()).into_response()
+}
+
+async fn page() -> Response {
+    let headers: [(HeaderName, &str); 3] = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, PAGE).into_response()
+}
+
+async fn script() -> Response {
+    let kind = [(header::CONTENT_TYPE, "text/javascript; charset=utf-8")];
+    (kind, include_str!("page/page.js")).into_response()
+}
+
+fn json(status: StatusCode, body: Vec<u8>) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+fn encoded<T: serde::Serialize>(value: &T) -> Response {
+    let body = serde_json::to_vec(value).expect("views have text keys and no fallible serialiser");
+    json(StatusCode::OK, body)
+}
+
+fn refusal(status: StatusCode, error: &str) -> Response {
+    let body = serde_json::json!({ "error": error }).to_string().into_bytes();
+    json(status, body)
+}

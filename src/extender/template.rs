@@ -1,0 +1,83 @@
+//! Answers about full Node objects: read-only, for callers such as an autoscaler's simulation that
+//! ask about nodes which may not exist yet.
+//!
+//! A node that the ledger knows is answered from its books. Any other is taken as an empty node with
+//! the GPUs that its allocatable resources and the labels of GPU feature discovery name.
+
+use std::sync::Arc;
+
+use super::protocol::NodeObject;
+use crate::cluster::quantity::{parse_count, parse_memory, parse_milli, parse_whole};
+use crate::ledger::books::Ledger;
+use crate::ledger::questions::{Answer, Question};
+use crate::packing::device::{
+    Device, DeviceClasses, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory,
+    NodeName, PoolName,
+};
+use crate::packing::fit::Misfit;
+use crate::packing::node::NodeLedger;
+use crate::packing::units::{HostAmount, MemMib, MilliCpu, Timestamp};
+
+/// Count of GPUs in a node's allocatable resources.
+const GPU_RESOURCE: &str = "nvidia.com/gpu";
+
+/// Label of GPU feature discovery: number of GPUs.
+const COUNT_LABEL: &str = "nvidia.com/gpu.count";
+
+/// Label of GPU feature discovery: memory of each GPU in MiB.
+const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
+
+/// Label of GPU feature discovery: product name, blanks written as `-`.
+const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
+
+/// The answer for one Node object. Changes nothing.
+///
+/// # Errors
+/// The [`Misfit`].
+pub fn answer(ledger: &Arc<Ledger>, question: &Question, object: &NodeObject<'_>) -> Answer {
+    if ledger.node(&object.name).is_some_and(|node| node.placeable().is_ok()) {
+        let answers = ledger.answers(question, &[object.name.as_str()]);
+        return answers.into_iter().next().unwrap_or(Err(Misfit::UnknownNode));
+    }
+    let mut classes = DeviceClasses::default();
+    let node = empty_node(object, &mut classes).ok_or(Misfit::NoDevices)?;
+    ledger.answer_on(question, &node, &classes)
+}
+
+/// An empty node as the object describes it; `None` where it names no GPU or no memory.
+fn empty_node(object: &NodeObject<'_>, classes: &mut DeviceClasses) -> Option<NodeLedger> {
+    let label = |name: &str| object.labels.get(name).map(String::as_str);
+    let allocatable = |name: &str| object.allocatable.get(name).map(String::as_str);
+    let advertised = allocatable(GPU_RESOURCE).and_then(|text| parse_count(text).ok());
+    let labelled = label(COUNT_LABEL).and_then(|text| parse_whole(text).ok());
+    let count = advertised.filter(|count| *count > 0).or(labelled)?;
+    let memory = MemMib::new(label(MEMORY_LABEL).and_then(|text| parse_whole(text).ok())?);
+    let model = ModelName::new(label(PRODUCT_LABEL).unwrap_or_default());
+    let devices: Option<Vec<Device>> = (0..u32::try_from(count.min(64)).ok()?)
+        .map(|index| {
+            Some(Device {
+                id: DeviceId::new(&format!("GPU-template-{index}")).ok()?,
+                index: DeviceIndex(index),
+                model: model.clone(),
+                total: memory,
+                reserved: MemMib::ZERO,
+                kind: DeviceKind::Gpu,
+                health: Health::Healthy,
+            })
+        })
+        .collect();
+    let inventory = NodeInventory::new(devices?).ok()?;
+    let host = HostAmount {
+        cpu: allocatable("cpu")
+            .and_then(|text| parse_milli(text).ok())
+            .map_or(MilliCpu::ZERO, MilliCpu::new),
+        memory: allocatable("memory")
+            .and_then(|text| parse_memory(text).ok())
+            .unwrap_or(MemMib::ZERO),
+    };
+    let mut node = NodeLedger::new(NodeName::new(object.name.as_str()), MemMib::ZERO);
+    node.see_node(host, PoolName::new(""));
+    node.replace_inventory(&inventory, classes);
+    node.observe(&[], Timestamp::START);
+    Some(node)
+}

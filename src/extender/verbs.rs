@@ -1,0 +1,212 @@
+//! *filter* and *prioritize*: decode, ask the ledger, encode. No decision is made here, nothing is
+//! written to the API server, and no lock is held across an await.
+//!
+//! Facts about kube-scheduler that shape the answers, all seen on 1.36 (`docs/protocol.md`): refused
+//! nodes go to `FailedAndUnresolvableNodes` with constant texts, because `FailedNodes` or a text that
+//! changes makes it retry without pause; `Error` is for "not ready" only; every node gets a score,
+//! because unscored nodes lose ties; prioritize is not called for a single node, so filter claims it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::app::App;
+use super::protocol::{
+    ExtenderArgs, ExtenderFilterResult, HostPriority, NodesArg, Passed, ProtocolError,
+    host_priorities_json,
+};
+use super::template;
+use crate::cluster::events::NoticeReason;
+use crate::cluster::pod::SeenPod;
+use crate::ledger::books::Readiness;
+use crate::ledger::questions::{Answer, Question};
+use crate::metrics::Outcome;
+use crate::packing::fit::Misfit;
+use crate::packing::mix::RequestType;
+use crate::packing::policy::Rank;
+
+/// Score of the best node. Multiplied by 10 and the extender's weight it outweighs all in-tree
+/// preferences from a weight of 3 on (in-tree totals reach about 1,200, the next node has at most
+/// [`NEXT_SCORE`]).
+const BEST_SCORE: i64 = 100;
+
+/// Score of the second best node; the others follow in order down to 0.
+const NEXT_SCORE: i64 = 50;
+
+/// Answer to a question that comes too early. Constant, like every text kube-scheduler may show.
+const WARMING_UP: &str = "gpupack is warming up: pods, nodes or agent reports are not complete yet";
+
+/// A body and how the call ended.
+pub type VerbAnswer = (Vec<u8>, Outcome);
+
+/// Answers *filter*.
+///
+/// # Errors
+/// [`ProtocolError`] for a body that is no question.
+pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
+    let args = ExtenderArgs::parse(body)?;
+    let pod = args.seen_pod()?;
+    if app.readiness() != Readiness::Ready {
+        let result = ExtenderFilterResult { error: WARMING_UP, ..Default::default() };
+        return Ok((result.to_json(), Outcome::Error));
+    }
+    let names = args.nodes.names();
+    let answers = match (&pod.request, app.question(&pod)) {
+        (Err(error), _) => {
+            app.metrics.refused_request();
+            app.tell(&pod.pod, NoticeReason::GpuRequestRefused, error.to_string());
+            let result = ExtenderFilterResult {
+                passed: no_node(&args.nodes),
+                failed_and_unresolvable: names.iter().map(|name| (*name, error.reason())).collect(),
+                ..Default::default()
+            };
+            return Ok((result.to_json(), Outcome::Refused));
+        }
+        (Ok(_), None) => names.iter().map(|_| None).collect(),
+        (Ok(_), Some(question)) => match &args.nodes {
+            NodesArg::Objects(objects) => objects
+                .iter()
+                .map(|object| template::answer(&app.ledger, &question, object).err())
+                .collect(),
+            NodesArg::Names(_) => ask(app, &pod, &question, &names),
+        },
+    };
+    Ok(encode_filter(&args.nodes, &names, &answers))
+}
+
+/// Asks about known nodes: what the pod held back before is seen again, its request is learnt from,
+/// and a single node left is claimed at once, since prioritize will not be called.
+fn ask(app: &App, pod: &SeenPod, question: &Question, names: &[&str]) -> Vec<Option<Misfit>> {
+    let uid = &pod.pod.uid;
+    let now = app.clock.now();
+    app.outbox.push(app.ledger.drop_claim(uid));
+    app.waiting.ask(App::waiting_pod(pod, question.clone()), now);
+    app.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
+    app.ledger.learn(uid.clone(), RequestType::new(question.gpu.as_ref(), question.host.cpu));
+    let answers = app.ledger.answers(question, names);
+    let mut misfits: BTreeMap<Misfit, usize> = BTreeMap::new();
+    for misfit in answers.iter().filter_map(|answer| answer.err()) {
+        *misfits.entry(misfit).or_default() += 1;
+    }
+    for (misfit, nodes) in &misfits {
+        app.metrics.refused(*misfit, *nodes);
+    }
+    let fitting: Vec<&str> = fitting(names, &answers).collect();
+    match fitting.as_slice() {
+        [] => {
+            app.tell_refusal(&pod.pod, &misfits);
+            app.waiting.refuse(uid, misfits);
+        }
+        [only] => {
+            app.waiting.fits(uid);
+            app.outbox.push(app.ledger.claim(uid, only, question, now));
+        }
+        _ => app.waiting.fits(uid),
+    }
+    answers.into_iter().map(Result::err).collect()
+}
+
+fn fitting<'a>(names: &'a [&'a str], answers: &'a [Answer]) -> impl Iterator<Item = &'a str> {
+    names.iter().zip(answers).filter(|(_, answer)| answer.is_ok()).map(|(name, _)| *name)
+}
+
+fn no_node<'a>(nodes: &NodesArg<'a>) -> Passed<'a> {
+    match nodes {
+        NodesArg::Names(_) => Passed::Names(Vec::new()),
+        NodesArg::Objects(_) => Passed::Objects(Vec::new()),
+    }
+}
+
+fn encode_filter(nodes: &NodesArg<'_>, names: &[&str], answers: &[Option<Misfit>]) -> VerbAnswer {
+    let fits = |at: &usize| answers[*at].is_none();
+    let passed: Vec<usize> = (0..names.len()).filter(fits).collect();
+    let outcome = if passed.is_empty() { Outcome::Refused } else { Outcome::Ok };
+    let result = ExtenderFilterResult {
+        passed: match nodes {
+            NodesArg::Names(_) => Passed::Names(passed.iter().map(|at| names[*at]).collect()),
+            NodesArg::Objects(objects) => {
+                Passed::Objects(passed.iter().map(|at| objects[*at].raw).collect())
+            }
+        },
+        failed_and_unresolvable: names
+            .iter()
+            .zip(answers)
+            .filter_map(|(name, answer)| answer.map(|misfit| (*name, misfit.reason())))
+            .collect(),
+        ..Default::default()
+    };
+    (result.to_json(), outcome)
+}
+
+/// Answers *prioritize*, and claims the favourite for the pod.
+///
+/// # Errors
+/// [`ProtocolError`] for a body that is no question.
+pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
+    let args = ExtenderArgs::parse(body)?;
+    let pod = args.seen_pod()?;
+    let names = args.nodes.names();
+    let is_ready = app.readiness() == Readiness::Ready;
+    let question = app.question(&pod).filter(|_| is_ready);
+    let Some(question) = question else {
+        // No GPU is asked for, or nothing is known yet: no preference, and no node left unscored.
+        let level: Vec<_> = names.iter().map(|host| HostPriority { host, score: 0 }).collect();
+        return Ok((host_priorities_json(&level), Outcome::Ok));
+    };
+    let answers: Vec<Answer> = match &args.nodes {
+        NodesArg::Names(_) => {
+            app.outbox.push(app.ledger.drop_claim(&pod.pod.uid));
+            app.ledger.answers(&question, &names)
+        }
+        NodesArg::Objects(objects) => {
+            objects.iter().map(|object| template::answer(&app.ledger, &question, object)).collect()
+        }
+    };
+    let order = in_order(&names, &answers);
+    if let (Some(best), NodesArg::Names(_)) = (order.first(), &args.nodes) {
+        let now = app.clock.now();
+        app.outbox.push(app.ledger.claim(&pod.pod.uid, names[*best], &question, now));
+    }
+    let outcome = if order.is_empty() { Outcome::Refused } else { Outcome::Ok };
+    Ok((host_priorities_json(&scores(&names, &order)), outcome))
+}
+
+/// Positions of the nodes that fit, the best first; ties by name.
+fn in_order(names: &[&str], answers: &[Answer]) -> Vec<usize> {
+    let mut ranked: Vec<(Rank, &str, usize)> = answers
+        .iter()
+        .enumerate()
+        .filter_map(|(at, answer)| answer.ok().map(|rank| (rank, names[at], at)))
+        .collect();
+    ranked.sort_unstable();
+    ranked.into_iter().map(|(_, _, at)| at).collect()
+}
+
+/// A score for every node: the best has [`BEST_SCORE`], the others follow in order, those that do not
+/// fit have 0.
+fn scores<'a>(names: &[&'a str], order: &[usize]) -> Vec<HostPriority<'a>> {
+    let mut scores: Vec<_> = names.iter().map(|host| HostPriority { host, score: 0 }).collect();
+    let others = i64::try_from(order.len()).unwrap_or(i64::MAX).max(2) - 1;
+    for (place, at) in order.iter().enumerate() {
+        let place = i64::try_from(place).unwrap_or(i64::MAX);
+        scores[*at].score =
+            if place == 0 { BEST_SCORE } else { NEXT_SCORE * (others + 1 - place) / others };
+    }
+    scores
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_node_stands_out_and_every_node_is_scored() {
+        let names = ["a", "b", "c", "d"];
+        let score = |order: &[usize]| -> Vec<i64> {
+            scores(&names, order).iter().map(|priority| priority.score).collect()
+        };
+        assert_eq!(score(&[2, 0, 3]), [50, 0, 100, 25]);
+        assert_eq!(score(&[1]), [0, 100, 0, 0]);
+        assert_eq!(score(&[]), [0, 0, 0, 0]);
+        assert_eq!(score(&[3, 2, 1, 0]), [16, 33, 50, 100]);
+    }
+}

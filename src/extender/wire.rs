@@ -1,0 +1,191 @@
+//! How the bodies of the protocol are read: field names in any casing, each once, raw where nobody
+//! looks.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::extender::protocol::{MAX_DEPTH, NodeObject, ProtocolError};
+
+/// Refuses deep nesting where the JSON parser itself does not count: in raw and in ignored values.
+/// One pass over text that is already known to be JSON.
+pub(super) fn check_depth(json: &str) -> Result<(), ProtocolError> {
+    let (mut depth, mut in_text, mut escaped) = (0_u32, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            b'{' | b'[' if !in_text => depth += 1,
+            b'}' | b']' if !in_text => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > MAX_DEPTH {
+            return Err(ProtocolError::Depth);
+        }
+    }
+    Ok(())
+}
+
+/// A node name, borrowed where it has no escapes.
+#[derive(Deserialize)]
+pub(super) struct Name<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
+
+/// The outer fields of [`ExtenderArgs`].
+#[derive(Default)]
+pub(super) struct Fields<'a> {
+    pub(super) pod: Option<&'a RawValue>,
+    pub(super) nodes: Option<&'a RawValue>,
+    pub(super) node_names: Option<Vec<Name<'a>>>,
+    pub(super) unknown: Vec<&'a RawValue>,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FieldsVisitor)
+    }
+}
+
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with `Pod` and `NodeNames` or `Nodes`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut fields = Fields::default();
+        let mut seen = Seen::default();
+        while let Some(Name(key)) = map.next_key()? {
+            match seen.field(&key, ["Pod", "Nodes", "NodeNames"])? {
+                Some("Pod") => fields.pod = not_null(map.next_value()?),
+                Some("Nodes") => fields.nodes = not_null(map.next_value()?),
+                Some("NodeNames") => fields.node_names = map.next_value()?,
+                _ => fields.unknown.push(map.next_value()?),
+            }
+        }
+        Ok(fields)
+    }
+}
+
+/// The fields of [`ExtenderBindingArgs`].
+#[derive(Default)]
+pub(super) struct BindingFields<'a> {
+    pub(super) pod_name: Option<String>,
+    pub(super) pod_namespace: Option<String>,
+    pub(super) pod_uid: Option<String>,
+    pub(super) node: Option<String>,
+    pub(super) unknown: Vec<&'a RawValue>,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for BindingFields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(BindingVisitor)
+    }
+}
+
+struct BindingVisitor;
+
+impl<'de> Visitor<'de> for BindingVisitor {
+    type Value = BindingFields<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with `PodName`, `PodNamespace`, `PodUID` and `Node`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut fields = BindingFields::default();
+        let mut seen = Seen::default();
+        while let Some(Name(key)) = map.next_key()? {
+            match seen.field(&key, ["PodName", "PodNamespace", "PodUID", "Node"])? {
+                Some("PodName") => fields.pod_name = map.next_value()?,
+                Some("PodNamespace") => fields.pod_namespace = map.next_value()?,
+                Some("PodUID") => fields.pod_uid = map.next_value()?,
+                Some("Node") => fields.node = map.next_value()?,
+                _ => fields.unknown.push(map.next_value()?),
+            }
+        }
+        Ok(fields)
+    }
+}
+
+/// The known fields seen so far in one object.
+#[derive(Default)]
+struct Seen(Vec<&'static str>);
+
+impl Seen {
+    /// The one of `known` that `key` spells in any casing; `None` for an unknown key.
+    fn field<E: serde::de::Error, const N: usize>(
+        &mut self,
+        key: &str,
+        known: [&'static str; N],
+    ) -> Result<Option<&'static str>, E> {
+        let Some(field) = known.into_iter().find(|field| field.eq_ignore_ascii_case(key)) else {
+            return Ok(None);
+        };
+        if self.0.contains(&field) {
+            return Err(E::duplicate_field(field));
+        }
+        self.0.push(field);
+        Ok(Some(field))
+    }
+}
+
+fn not_null(raw: &RawValue) -> Option<&RawValue> {
+    (raw.get() != "null").then_some(raw)
+}
+
+/// A NodeList, its items raw.
+#[derive(Deserialize)]
+struct NodeListIn<'a> {
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+/// The fields of a Node that are looked at.
+#[derive(Deserialize)]
+struct NodeIn {
+    metadata: NodeMetadata,
+    #[serde(default)]
+    status: Option<NodeStatus>,
+}
+
+#[derive(Deserialize)]
+struct NodeMetadata {
+    name: String,
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Default, Deserialize)]
+struct NodeStatus {
+    #[serde(default)]
+    allocatable: Option<BTreeMap<String, String>>,
+}
+
+/// The items of a NodeList, each with the fields that are looked at.
+///
+/// # Errors
+/// [`ProtocolError::Json`] where it is no such list or a node has no name.
+pub(super) fn node_objects(list: &RawValue) -> Result<Vec<NodeObject<'_>>, ProtocolError> {
+    let list: NodeListIn<'_> =
+        serde_json::from_str(list.get()).map_err(|error| ProtocolError::json(&error))?;
+    list.items.unwrap_or_default().into_iter().map(node_object).collect()
+}
+
+fn node_object(raw: &RawValue) -> Result<NodeObject<'_>, ProtocolError> {
+    let node: NodeIn =
+        serde_json::from_str(raw.get()).map_err(|error| ProtocolError::json(&error))?;
+    Ok(NodeObject {
+        raw,
+        name: node.metadata.name,
+        labels: node.metadata.labels.unwrap_or_default(),
+        allocatable: node.status.unwrap_or_default().allocatable.unwrap_or_default(),
+    })
+}

@@ -1,0 +1,353 @@
+//! A report in the words of the core, and everything that is not believed.
+//!
+//! [`Report::from_json`] is the only way in; the extender calls it for each report and hands the
+//! result to the ledger. Nothing here looks at what was reported before: sessions, sequence numbers
+//! and a UUID that another node owns are the ledger's business.
+
+use std::collections::BTreeSet;
+
+use super::{DeviceReport, DeviceUse, Kind, ProcessUse, Report, SCHEMA_VERSION, is_readable};
+use crate::ledger::reports::NodeReport;
+use crate::packing::device::{
+    Device, DeviceId, DeviceIndex, DeviceKind, Health, InventoryError, MAX_DEVICE_MEMORY,
+    MAX_DEVICES_PER_NODE, MigProfile, ModelName, NodeInventory, PodUid,
+};
+use crate::packing::node;
+use crate::packing::units::MemMib;
+
+/// Most processes of one device that are believed in one report.
+pub const MAX_PROCESSES_PER_DEVICE: usize = 4096;
+
+/// Longest instance id of an agent, pod UID and MIG profile.
+const MAX_NAME_BYTES: usize = 64;
+
+/// Longest product name of a GPU; NVML's own buffer has 96 bytes.
+const MAX_MODEL_BYTES: usize = 128;
+
+/// Why a report is not believed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// Not JSON, or not a report.
+    #[error("the report cannot be read at `{at}`: {cause}")]
+    Malformed {
+        /// Where in the document.
+        at: String,
+        /// What the parser says.
+        cause: serde_json::Error,
+    },
+    /// Another generation of the schema.
+    #[error(
+        "schema version `{version}` is not understood, only {SCHEMA_VERSION} and its neighbours: \
+         bring agent and extender within one version of each other"
+    )]
+    Version {
+        /// The version of the report.
+        version: u32,
+    },
+    /// A name that cannot be one.
+    #[error("`{field}` has {bytes} bytes; 1 to {max} printable characters are allowed")]
+    Text {
+        /// Which name.
+        field: &'static str,
+        /// Its length.
+        bytes: usize,
+        /// The longest that is allowed.
+        max: usize,
+    },
+    /// A report without a session must carry the inventory.
+    #[error("a report without a session says hello and must carry the inventory")]
+    HelloWithoutInventory,
+    /// An instance without parent or profile, or a GPU with them.
+    #[error(
+        "device `{uuid}` of kind `{kind:?}`: parent and profile belong to instances, and to each"
+    )]
+    Kind {
+        /// The device.
+        uuid: DeviceId,
+        /// Its kind.
+        kind: Kind,
+    },
+    /// An inventory that cannot be one.
+    #[error(transparent)]
+    Inventory(#[from] InventoryError),
+    /// Use of more devices than a node can hold.
+    #[error("use of `{count}` devices is reported, at most {MAX_DEVICES_PER_NODE} are believed")]
+    TooManyDevices {
+        /// How many.
+        count: usize,
+    },
+    /// Use of one device, twice.
+    #[error("use of device `{uuid}` is reported twice")]
+    Twice {
+        /// The device.
+        uuid: DeviceId,
+    },
+    /// More memory than any device has.
+    #[error("use of `{mib} MiB` on device `{uuid}`, at most {MAX_DEVICE_MEMORY} are believed")]
+    Memory {
+        /// The device.
+        uuid: DeviceId,
+        /// The amount.
+        mib: u64,
+    },
+    /// More than all the time.
+    #[error("device `{uuid}` is busy `{percent}` percent of the time")]
+    Busy {
+        /// The device.
+        uuid: DeviceId,
+        /// The amount.
+        percent: u8,
+    },
+    /// More processes than a GPU can serve.
+    #[error(
+        "`{count}` processes on device `{uuid}`, at most {MAX_PROCESSES_PER_DEVICE} are believed"
+    )]
+    TooManyProcesses {
+        /// The device.
+        uuid: DeviceId,
+        /// How many.
+        count: usize,
+    },
+}
+
+impl ReportError {
+    /// The label of this error in metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Malformed { .. } => "malformed",
+            Self::Version { .. } => "version",
+            Self::HelloWithoutInventory => "no_inventory",
+            Self::Inventory(_) | Self::Kind { .. } => "inventory",
+            Self::Text { .. }
+            | Self::TooManyDevices { .. }
+            | Self::Twice { .. }
+            | Self::Memory { .. }
+            | Self::Busy { .. }
+            | Self::TooManyProcesses { .. } => "absurd",
+        }
+    }
+}
+
+impl Report {
+    /// Reads and checks the body of a report.
+    ///
+    /// # Errors
+    /// [`ReportError`] for the first fault found. A document of another generation of the schema is
+    /// named as such, even where it cannot be read.
+    pub fn from_json(body: &[u8]) -> Result<NodeReport, ReportError> {
+        match parse::<Self>(body) {
+            Ok(report) => report.checked(),
+            Err(error) => Err(match parse::<Header>(body) {
+                Ok(Header { schema_version }) if !is_readable(schema_version) => {
+                    ReportError::Version { version: schema_version }
+                }
+                _ => error,
+            }),
+        }
+    }
+
+    /// Checks every field and turns the report into the types of the core.
+    ///
+    /// # Errors
+    /// [`ReportError`] for the first fault found.
+    pub fn checked(self) -> Result<NodeReport, ReportError> {
+        if !is_readable(self.schema_version) {
+            return Err(ReportError::Version { version: self.schema_version });
+        }
+        text("agent", &self.agent, MAX_NAME_BYTES)?;
+        if self.session.is_none() && self.inventory.is_none() {
+            return Err(ReportError::HelloWithoutInventory);
+        }
+        Ok(NodeReport {
+            agent: self.agent,
+            session: self.session,
+            sequence: self.sequence,
+            inventory: self.inventory.map(inventory).transpose()?,
+            uses: uses(self.devices)?,
+        })
+    }
+}
+
+/// What every generation of the schema has in common.
+#[derive(serde::Deserialize)]
+struct Header {
+    /// Version of the schema that the rest is written in.
+    schema_version: u32,
+}
+
+/// Reads one JSON document and nothing after it; errors name the place.
+fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ReportError> {
+    let mut document = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut document).map_err(|error| {
+        ReportError::Malformed { at: error.path().to_string(), cause: error.into_inner() }
+    })?;
+    let end = document.end();
+    end.map_err(|cause| ReportError::Malformed { at: "the end".to_owned(), cause })?;
+    Ok(value)
+}
+
+/// Checks that a name is short and can be printed.
+fn text(field: &'static str, value: &str, max: usize) -> Result<(), ReportError> {
+    if value.is_empty() || value.len() > max || value.chars().any(char::is_control) {
+        return Err(ReportError::Text { field, bytes: value.len(), max });
+    }
+    Ok(())
+}
+
+/// Checks an inventory.
+fn inventory(devices: Vec<DeviceReport>) -> Result<NodeInventory, ReportError> {
+    if devices.len() > MAX_DEVICES_PER_NODE {
+        return Err(InventoryError::TooManyDevices { count: devices.len() }.into());
+    }
+    let devices = devices.into_iter().map(device).collect::<Result<_, _>>()?;
+    Ok(NodeInventory::new(devices)?)
+}
+
+/// Checks one device of an inventory.
+fn device(report: DeviceReport) -> Result<Device, ReportError> {
+    let id = DeviceId::new(&report.uuid)?;
+    text("model", &report.model, MAX_MODEL_BYTES)?;
+    let kind = match (report.kind, report.parent, report.profile) {
+        (Kind::Gpu, None, None) => DeviceKind::Gpu,
+        (Kind::MigParent, None, None) => DeviceKind::MigParent,
+        (Kind::MigInstance, Some(parent), Some(profile)) => {
+            text("profile", &profile, MAX_NAME_BYTES)?;
+            DeviceKind::MigInstance {
+                parent: DeviceId::new(&parent)?,
+                profile: MigProfile::new(profile),
+            }
+        }
+        (kind, _, _) => return Err(ReportError::Kind { uuid: id, kind }),
+    };
+    Ok(Device {
+        id,
+        index: DeviceIndex(report.index),
+        model: ModelName::new(report.model),
+        total: MemMib::new(report.memory_mib),
+        reserved: MemMib::new(report.reserved_mib),
+        kind,
+        health: health(report.healthy),
+    })
+}
+
+/// The flag of the wire as a type.
+fn health(healthy: bool) -> Health {
+    if healthy { Health::Healthy } else { Health::Unhealthy }
+}
+
+/// Checks the observed use of all devices.
+fn uses(devices: Vec<DeviceUse>) -> Result<Vec<node::DeviceUse>, ReportError> {
+    if devices.len() > MAX_DEVICES_PER_NODE {
+        return Err(ReportError::TooManyDevices { count: devices.len() });
+    }
+    let mut seen = BTreeSet::new();
+    let mut checked = Vec::with_capacity(devices.len());
+    for device in devices {
+        let id = DeviceId::new(&device.uuid)?;
+        if !seen.insert(id.clone()) {
+            return Err(ReportError::Twice { uuid: id });
+        }
+        checked.push(device_use(id, device)?);
+    }
+    Ok(checked)
+}
+
+/// Checks the observed use of one device.
+fn device_use(id: DeviceId, device: DeviceUse) -> Result<node::DeviceUse, ReportError> {
+    let used = device.used_mib.map(|mib| memory(&id, mib)).transpose()?;
+    if let Some(percent) = device.busy_percent
+        && percent > 100
+    {
+        return Err(ReportError::Busy { uuid: id, percent });
+    }
+    if let Some(processes) = &device.processes
+        && processes.len() > MAX_PROCESSES_PER_DEVICE
+    {
+        return Err(ReportError::TooManyProcesses { uuid: id, count: processes.len() });
+    }
+    let processes = device.processes.map(|list| {
+        list.into_iter().map(|process| checked_process(&id, process)).collect::<Result<_, _>>()
+    });
+    Ok(node::DeviceUse {
+        used,
+        busy_percent: device.busy_percent,
+        health: health(device.healthy),
+        processes: processes.transpose()?,
+        id,
+    })
+}
+
+/// Checks one process of the device `id`.
+fn checked_process(id: &DeviceId, process: ProcessUse) -> Result<node::ProcessUse, ReportError> {
+    if let Some(uid) = &process.pod_uid {
+        text("pod_uid", uid, MAX_NAME_BYTES)?;
+    }
+    let memory = process.memory_mib.map(|mib| memory(id, mib)).transpose()?;
+    Ok(node::ProcessUse { pod: process.pod_uid.map(PodUid::new), memory })
+}
+
+/// Checks an amount of memory on the device `id`.
+fn memory(id: &DeviceId, mib: u64) -> Result<MemMib, ReportError> {
+    let memory = MemMib::new(mib);
+    if memory > MAX_DEVICE_MEMORY {
+        return Err(ReportError::Memory { uuid: id.clone(), mib });
+    }
+    Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(body: &str, part: &str) {
+        let error = Report::from_json(body.as_bytes()).unwrap_err();
+        assert!(error.to_string().contains(part), "{body}: {error}");
+        assert!(!error.reason().is_empty());
+    }
+
+    fn hello(inventory: &str, devices: &str) -> String {
+        format!(
+            r#"{{"schema_version":1,"agent":"a","sequence":1,"inventory":[{inventory}],
+                "devices":[{devices}]}}"#
+        )
+    }
+
+    const GPU: &str = r#"{"uuid":"GPU-a","index":0,"model":"Tesla T4","memory_mib":15360,
+        "reserved_mib":450,"healthy":true}"#;
+
+    #[test]
+    fn a_hello_of_a_newer_agent_is_read_in_the_words_of_the_core() {
+        let instance = r#"{"uuid":"MIG-a","index":1,"model":"M","memory_mib":9,"kind":"mig_instance",
+            "parent":"GPU-a","profile":"1g.5gb","healthy":false,"novelty":[1,{}]}"#;
+        let used = r#"{"uuid":"GPU-a","used_mib":99999,"busy_percent":100,"healthy":true,
+            "processes":[{"pid":7,"pod_uid":"p"},{"pid":8,"memory_mib":0}]}"#;
+        let body = hello(&format!("{GPU},{instance}"), used)
+            .replace(r#""schema_version":1"#, r#""schema_version":2,"novelty":{"a":1}"#);
+        let report = Report::from_json(body.as_bytes()).unwrap();
+        let inventory = report.inventory.unwrap();
+        assert_eq!(inventory.devices()[0].capacity(), MemMib::new(14_910));
+        assert_eq!(inventory.devices()[1].health, Health::Unhealthy);
+        let use_of_gpu = &report.uses[0];
+        assert_eq!(use_of_gpu.used, Some(MemMib::new(99_999)), "more than it has is still a fact");
+        let processes = use_of_gpu.processes.as_ref().unwrap();
+        assert_eq!(processes[0].pod, Some(PodUid::new("p")));
+        assert_eq!(processes[0].memory, None, "unknown is not zero");
+        assert_eq!(processes[1].memory, Some(MemMib::ZERO));
+    }
+
+    #[test]
+    fn lists_not_looked_for_and_empty_lists_stay_apart() {
+        let body = hello(GPU, r#"{"uuid":"GPU-a","healthy":true,"processes":[]}"#);
+        let uses = Report::from_json(body.as_bytes()).unwrap().uses;
+        assert_eq!(uses[0].processes, Some(Vec::new()));
+        let body = hello(GPU, r#"{"uuid":"GPU-a","healthy":true}"#);
+        assert_eq!(Report::from_json(body.as_bytes()).unwrap().uses[0].processes, None);
+    }
+
+    #[test]
+    fn other_generations_are_named_even_when_they_cannot_be_read() {
+        check(r#"{"schema_version":7,"agent":{"id":1}}"#, "schema version `7`");
+        check(&hello(GPU, "").replace("version\":1", "version\":3"), "schema version `3`");
+        assert!(is_readable(0) && is_readable(2));
+    }
+}

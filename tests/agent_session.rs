@@ -1,0 +1,294 @@
+//! The agent's conversation with a fake extender on the loopback.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::put;
+use axum::{Json, Router};
+use gpupack::agent::fleet::Fleet;
+use gpupack::agent::nvml::NvmlProbe;
+use gpupack::agent::processes::PodsByProcess;
+use gpupack::agent::run::{AgentConfig, run_fleet, run_node};
+use gpupack::clock::Clock;
+use gpupack::ledger::reports::NodeReport;
+use gpupack::report::{
+    BookedDevice, Booking, BookingState, Outcome, Refusal, Reply, Report, SCHEMA_VERSION,
+};
+use tokio::runtime::Runtime;
+
+/// What the fake extender knows and is told to do.
+#[derive(Default)]
+struct World {
+    /// Every report that arrived, with its node.
+    reports: Vec<(String, Report)>,
+    /// Session of each node.
+    sessions: BTreeMap<String, u64>,
+    /// Statuses of the next answers.
+    refusals: VecDeque<u16>,
+    /// Whether the next reply asks for the inventory.
+    ask_inventory: bool,
+    /// What every reply carries.
+    bookings: Vec<Booking>,
+}
+
+type Shared = Arc<Mutex<World>>;
+
+/// A fake extender with threads of its own: when it is dropped, its connections break.
+struct Extender {
+    world: Shared,
+    address: SocketAddr,
+    _threads: Threads,
+}
+
+struct Threads(Option<Runtime>);
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.0.take().unwrap().shutdown_background();
+    }
+}
+
+impl Extender {
+    fn start(world: Shared, address: &str) -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.unwrap();
+        let listener = std::net::TcpListener::bind(address).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new()
+            .route("/v1/nodes/{node}/report", put(take))
+            .with_state(Arc::clone(&world));
+        runtime.spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            axum::serve(listener, app).await.unwrap();
+        });
+        Self { world, address, _threads: Threads(Some(runtime)) }
+    }
+
+    fn new() -> Self {
+        Self::start(Shared::default(), "127.0.0.1:0")
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+/// Answers one report.
+async fn take(
+    State(world): State<Shared>,
+    Path(node): Path<String>,
+    Json(report): Json<Report>,
+) -> Response {
+    let _: NodeReport = report.clone().checked().unwrap();
+    let mut world = world.lock().unwrap();
+    world.reports.push((node.clone(), report.clone()));
+    let refuse = |status: u16, reason: Option<&str>| {
+        let body = Refusal { error: "no".to_owned(), reason: reason.map(str::to_owned) };
+        (StatusCode::from_u16(status).unwrap(), Json(body)).into_response()
+    };
+    if let Some(status) = world.refusals.pop_front() {
+        return refuse(status, None);
+    }
+    let known = world.sessions.get(&node).copied();
+    let session = match report.session {
+        None => known.unwrap_or(0) + 1,
+        Some(claimed) if Some(claimed) == known => claimed,
+        Some(_) => return refuse(409, Some(Refusal::SESSION_EXPIRED)),
+    };
+    world.sessions.insert(node, session);
+    Json(Reply {
+        schema_version: SCHEMA_VERSION,
+        session,
+        outcome: Outcome::Accepted,
+        send_inventory: std::mem::take(&mut world.ask_inventory),
+        bookings: world.bookings.clone(),
+    })
+    .into_response()
+}
+
+fn fleet(linger_ms: u64, nodes: usize) -> Fleet {
+    let nodes: Vec<String> = (0..nodes)
+        .map(|n| {
+            format!(
+                r#"{{"name":"n{n}","cpu_milli":1,"memory_mib":1,
+                "gpus":[{{"uuid":"GPU-{n}","model":"Tesla T4","memory_mib":15360}}]}}"#
+            )
+        })
+        .collect();
+    let nodes = nodes.join(",");
+    Fleet::from_json(&format!(r#"{{"process_linger_ms":{linger_ms},"nodes":[{nodes}]}}"#)).unwrap()
+}
+
+fn booking(state: BookingState) -> Booking {
+    let part =
+        BookedDevice { uuid: "GPU-0".to_owned(), memory_mib: 1_000, share_millionths: 100_000 };
+    Booking { pod_uid: "pod".to_owned(), pod: "d/pod".to_owned(), state, devices: vec![part] }
+}
+
+/// Runs the agent in the background; dropping it ends it.
+struct Agent(tokio::task::JoinHandle<()>);
+
+impl Agent {
+    fn start(extenders: &[&Extender], fleet: Fleet, period_ms: u64) -> Self {
+        let config = AgentConfig {
+            extenders: extenders.iter().map(|extender| extender.url()).collect(),
+            period: Duration::from_millis(period_ms),
+            clock: Clock::start(),
+        };
+        Self(tokio::spawn(async move {
+            run_fleet(&config, &fleet, std::future::pending()).await.unwrap();
+        }))
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Waits until `done` holds for the world, and gives its answer.
+async fn until<T>(
+    extender: &Extender,
+    what: &str,
+    mut done: impl FnMut(&mut World) -> Option<T>,
+) -> T {
+    for _ in 0..2_000 {
+        if let Some(found) = done(&mut extender.world.lock().unwrap()) {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("not within 20 s: {what}");
+}
+
+/// Waits for `count` more reports.
+async fn more_reports(extender: &Extender, count: usize) {
+    let before = extender.world.lock().unwrap().reports.len();
+    until(extender, "more reports", |world| (world.reports.len() >= before + count).then_some(()))
+        .await;
+}
+
+/// Pods listed on the first device by the newest report.
+fn pods(world: &World) -> Option<usize> {
+    let (_, report) = world.reports.last()?;
+    Some(report.devices.first()?.processes.as_ref()?.len())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hello_carries_the_inventory_and_later_reports_do_not() {
+    let extender = Extender::new();
+    let _agent = Agent::start(&[&extender], fleet(0, 1), 20);
+    more_reports(&extender, 5).await;
+    extender.world.lock().unwrap().ask_inventory = true;
+    more_reports(&extender, 5).await;
+    let world = extender.world.lock().unwrap();
+    let (node, hello) = &world.reports[0];
+    assert_eq!((node.as_str(), hello.session, hello.inventory.is_some()), ("n0", None, true));
+    let later = &world.reports[1..];
+    assert!(later.iter().all(|(_, report)| report.session == Some(1)));
+    let inventories = later.iter().filter(|(_, report)| report.inventory.is_some()).count();
+    assert_eq!(inventories, 1, "once, when it was asked for");
+    assert!(world.reports.iter().all(|(_, report)| report.agent == hello.agent));
+    assert!(world.reports.is_sorted_by(|(_, a), (_, b)| a.sequence < b.sequence));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_expired_session_begins_anew_with_a_greater_sequence() {
+    let extender = Extender::new();
+    let _agent = Agent::start(&[&extender], fleet(0, 1), 20);
+    more_reports(&extender, 3).await;
+    extender.world.lock().unwrap().sessions.insert("n0".to_owned(), 7);
+    until(&extender, "a second session", |world| {
+        let (_, last) = world.reports.last()?;
+        (last.session == Some(8)).then_some(())
+    })
+    .await;
+    let world = extender.world.lock().unwrap();
+    let hellos: Vec<&Report> =
+        world.reports.iter().map(|(_, it)| it).filter(|it| it.session.is_none()).collect();
+    assert_eq!(hellos.len(), 2);
+    assert!(hellos[1].inventory.is_some());
+    assert!(world.reports.is_sorted_by(|(_, a), (_, b)| a.sequence < b.sequence));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_outlives_its_booking_by_the_linger_time_and_its_end_is_seen_soon() {
+    let extender = Extender::new();
+    let clock = Clock::start();
+    let _agent = Agent::start(&[&extender], fleet(600, 1), 1_000);
+    extender.world.lock().unwrap().bookings = vec![booking(BookingState::Confirmed)];
+    until(&extender, "the process", |world| (pods(world) == Some(1)).then_some(())).await;
+    let used = extender.world.lock().unwrap().reports.last().unwrap().1.devices[0].used_mib;
+    assert_eq!(used, Some(600), "60 percent of what is booked");
+    let (told, reports_before) = {
+        let mut world = extender.world.lock().unwrap();
+        world.bookings = vec![booking(BookingState::Draining)];
+        (clock.now(), world.reports.len())
+    };
+    until(&extender, "its end", |world| (pods(world) == Some(0)).then_some(())).await;
+    let took = clock.now().since(told);
+    assert!(took >= Duration::from_millis(600), "{took:?}");
+    let quick = extender.world.lock().unwrap().reports.len() - reports_before;
+    assert!(quick >= 3, "one to hear of it, one that it still runs, one that it ended: {quick}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusals_and_a_lost_extender_are_survived_and_cost_its_peer_nothing() {
+    let (first, peer) = (Extender::new(), Extender::new());
+    let _agent = Agent::start(&[&first, &peer], fleet(0, 1), 20);
+    first.world.lock().unwrap().refusals = [503, 500, 429].into();
+    more_reports(&first, 6).await;
+    let (world, address) = (Arc::clone(&first.world), first.address.to_string());
+    drop(first);
+    more_reports(&peer, 20).await;
+    let reports_before = world.lock().unwrap().reports.len();
+    // The port is free for a moment only: another test may take it, then this one waits in vain.
+    let again = Extender::start(Arc::clone(&world), &address);
+    more_reports(&again, 3).await;
+    let world = world.lock().unwrap();
+    assert_eq!(world.reports[reports_before].1.session, Some(1), "the session stands");
+    assert!(world.reports.is_sorted_by(|(_, a), (_, b)| a.sequence < b.sequence));
+    let peer_world = peer.world.lock().unwrap();
+    assert_eq!(peer_world.reports.iter().filter(|(_, it)| it.session.is_none()).count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fleet_reports_every_node_in_each_period() {
+    let extender = Extender::new();
+    let _agent = Agent::start(&[&extender], fleet(0, 200), 200);
+    until(&extender, "three reports of each node", |world| {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for (node, _) in &world.reports {
+            *counts.entry(node).or_default() += 1;
+        }
+        (counts.len() == 200 && counts.values().all(|count| *count >= 3)).then_some(())
+    })
+    .await;
+    let world = extender.world.lock().unwrap();
+    assert_eq!(world.sessions.len(), 200);
+    assert!(world.sessions.values().all(|session| *session == 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_without_driver_stays_silent_and_stops_when_told() {
+    let extender = Extender::new();
+    let config = AgentConfig {
+        extenders: vec![extender.url()],
+        period: Duration::from_millis(20),
+        clock: Clock::start(),
+    };
+    let probe = NvmlProbe::new(Some("/nowhere/libnvidia-ml.so.1".into()), PodsByProcess::new("/"));
+    let stop = tokio::time::sleep(Duration::from_millis(200));
+    run_node(&config, "n0", probe, stop).await.unwrap();
+    assert!(extender.world.lock().unwrap().reports.is_empty());
+}

@@ -1,0 +1,238 @@
+//! A fake API server with one pod and a script of faults.
+//!
+//! It keeps the pod as etcd would: a version that every write raises, preconditions of a Binding, and
+//! a Binding that is committed although its answer never arrives, or arrives late.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use gpupack::cluster::write::ApiWriter;
+use hyper::{Request, Response};
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+
+/// How long the writer under test waits.
+pub(crate) const TIMEOUT: Duration = Duration::from_millis(40);
+
+/// What goes wrong with the next request of one kind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    /// Answers with this status and does nothing.
+    Answer(u16),
+    /// Does what is asked, then cuts the connection.
+    CutAfterCommit,
+    /// Does what is asked, and never answers.
+    SilentAfterCommit,
+    /// Never answers; what was asked is done just before the next touch.
+    LateBeforeTouch,
+    /// Never answers; what was asked is tried just after the next touch.
+    LateAfterTouch,
+    /// Answers success with half a body.
+    HalfBody,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct PodState {
+    pub(crate) uid: String,
+    pub(crate) version: u64,
+    pub(crate) node: Option<String>,
+    pub(crate) annotations: BTreeMap<String, String>,
+}
+
+#[derive(Default)]
+pub(crate) struct World {
+    pub(crate) pod: Option<PodState>,
+    pub(crate) on_bind: VecDeque<Fault>,
+    pub(crate) on_read: VecDeque<Fault>,
+    pub(crate) on_touch: VecDeque<Fault>,
+    pub(crate) before_touch: Vec<Value>,
+    pub(crate) after_touch: Vec<Value>,
+    pub(crate) events: Vec<Value>,
+    pub(crate) late_answers: Vec<u16>,
+    pub(crate) requests: Vec<String>,
+}
+
+impl World {
+    fn bind(&mut self, binding: &Value) -> (u16, Value) {
+        let Some(pod) = &mut self.pod else { return refusal(404, "pods not found") };
+        let metadata = &binding["metadata"];
+        let version = pod.version.to_string();
+        if metadata["uid"] != pod.uid || metadata["resourceVersion"] != *version {
+            return refusal(409, "the object has been modified");
+        }
+        if let Some(node) = &pod.node {
+            return refusal(409, &format!("pod is already assigned to node \"{node}\""));
+        }
+        pod.node = binding["target"]["name"].as_str().map(str::to_owned);
+        let annotations: BTreeMap<String, String> =
+            serde_json::from_value(metadata["annotations"].clone()).unwrap();
+        pod.annotations.extend(annotations);
+        pod.version += 1;
+        (201, json!({"kind": "Status", "status": "Success", "code": 201}))
+    }
+
+    fn read(&self) -> (u16, Value) {
+        match &self.pod {
+            None => refusal(404, "pods not found"),
+            Some(pod) => (
+                200,
+                json!({
+                    "apiVersion": "v1", "kind": "Pod",
+                    "metadata": {
+                        "namespace": "team-a", "name": "infer", "uid": pod.uid,
+                        "resourceVersion": pod.version.to_string(), "annotations": pod.annotations,
+                    },
+                    "spec": {"nodeName": pod.node, "containers": [{"name": "main"}]},
+                }),
+            ),
+        }
+    }
+
+    fn touch(&mut self, patch: &Value) -> (u16, Value) {
+        let Some(pod) = &mut self.pod else { return refusal(404, "pods not found") };
+        let metadata = &patch["metadata"];
+        if metadata["uid"] != pod.uid {
+            return refusal(422, "metadata.uid: field is immutable");
+        }
+        let version = pod.version.to_string();
+        if !metadata["resourceVersion"].is_null() && metadata["resourceVersion"] != *version {
+            return refusal(409, "the object has been modified");
+        }
+        let annotations: BTreeMap<String, String> =
+            serde_json::from_value(metadata["annotations"].clone()).unwrap();
+        if annotations.iter().any(|(key, value)| pod.annotations.get(key) != Some(value)) {
+            pod.annotations.extend(annotations);
+            pod.version += 1;
+        }
+        self.read()
+    }
+}
+
+pub(crate) fn refusal(code: u16, message: &str) -> (u16, Value) {
+    (code, json!({"kind": "Status", "status": "Failure", "code": code, "message": message}))
+}
+
+/// The fake API server.
+#[derive(Clone, Default)]
+pub(crate) struct Fake(Arc<Mutex<World>>);
+
+impl Fake {
+    /// One waiting pod with UID `u1` in version 7.
+    pub(crate) fn with_pod() -> Self {
+        let fake = Self::default();
+        let uid = "u1".to_owned();
+        fake.world(|world| {
+            world.pod =
+                Some(PodState { uid, version: 7, node: None, annotations: BTreeMap::new() });
+        });
+        fake
+    }
+
+    pub(crate) fn world<T>(&self, act: impl FnOnce(&mut World) -> T) -> T {
+        act(&mut self.0.lock().unwrap())
+    }
+
+    pub(crate) fn on_bind(self, fault: Fault) -> Self {
+        self.world(|world| world.on_bind.push_back(fault));
+        self
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        let fake = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let fake = fake.clone();
+            async move { fake.answer(request).await }
+        });
+        Client::new(service, "default")
+    }
+
+    pub(crate) fn writer(&self) -> ApiWriter {
+        ApiWriter::new(self.client(), TIMEOUT)
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, io::Error> {
+        let told = format!("{} {}", request.method(), request.uri().path());
+        let body = request.into_body().collect_bytes().await.unwrap();
+        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let reply = self.world(|world| {
+            world.requests.push(told.clone());
+            respond(world, &told, &body)
+        });
+        match reply {
+            Reply::Answer(code, body) => Ok(response(code, body.to_string())),
+            Reply::Half(code) => Ok(response(code, "{\"kind\":".to_owned())),
+            Reply::Cut => Err(io::Error::from(io::ErrorKind::ConnectionReset)),
+            Reply::Silence => std::future::pending().await,
+        }
+    }
+}
+
+enum Reply {
+    Answer(u16, Value),
+    Half(u16),
+    Cut,
+    Silence,
+}
+
+fn response(code: u16, body: String) -> Response<Body> {
+    Response::builder().status(code).body(Body::from(body.into_bytes())).unwrap()
+}
+
+/// What one request does to the world, and its answer.
+type Act = fn(&mut World, &Value) -> (u16, Value);
+
+fn respond(world: &mut World, told: &str, body: &Value) -> Reply {
+    const POD: &str = "/api/v1/namespaces/team-a/pods/infer";
+    let (queue, act): (_, Act) = if *told == format!("POST {POD}/binding") {
+        (&mut world.on_bind, |world, body| world.bind(body))
+    } else if *told == format!("GET {POD}") {
+        (&mut world.on_read, |world, _| world.read())
+    } else if *told == format!("PATCH {POD}") {
+        for binding in std::mem::take(&mut world.before_touch) {
+            let code = world.bind(&binding).0;
+            world.late_answers.push(code);
+        }
+        (&mut world.on_touch, |world, body| world.touch(body))
+    } else {
+        world.events.push(body.clone());
+        return Reply::Answer(201, body.clone());
+    };
+    let fault = queue.pop_front();
+    let reply = match fault {
+        None => {
+            let (code, answer) = act(world, body);
+            Reply::Answer(code, answer)
+        }
+        Some(Fault::Answer(code)) => {
+            let (code, answer) = refusal(code, "scripted");
+            Reply::Answer(code, answer)
+        }
+        Some(Fault::CutAfterCommit) => {
+            act(world, body);
+            Reply::Cut
+        }
+        Some(Fault::SilentAfterCommit) => {
+            act(world, body);
+            Reply::Silence
+        }
+        Some(Fault::HalfBody) => Reply::Half(act(world, body).0),
+        Some(Fault::LateBeforeTouch) => {
+            world.before_touch.push(body.clone());
+            Reply::Silence
+        }
+        Some(Fault::LateAfterTouch) => {
+            world.after_touch.push(body.clone());
+            Reply::Silence
+        }
+    };
+    if told.starts_with("PATCH") {
+        for binding in std::mem::take(&mut world.after_touch) {
+            let code = world.bind(&binding).0;
+            world.late_answers.push(code);
+        }
+    }
+    reply
+}

@@ -1,0 +1,142 @@
+//! Where etcd, kube-apiserver and kube-scheduler come from.
+//!
+//! `KUBEBUILDER_ASSETS` is honoured as envtest does: etcd and kube-apiserver from there, and
+//! kube-scheduler too if it is there. What is missing is built from `controlplane/` with Go, into
+//! `$GPUPACK_TESTBED_CACHE` or `~/.cache/gpupack-testbed`, under the hash of its sources and of
+//! Go's version. Nothing is ever built into the repository.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::clock;
+
+/// The sources of the program; also what its cache folder is named after.
+const SOURCES: [&str; 3] = ["go.mod", "go.sum", "main.go"];
+
+/// What the built API server and scheduler say their version is.
+const KUBERNETES_VERSION: [&str; 3] = ["v1.36.3", "1", "36"];
+
+/// The three programs.
+#[derive(Debug, Clone)]
+pub(crate) struct Binaries {
+    /// etcd.
+    pub(crate) etcd: PathBuf,
+    /// kube-apiserver.
+    pub(crate) kube_apiserver: PathBuf,
+    /// kube-scheduler.
+    pub(crate) kube_scheduler: PathBuf,
+}
+
+/// Finds or builds the programs. The error says why the tests must be skipped.
+pub(crate) fn find() -> Result<Binaries, String> {
+    let Some(assets) = clock::path_variable("KUBEBUILDER_ASSETS").map(PathBuf::from) else {
+        return Ok(all_in(&build()?));
+    };
+    let given = all_in(&assets);
+    for program in [&given.etcd, &given.kube_apiserver] {
+        if !program.is_file() {
+            return Err(format!("KUBEBUILDER_ASSETS is set but has no {}", program.display()));
+        }
+    }
+    if given.kube_scheduler.is_file() {
+        return Ok(given);
+    }
+    let kube_scheduler = build()?.join("kube-scheduler");
+    Ok(Binaries { kube_scheduler, ..given })
+}
+
+fn all_in(folder: &Path) -> Binaries {
+    Binaries {
+        etcd: folder.join("etcd"),
+        kube_apiserver: folder.join("kube-apiserver"),
+        kube_scheduler: folder.join("kube-scheduler"),
+    }
+}
+
+/// Builds the control plane unless the cache has it; answers the folder with the three names.
+fn build() -> Result<PathBuf, String> {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/controlplane");
+    let go = go_version(&sources)?;
+    let mut key = Fnv::default();
+    key.add(go.as_bytes());
+    for file in SOURCES {
+        let text = std::fs::read(sources.join(file));
+        key.add(&text.map_err(|error| format!("{file} of the control plane: {error}"))?);
+    }
+    let folder = cache()?.join(format!("{:016x}", key.0));
+    if folder.join("kube-scheduler").is_file() {
+        return Ok(folder);
+    }
+    let _shown = writeln!(
+        std::io::stderr(),
+        "building the control plane with {go}, once: some minutes on two cores, 2 GiB of memory"
+    );
+    compile(&sources, &folder)?;
+    Ok(folder)
+}
+
+fn go_version(sources: &Path) -> Result<String, String> {
+    let output = Command::new("go").arg("version").current_dir(sources).output();
+    let output = output.map_err(|error| {
+        format!("KUBEBUILDER_ASSETS is not set and Go cannot be started ({error})")
+    })?;
+    if !output.status.success() {
+        return Err(format!("`go version` fails: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn cache() -> Result<PathBuf, String> {
+    if let Some(folder) = clock::path_variable("GPUPACK_TESTBED_CACHE") {
+        return Ok(PathBuf::from(folder));
+    }
+    let home = clock::path_variable("HOME")
+        .ok_or("neither GPUPACK_TESTBED_CACHE nor HOME is set: no place for the control plane")?;
+    Ok(Path::new(&home).join(".cache/gpupack-testbed"))
+}
+
+/// A build that cannot be finished is a failure of the test, not a reason to skip it: Go is there.
+fn compile(sources: &Path, folder: &Path) -> Result<(), String> {
+    std::fs::create_dir_all(folder)
+        .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
+    let program = folder.join(format!("controlplane.{}", std::process::id()));
+    let [version, major, minor] = KUBERNETES_VERSION;
+    let package = "k8s.io/component-base/version";
+    let flags = format!(
+        "-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
+    );
+    let built = Command::new("go")
+        .args(["build", "-trimpath", "-ldflags", &flags, "-o"])
+        .arg(&program)
+        .arg(".")
+        .current_dir(sources)
+        .status()
+        .expect("go was there a moment ago");
+    assert!(built.success(), "go build of the control plane failed: {built}");
+    for name in ["etcd", "kube-apiserver", "kube-scheduler"] {
+        let link = folder.join(name);
+        let _absent = std::fs::remove_file(&link);
+        std::fs::hard_link(&program, &link)
+            .map_err(|error| format!("cannot create {}: {error}", link.display()))?;
+    }
+    std::fs::remove_file(&program)
+        .map_err(|error| format!("cannot remove {}: {error}", program.display()))
+}
+
+/// FNV-1a, 64 bits: stable over Rust versions, which `DefaultHasher` does not promise.
+struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Fnv {
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The judge: reads pods as the API server has them and GPUs as the fleet file has them, and does
+//! its own arithmetic. It shares no code with gpupack and never asks it.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::Deserialize;
+
+use crate::fleet::Fleet;
+use crate::pods::FOREIGN;
+
+/// What gpupack writes on the Binding.
+pub(crate) const PLACEMENT: &str = "placed.gpupack.dev/placement";
+/// The same devices in the form the container runtime takes.
+pub(crate) const DEVICES: &str = "placed.gpupack.dev/devices";
+
+/// A whole GPU's compute share.
+const WHOLE: u64 = 1_000_000;
+
+/// A bound pod's part of the GPUs of its node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Tenancy {
+    /// Namespace and name.
+    pub(crate) pod: String,
+    /// Node that it is bound to.
+    pub(crate) node: String,
+    /// One entry per device.
+    pub(crate) uses: Vec<Use>,
+    /// Placed by somebody else.
+    pub(crate) foreign: bool,
+}
+
+/// Memory and share on one device.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct Use {
+    /// GPU UUID.
+    #[serde(rename = "id")]
+    pub(crate) device: String,
+    /// Memory in MiB.
+    pub(crate) mib: u64,
+    /// Compute share in millionths.
+    pub(crate) share: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Written {
+    v: u64,
+    devices: Vec<Use>,
+}
+
+/// Memory and share in use on each device.
+pub(crate) type Load = BTreeMap<String, (u64, u64)>;
+
+/// What the pod holds: nothing while it is not bound, and nothing once it has ended.
+///
+/// The error says what is wrong with this pod alone: a request without a placement, amounts that
+/// are not the request's, a device of another node, two annotations that disagree.
+pub(crate) fn tenancy(pod: &Pod, fleet: &Fleet) -> Result<Option<Tenancy>, String> {
+    let name = full_name(pod);
+    let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else {
+        return Ok(None);
+    };
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return Ok(None);
+    }
+    let foreign = pod.metadata.labels.iter().flatten().any(|(key, _)| key == FOREIGN);
+    let Some(text) = annotation(pod, PLACEMENT) else {
+        let asks =
+            annotation(pod, "gpu-fraction").is_some() || annotation(pod, "gpu-memory").is_some();
+        return if asks && !foreign {
+            Err(format!("{name} asks for a GPU and is bound to {node} without a placement"))
+        } else {
+            Ok(None)
+        };
+    };
+    let written = match serde_json::from_str::<Written>(text) {
+        Ok(written) => written,
+        Err(_) if foreign => return Ok(None),
+        Err(error) => return Err(format!("{name} has the placement `{text}`: {error}")),
+    };
+    let tenancy = Tenancy { pod: name, node, uses: written.devices, foreign };
+    if !foreign {
+        let version = written.v;
+        own_faults(&tenancy, version, pod, fleet).map_err(|e| format!("{}: {e}", tenancy.pod))?;
+    }
+    Ok(Some(tenancy))
+}
+
+/// Faults of the devices under all tenants together: more than there is, or an unknown device.
+/// What others put on a device is not gpupack's fault, unless gpupack added to it.
+pub(crate) fn overloads<'a>(
+    tenancies: impl IntoIterator<Item = &'a Tenancy>,
+    fleet: &Fleet,
+) -> Vec<String> {
+    let devices = fleet.devices();
+    let mut faults = Vec::new();
+    let tenancies: Vec<&Tenancy> = tenancies.into_iter().collect();
+    let own = load(tenancies.iter().copied().filter(|tenancy| !tenancy.foreign));
+    for (device, (mib, share)) in load(tenancies) {
+        if !own.contains_key(&device) {
+            continue;
+        }
+        let Some((node, gpu)) = devices.get(device.as_str()) else {
+            faults.push(format!("{device} is on no node of the fleet"));
+            continue;
+        };
+        let capacity = gpu.capacity_mib();
+        if mib > capacity || share > WHOLE {
+            faults.push(format!(
+                "{device} on {node} is over capacity: {mib} of {capacity} MiB, {share} of {WHOLE} millionths"
+            ));
+        }
+    }
+    faults
+}
+
+/// Memory and share in use on each device.
+pub(crate) fn load<'a>(tenancies: impl IntoIterator<Item = &'a Tenancy>) -> Load {
+    let mut load = Load::new();
+    for used in tenancies.into_iter().flat_map(|tenancy| &tenancy.uses) {
+        let (mib, share) = load.entry(used.device.clone()).or_default();
+        *mib += used.mib;
+        *share += used.share;
+    }
+    load
+}
+
+fn own_faults(tenancy: &Tenancy, version: u64, pod: &Pod, fleet: &Fleet) -> Result<(), String> {
+    if version != 1 {
+        return Err(format!("placement version {version} is not 1"));
+    }
+    let expected: Vec<String> =
+        tenancy.uses.iter().map(|u| format!("runtime.nvidia.com/gpu={}", u.device)).collect();
+    let devices = annotation(pod, DEVICES).unwrap_or_default();
+    if devices != expected.join(",") {
+        return Err(format!("{DEVICES} is `{devices}`, the placement has {expected:?}"));
+    }
+    let count = match annotation(pod, "gpu-fraction-num-devices") {
+        None => 1,
+        Some(text) => text.parse().map_err(|_| format!("bound with the device count `{text}`"))?,
+    };
+    let mut distinct: Vec<&str> = tenancy.uses.iter().map(|used| used.device.as_str()).collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    if tenancy.uses.len() != count || distinct.len() != count {
+        return Err(format!("{count} devices asked, {:?} given", tenancy.uses));
+    }
+    let known = fleet.devices();
+    for used in &tenancy.uses {
+        let Some((node, gpu)) = known.get(used.device.as_str()) else {
+            return Err(format!("{} is on no node of the fleet", used.device));
+        };
+        if *node != tenancy.node {
+            return Err(format!("{} is on {node}, the pod on {}", used.device, tenancy.node));
+        }
+        let (mib, share) = demand(pod, gpu.capacity_mib())?;
+        if (used.mib, used.share) != (mib, share) {
+            return Err(format!(
+                "asks {mib} MiB, {share} millionths of {}; given {used:?}",
+                gpu.model
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What the request annotations come to on a device of that capacity: memory and share.
+fn demand(pod: &Pod, capacity: u64) -> Result<(u64, u64), String> {
+    let fraction = annotation(pod, "gpu-fraction").map(millionths).transpose()?;
+    let memory = annotation(pod, "gpu-memory")
+        .map(|text| text.parse::<u64>().map_err(|_| format!("bound with gpu-memory `{text}`")))
+        .transpose()?;
+    match (fraction, memory) {
+        (Some(share), None) => Ok((share * capacity / WHOLE, share)),
+        (None, Some(mib)) => Ok((mib, mib * WHOLE / capacity)),
+        (Some(share), Some(mib)) => Ok((mib, share)),
+        (None, None) => Err("has a placement but no request".to_owned()),
+    }
+}
+
+/// `0.5` is 500,000.
+fn millionths(text: &str) -> Result<u64, String> {
+    let fault = || format!("bound with gpu-fraction `{text}`");
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
+    if decimals.len() > 6 {
+        return Err(fault());
+    }
+    let whole: u64 = whole.parse().map_err(|_| fault())?;
+    let decimals: u64 = format!("{decimals:0<6}").parse().map_err(|_| fault())?;
+    Ok(whole * WHOLE + decimals)
+}
+
+/// Namespace and name.
+pub(crate) fn full_name(pod: &Pod) -> String {
+    let part = |text: &Option<String>| text.clone().unwrap_or_default();
+    format!("{}/{}", part(&pod.metadata.namespace), part(&pod.metadata.name))
+}
+
+/// The value of an annotation.
+pub(crate) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+/// A judge that finds nothing proves nothing: each fault it must find, planted.
+mod tests {
+    use super::*;
+    use crate::fleet::A100;
+    use crate::pods::PodPlan;
+
+    const HALF: &str = r#"{"v":1,"devices":[{"id":"@0","mib":40660,"share":500000}]}"#;
+
+    fn fleet() -> Fleet {
+        Fleet::new().with("judge", 2, (2, A100))
+    }
+
+    /// The pod on node `judge-00` with `@n` in the placement replaced by its n-th device.
+    fn bound(plan: PodPlan, placement: &str) -> Pod {
+        let fleet = fleet();
+        let mut uuids = fleet.uuids("judge-00");
+        uuids.extend(fleet.uuids("judge-01"));
+        let mut text = placement.to_owned();
+        let mut devices = Vec::new();
+        for (index, uuid) in uuids.iter().enumerate() {
+            if text.contains(&format!("@{index}")) {
+                text = text.replace(&format!("@{index}"), uuid);
+                devices.push(format!("runtime.nvidia.com/gpu={uuid}"));
+            }
+        }
+        let plan = plan.annotated(PLACEMENT, &text).annotated(DEVICES, &devices.join(","));
+        let mut pod = plan.to_pod();
+        pod.spec.get_or_insert_default().node_name = Some("judge-00".to_owned());
+        pod
+    }
+
+    fn check(plan: PodPlan, placement: &str, fault: &str) {
+        match tenancy(&bound(plan, placement), &fleet()) {
+            Ok(found) => assert!(fault.is_empty(), "expected `{fault}`, got {found:?}"),
+            Err(found) => {
+                assert!(!fault.is_empty() && found.contains(fault), "`{fault}` not in `{found}`");
+            }
+        }
+    }
+
+    #[test]
+    fn the_judge_accepts_what_is_right() {
+        check(PodPlan::fraction("a", "0.5"), HALF, "");
+        let share =
+            r#"{"v":1,"devices":[{"id":"@1","mib":1000,"share":12297}],"protection":"none"}"#;
+        check(PodPlan::memory("a", 1000), share, "");
+        let both = r#"{"v":1,"devices":[{"id":"@0","mib":1000,"share":250000}]}"#;
+        check(PodPlan::memory("a", 1000).annotated("gpu-fraction", "0.25"), both, "");
+        let whole = r#"{"v":1,"devices":[{"id":"@0","mib":81320,"share":1000000}]}"#;
+        check(PodPlan::fraction("a", "1"), whole, "");
+    }
+
+    #[test]
+    fn the_judge_refuses_what_is_wrong() {
+        let half = || PodPlan::fraction("a", "0.5");
+        check(PodPlan::fraction("a", "0.4"), HALF, "asks 32528 MiB");
+        check(half().annotated("gpu-fraction-num-devices", "2"), HALF, "2 devices asked");
+        check(half(), &HALF.replace("@0", "@2"), "on judge-01, the pod on judge-00");
+        check(half(), &HALF.replace("@0", "GPU-none"), "the placement has");
+        check(half(), &HALF.replace("\"v\":1", "\"v\":2"), "version 2");
+        check(half(), "{", "has the placement");
+        let mut pod = bound(half(), HALF);
+        pod.metadata.annotations.get_or_insert_default().remove(PLACEMENT);
+        let fault = tenancy(&pod, &fleet()).unwrap_err();
+        assert!(fault.contains("without a placement"), "{fault}");
+    }
+
+    #[test]
+    fn the_judge_sums_over_pods() {
+        let fleet = fleet();
+        let half = |name| tenancy(&bound(PodPlan::fraction(name, "0.5"), HALF), &fleet).unwrap();
+        let (a, b, c) = (half("a").unwrap(), half("b").unwrap(), half("c").unwrap());
+        assert_eq!(overloads([&a, &b], &fleet), Vec::<String>::new());
+        assert!(overloads([&a, &b, &c], &fleet)[0].contains("over capacity: 121980 of 81320 MiB"));
+    }
+
+    #[test]
+    fn a_pod_that_has_ended_holds_nothing() {
+        let mut pod = bound(PodPlan::fraction("a", "0.5"), HALF);
+        pod.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
+        assert_eq!(tenancy(&pod, &fleet()), Ok(None));
+    }
+}

@@ -1,0 +1,166 @@
+//! What a scenario does to the cluster, as its administrator.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use futures::{StreamExt, stream};
+use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Client, Resource};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use crate::clock;
+use crate::fleet::{Fleet, FleetNode};
+use crate::pods::PodPlan;
+
+/// Requests in flight when many objects are made.
+const IN_FLIGHT: usize = 32;
+
+/// The API server, seen from one namespace.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    /// The administrator's client.
+    pub(crate) client: Client,
+    /// The namespace of the scenario.
+    pub(crate) namespace: String,
+}
+
+impl Cluster {
+    /// An empty cluster with a namespace of that name: all pods and nodes that earlier scenarios
+    /// left, finished or failed, are removed.
+    pub(crate) async fn fresh(client: Client, namespace: &str) -> Self {
+        let cluster = Self { client, namespace: namespace.to_owned() };
+        let pods: Api<Pod> = Api::all(cluster.client.clone());
+        for pod in pods.list(&ListParams::default()).await.expect("pods can be listed") {
+            let place = pod.metadata.namespace.unwrap_or_default();
+            let name = pod.metadata.name.unwrap_or_default();
+            remove(&Api::<Pod>::namespaced(cluster.client.clone(), &place), &name).await;
+        }
+        let nodes: Api<Node> = Api::all(cluster.client.clone());
+        for node in nodes.list(&ListParams::default()).await.expect("nodes can be listed") {
+            remove(&nodes, &node.metadata.name.unwrap_or_default()).await;
+        }
+        cluster.namespace_created(namespace).await;
+        cluster
+    }
+
+    async fn namespace_created(&self, name: &str) {
+        let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        let object: Namespace = serde_json::from_value(object).expect("a namespace is that simple");
+        let api = Api::all(self.client.clone());
+        match api.create(&PostParams::default(), &object).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(error) => panic!("cannot create the namespace {name}: {error}"),
+        }
+    }
+
+    /// The pods of the namespace.
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Creates the nodes of the fleet, ready and without taints.
+    pub(crate) async fn add_nodes(&self, fleet: &Fleet) {
+        let api: Api<Node> = Api::all(self.client.clone());
+        stream::iter(&fleet.nodes)
+            .for_each_concurrent(IN_FLIGHT, |node| add_node(&api, node))
+            .await;
+    }
+
+    /// Creates the pods, up to 32 at a time. Answers how long that took.
+    pub(crate) async fn add_pods(&self, plans: &[PodPlan]) -> Duration {
+        let started = clock::now();
+        let api = self.pods();
+        stream::iter(plans)
+            .for_each_concurrent(IN_FLIGHT, |plan| {
+                let api = api.clone();
+                async move {
+                    let created = api.create(&PostParams::default(), &plan.to_pod()).await;
+                    created.unwrap_or_else(|error| panic!("cannot create {}: {error}", plan.name));
+                }
+            })
+            .await;
+        started.elapsed()
+    }
+
+    /// Deletes one pod at once, as if its kubelet had ended it.
+    pub(crate) async fn delete_pod(&self, name: &str) {
+        remove(&self.pods(), name).await;
+    }
+
+    /// Deletes all pods of the namespace at once.
+    pub(crate) async fn delete_all_pods(&self) {
+        let now = DeleteParams::default().grace_period(0);
+        let deleted = self.pods().delete_collection(&now, &ListParams::default()).await;
+        deleted.expect("pods can be deleted");
+    }
+
+    /// Sets the phase of a pod, as its kubelet would.
+    pub(crate) async fn set_phase(&self, name: &str, phase: &str) {
+        let patch = Patch::Merge(json!({"status": {"phase": phase}}));
+        let patched = self.pods().patch_status(name, &PatchParams::default(), &patch).await;
+        patched.unwrap_or_else(|error| panic!("cannot make {name} {phase}: {error}"));
+    }
+
+    /// Reason, pod and text of the namespace's events about pods; `count` copies of a repeated one.
+    pub(crate) async fn events(&self) -> Vec<SeenEvent> {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
+        let events = api.list(&ListParams::default()).await.expect("events can be listed");
+        let seen = |event: Event| SeenEvent {
+            reason: event.reason.unwrap_or_default(),
+            pod: event.involved_object.name.unwrap_or_default(),
+            message: event.message.unwrap_or_default(),
+        };
+        events.into_iter().map(seen).collect()
+    }
+}
+
+/// What the tests read of an event.
+#[derive(Debug, Clone)]
+pub(crate) struct SeenEvent {
+    /// Its reason, one word.
+    pub(crate) reason: String,
+    /// Name of the pod.
+    pub(crate) pod: String,
+    /// Its text.
+    pub(crate) message: String,
+}
+
+async fn add_node(api: &Api<Node>, node: &FleetNode) {
+    let name = &node.name;
+    let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {
+        "name": name, "labels": {"kubernetes.io/hostname": name},
+    }});
+    let object: Node = serde_json::from_value(object).expect("a node is that simple");
+    let created = api.create(&PostParams::default(), &object).await;
+    created.unwrap_or_else(|error| panic!("cannot create node {name}: {error}"));
+    let amounts = json!({
+        "cpu": format!("{}m", node.cpu_milli),
+        "memory": format!("{}Mi", node.memory_mib),
+        "pods": "500",
+    });
+    let status = json!({"status": {
+        "capacity": amounts, "allocatable": amounts,
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Simulated"}],
+    }});
+    let patched = api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await;
+    patched.unwrap_or_else(|error| panic!("cannot set the status of node {name}: {error}"));
+    // Admission adds the not-ready taint, and there is no controller that would take it away.
+    let untainted = Patch::Merge(json!({"spec": {"taints": null}}));
+    let patched = api.patch(name, &PatchParams::default(), &untainted).await;
+    patched.unwrap_or_else(|error| panic!("cannot remove the taints of node {name}: {error}"));
+}
+
+/// Deletes an object without a grace period; one that is gone already is fine.
+async fn remove<K>(api: &Api<K>, name: &str)
+where
+    K: Resource + Clone + Debug + DeserializeOwned,
+{
+    match api.delete(name, &DeleteParams::default().grace_period(0)).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.code == 404 => {}
+        Err(error) => panic!("cannot delete {name}: {error}"),
+    }
+}

@@ -1,0 +1,259 @@
+//! etcd and kube-apiserver on free ports of the loopback interface, about 3 s to ready.
+//!
+//! There is no controller manager: nobody removes the not-ready taint of nodes, garbage or
+//! namespaces, and nobody creates service accounts. Tokens of the few users come from a file; a
+//! token whose user is named like a service account has the rights of that service account.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use rand::Rng;
+
+use crate::binaries::Binaries;
+use crate::clock;
+use crate::leash::Leash;
+
+/// How long etcd and the API server may take to become ready.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// A user of the API server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Identity {
+    /// May do everything.
+    Admin,
+    /// The service account of `deploy/extender.yaml`, with the rights of `deploy/rbac.yaml`.
+    Extender,
+    /// The service account of `deploy/scheduler.yaml`.
+    SecondScheduler,
+    /// What a cluster's own kube-scheduler is called.
+    ClusterScheduler,
+}
+
+impl Identity {
+    const ALL: [Self; 4] =
+        [Self::Admin, Self::Extender, Self::SecondScheduler, Self::ClusterScheduler];
+
+    /// Also the token: the API server listens on loopback only, for the length of a test.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Admin => "admin",
+            Self::Extender => "extender",
+            Self::SecondScheduler => "second-scheduler",
+            Self::ClusterScheduler => "cluster-scheduler",
+        }
+    }
+
+    fn user(self) -> &'static str {
+        match self {
+            Self::Admin => "admin",
+            Self::Extender => "system:serviceaccount:gpu-system:gpupack",
+            Self::SecondScheduler => "system:serviceaccount:gpu-system:gpupack-scheduler",
+            Self::ClusterScheduler => "system:kube-scheduler",
+        }
+    }
+
+    fn groups(self) -> &'static str {
+        match self {
+            Self::Admin => "system:masters",
+            Self::Extender | Self::SecondScheduler => {
+                "system:serviceaccounts,system:serviceaccounts:gpu-system"
+            }
+            Self::ClusterScheduler => "",
+        }
+    }
+}
+
+/// The running etcd and API server.
+pub(crate) struct ControlPlane {
+    /// The programs it was started from.
+    pub(crate) binaries: Binaries,
+    work: PathBuf,
+    server: String,
+    _etcd: Leash,
+    _apiserver: Leash,
+}
+
+impl ControlPlane {
+    /// Starts both and waits until the API server is ready. Must run inside the runtime.
+    pub(crate) async fn start(binaries: Binaries) -> Self {
+        let work = work_folder();
+        let [client_port, peer_port, port] = free_ports();
+        let etcd = start_etcd(&binaries, &work, client_port, peer_port);
+        let apiserver = start_apiserver(&binaries, &work, client_port, port);
+        let plane = Self {
+            binaries,
+            work,
+            server: format!("https://127.0.0.1:{port}"),
+            _etcd: etcd,
+            _apiserver: apiserver,
+        };
+        plane.ready().await;
+        plane
+    }
+
+    /// Folder of this run: data, logs, configuration files.
+    pub(crate) fn work(&self) -> &Path {
+        &self.work
+    }
+
+    /// Where a program of this run writes what it prints.
+    pub(crate) fn log(&self, name: &str) -> PathBuf {
+        self.work.join(format!("{name}.log"))
+    }
+
+    /// Writes a kubeconfig file for the user; answers its path.
+    pub(crate) fn kubeconfig(&self, identity: Identity) -> PathBuf {
+        self.kubeconfig_via(identity, identity.name(), &self.server)
+    }
+
+    /// The same, through another server: a proxy.
+    pub(crate) fn kubeconfig_via(&self, identity: Identity, file: &str, server: &str) -> PathBuf {
+        let mut cluster = serde_json::json!({"server": server});
+        if server.starts_with("https:") {
+            cluster["certificate-authority"] =
+                self.certificate().to_str().expect("the target folder is UTF-8").into();
+        }
+        let text = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "testbed",
+            "clusters": [{"name": "testbed", "cluster": cluster}],
+            "users": [{"name": "user", "user": {"token": identity.name()}}],
+            "contexts": [{"name": "testbed", "context": {"cluster": "testbed", "user": "user"}}],
+        });
+        let path = self.work.join(format!("{file}.kubeconfig"));
+        std::fs::write(&path, text.to_string()).expect("the work folder is writable");
+        path
+    }
+
+    /// A client of its own for the user. It never repeats a request by itself.
+    pub(crate) async fn client(&self, identity: Identity) -> Client {
+        let file = Kubeconfig::read_from(self.kubeconfig(identity)).expect("we wrote that file");
+        let mut config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+            .await
+            .expect("the kubeconfig is complete");
+        config.default_retry = false;
+        Client::try_from(config).expect("the certificate can be read")
+    }
+
+    /// The API server makes its own certificate at its first start.
+    fn certificate(&self) -> PathBuf {
+        self.work.join("certificates/apiserver.crt")
+    }
+
+    async fn ready(&self) {
+        let started = clock::now();
+        loop {
+            if self.certificate().is_file() && self.answers_ready().await {
+                break;
+            }
+            assert!(
+                started.elapsed() < START_LIMIT,
+                "the API server is not ready after {START_LIMIT:?}; see {}",
+                self.log("kube-apiserver").display()
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        println!("control plane ready after {} ms", clock::ms(started.elapsed()));
+    }
+
+    async fn answers_ready(&self) -> bool {
+        let client = self.client(Identity::Admin).await;
+        let request = axum::http::Request::get("/readyz").body(Vec::new()).expect("a fixed path");
+        client.request_text(request).await.is_ok()
+    }
+}
+
+fn start_etcd(binaries: &Binaries, work: &Path, client_port: u16, peer_port: u16) -> Leash {
+    let client = format!("http://127.0.0.1:{client_port}");
+    let peer = format!("http://127.0.0.1:{peer_port}");
+    let arguments = [
+        "--unsafe-no-fsync".to_owned(),
+        "--name=testbed".to_owned(),
+        format!("--data-dir={}", work.join("etcd").display()),
+        format!("--listen-client-urls={client}"),
+        format!("--advertise-client-urls={client}"),
+        format!("--listen-peer-urls={peer}"),
+        format!("--initial-advertise-peer-urls={peer}"),
+        format!("--initial-cluster=testbed={peer}"),
+    ];
+    Leash::start("etcd", &binaries.etcd, &arguments, &work.join("etcd.log"))
+}
+
+fn start_apiserver(binaries: &Binaries, work: &Path, etcd_port: u16, port: u16) -> Leash {
+    let tokens: String = Identity::ALL
+        .iter()
+        .map(|id| format!("{0},{1},{0},\"{2}\"\n", id.name(), id.user(), id.groups()))
+        .collect();
+    let token_file = work.join("tokens.csv");
+    std::fs::write(&token_file, tokens).expect("the work folder is writable");
+    let key_file = work.join("service-account.key");
+    std::fs::write(&key_file, service_account_key()).expect("the work folder is writable");
+    let arguments = [
+        format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
+        format!("--secure-port={port}"),
+        "--bind-address=127.0.0.1".to_owned(),
+        format!("--cert-dir={}", work.join("certificates").display()),
+        format!("--service-account-key-file={}", key_file.display()),
+        format!("--service-account-signing-key-file={}", key_file.display()),
+        "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+        format!("--token-auth-file={}", token_file.display()),
+        "--authorization-mode=RBAC".to_owned(),
+        "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
+        // It wants the account of every pod's namespace, which a controller would create.
+        "--disable-admission-plugins=ServiceAccount".to_owned(),
+    ];
+    let log = work.join("kube-apiserver.log");
+    Leash::start("kube-apiserver", &binaries.kube_apiserver, &arguments, &log)
+}
+
+/// A folder for this process under cargo's target folder. Folders of runs that have ended are
+/// removed first, so the logs of the last run are always there to read.
+fn work_folder() -> PathBuf {
+    let parent = Path::new(env!("CARGO_TARGET_TMPDIR")).join("e2e");
+    for old in std::fs::read_dir(&parent).into_iter().flatten().flatten() {
+        if !Path::new("/proc").join(old.file_name()).exists() {
+            let _kept = std::fs::remove_dir_all(old.path());
+        }
+    }
+    let work = parent.join(std::process::id().to_string());
+    std::fs::create_dir_all(&work)
+        .unwrap_or_else(|error| panic!("cannot create {}: {error}", work.display()));
+    work
+}
+
+/// Ports that nobody listens on at this moment.
+pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
+    let listeners: [TcpListener; N] = std::array::from_fn(|_| {
+        TcpListener::bind(("127.0.0.1", 0)).expect("the loopback interface has a free port")
+    });
+    listeners.map(|listener| listener.local_addr().expect("a bound socket has an address").port())
+}
+
+/// A fresh key for service account tokens: 32 random bytes as a SEC 1 `ECPrivateKey` on P-256
+/// (RFC 5915), whose public half is optional and is computed by the reader.
+fn service_account_key() -> String {
+    let mut scalar: [u8; 32] = rand::rng().random();
+    scalar[0] &= 0x7f; // below the order of the curve
+    let mut der = vec![0x30, 0x31, 0x02, 0x01, 0x01, 0x04, 0x20];
+    der.extend(scalar);
+    der.extend([0xa0, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07]);
+    let body = base64(&der);
+    // In two parts, so that no tool takes this line for a key.
+    format!("-----BEGIN EC {key}-----\n{body}\n-----END EC {key}-----\n", key = "PRIVATE KEY")
+}
+
+/// Base64 of a length that divides by three, which needs no padding.
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let (triples, rest) = bytes.as_chunks::<3>();
+    assert!(rest.is_empty(), "51 bytes divide by three");
+    triples
+        .iter()
+        .flat_map(|[a, b, c]| {
+            let word = u32::from_be_bytes([0, *a, *b, *c]);
+            [18, 12, 6, 0].map(|shift| char::from(LETTERS[(word >> shift & 63) as usize]))
+        })
+        .collect()
+}

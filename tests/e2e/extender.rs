@@ -1,0 +1,174 @@
+//! The product's two processes: `gpupack extender` and `gpupack agent --simulate`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use http_body_util::{BodyExt, Empty};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+
+use crate::checker::Load;
+use crate::clock;
+use crate::control_plane::{ControlPlane, free_ports};
+use crate::leash::Leash;
+use crate::schedulers::sum_of;
+
+/// How long the extender may take from its start to ready, with a filled cluster.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// The binary under test: cargo's, or the one that `GPUPACK_E2E_BINARY` names (a release build).
+fn gpupack() -> PathBuf {
+    clock::path_variable("GPUPACK_E2E_BINARY")
+        .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_gpupack")), PathBuf::from)
+}
+
+/// A running extender. Its address survives a kill, so that it can be started again there.
+pub(crate) struct Extender {
+    process: Leash,
+    address: SocketAddr,
+    config: PathBuf,
+    log: PathBuf,
+}
+
+impl Extender {
+    /// Writes the configuration file, starts the extender and waits until it is ready.
+    /// `settings` are further keys of the file.
+    pub(crate) async fn start(plane: &ControlPlane, kubeconfig: &Path, settings: Value) -> Self {
+        let [port] = free_ports();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let mut config = settings;
+        config["listen"] = address.to_string().into();
+        config["kubeconfig"] = kubeconfig.to_str().expect("the target folder is UTF-8").into();
+        let path = plane.work().join("extender.yaml");
+        // JSON is YAML.
+        std::fs::write(&path, config.to_string()).expect("the work folder is writable");
+        let log = plane.log("extender");
+        let mut extender = Self { process: run(&path, &log), address, config: path, log };
+        extender.until_ready().await;
+        extender
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Starts it again with the same configuration; answers when it is ready, and how long it took.
+    pub(crate) async fn start_again(&mut self) -> Duration {
+        let started = clock::now();
+        self.process = run(&self.config, &self.log);
+        self.until_ready().await;
+        started.elapsed()
+    }
+
+    async fn until_ready(&mut self) {
+        let started = clock::now();
+        loop {
+            if matches!(fetch(self.address, "/readyz").await, Ok((StatusCode::OK, _))) {
+                return;
+            }
+            let ended = self.process.ended();
+            assert!(ended.is_none(), "the extender ended ({ended:?}); see {}", self.log.display());
+            assert!(
+                started.elapsed() < START_LIMIT,
+                "the extender is not ready after {START_LIMIT:?}; see {}",
+                self.log.display()
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// The body of a page, which must be there.
+    pub(crate) async fn page(&self, path: &str) -> String {
+        match fetch(self.address, path).await {
+            Ok((StatusCode::OK, body)) => body,
+            Ok((status, body)) => panic!("GET {path}: {status}: {body}"),
+            Err(error) => panic!("GET {path}: {error}"),
+        }
+    }
+
+    /// Sum of a metric's samples whose labels contain `label`.
+    pub(crate) async fn metric(&self, name: &str, label: &str) -> f64 {
+        sum_of(&self.page("/metrics").await, name, label)
+    }
+
+    /// Calls of a verb so far.
+    pub(crate) async fn calls(&self, verb: &str) -> f64 {
+        let label = format!("verb=\"{verb}\"");
+        self.metric("gpupack_verb_duration_seconds_count", &label).await
+    }
+
+    /// Binds so far, by outcome.
+    pub(crate) async fn binds(&self) -> BTreeMap<String, f64> {
+        let text = self.page("/metrics").await;
+        let sample = |line: &str| {
+            let rest = line.strip_prefix("gpupack_binds_total{")?;
+            let (labels, value) = rest.rsplit_once(' ')?;
+            let outcome = labels.split_once("outcome=\"")?.1.split_once('"')?.0;
+            Some((outcome.to_owned(), value.parse().ok()?))
+        };
+        text.lines().filter_map(sample).filter(|(_, count)| *count > 0.0).collect()
+    }
+
+    /// What the extender itself says is booked on each device. Only compared with, never judged by.
+    pub(crate) async fn booked(&self) -> Load {
+        let state: Value = serde_json::from_str(&self.page("/v1/state").await).expect("JSON");
+        let nodes = state["nodes"].as_array().expect("a list of nodes");
+        let devices =
+            nodes.iter().flat_map(|node| node["devices"].as_array().into_iter().flatten());
+        let number = |device: &Value, key: &str| device[key].as_u64().expect("a whole number");
+        devices
+            .map(|device| {
+                let id = device["id"].as_str().expect("a device id").to_owned();
+                let booked = number(device, "booked_mib");
+                (id, (booked, number(device, "booked_share_millionths")))
+            })
+            .filter(|(_, load)| *load != (0, 0))
+            .collect()
+    }
+
+    /// How many devices the extender knows from reports.
+    pub(crate) async fn known_devices(&self) -> usize {
+        let state: Value = serde_json::from_str(&self.page("/v1/state").await).expect("JSON");
+        let nodes = state["nodes"].as_array().into_iter().flatten();
+        nodes.map(|node| node["devices"].as_array().map_or(0, Vec::len)).sum()
+    }
+}
+
+fn run(config: &Path, log: &Path) -> Leash {
+    let config = config.to_str().expect("the target folder is UTF-8").to_owned();
+    let arguments = ["extender".to_owned(), "--config".to_owned(), config];
+    Leash::start("gpupack extender", &gpupack(), &arguments, log)
+}
+
+/// Starts simulated agents for all nodes of the fleet file.
+pub(crate) fn start_agents(plane: &ControlPlane, fleet: &Path, extender: SocketAddr) -> Leash {
+    let arguments = [
+        "agent".to_owned(),
+        "--simulate".to_owned(),
+        fleet.to_str().expect("the target folder is UTF-8").to_owned(),
+        "--extender".to_owned(),
+        format!("http://{extender}"),
+    ];
+    Leash::start("gpupack agent", &gpupack(), &arguments, &plane.log("agent"))
+}
+
+/// One GET on a connection of its own.
+async fn fetch(address: SocketAddr, path: &str) -> Result<(StatusCode, String), String> {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    let url = format!("http://{address}{path}").parse().expect("an address of ours");
+    let response = client.get(url).await.map_err(|error| format!("{error:?}"))?;
+    let status = response.status();
+    let body = response.into_body().collect().await.map_err(|error| error.to_string())?;
+    Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
+}

@@ -1,0 +1,75 @@
+//! Child processes that cannot outlive the test.
+//!
+//! Each program runs under a small shell that holds the reading end of a pipe. When the pipe
+//! closes, the shell kills the program: when the [`Leash`] is dropped, when a test panics, and also
+//! when the test process itself is killed, because the kernel closes its pipes. (The control plane
+//! lives in a `static`, which Rust never drops.)
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+
+/// Waits for the program ($@); a background reader of the pipe kills it when the pipe closes.
+const SHELL: &str = r#"
+exec 3<&0
+"$@" </dev/null 3<&- &
+program=$!
+{ read -r _ <&3; kill -9 "$program" 2>/dev/null; } &
+reader=$!
+wait "$program"
+code=$?
+kill "$reader" 2>/dev/null
+exit "$code"
+"#;
+
+/// A running program and the pipe that keeps it alive.
+pub(crate) struct Leash {
+    name: String,
+    shell: Child,
+    pipe: Option<ChildStdin>,
+}
+
+impl Leash {
+    /// Starts `program`; what it prints goes to the end of the file `log`.
+    pub(crate) fn start(name: &str, program: &Path, arguments: &[String], log: &Path) -> Self {
+        let out = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .unwrap_or_else(|error| panic!("cannot write {}: {error}", log.display()));
+        let err = out.try_clone().expect("a file handle can be duplicated");
+        let mut shell = Command::new("sh")
+            .args(["-c", SHELL, "sh"])
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(out)
+            .stderr(err)
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
+        let pipe = shell.stdin.take();
+        Self { name: name.to_owned(), shell, pipe }
+    }
+
+    /// Kills the program with SIGKILL and waits until it is gone.
+    pub(crate) fn kill(&mut self) {
+        drop(self.pipe.take());
+        let _ended = self.shell.wait();
+    }
+
+    /// How the program ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.shell.try_wait().ok().flatten()
+    }
+
+    /// The name given at the start, for messages.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Drop for Leash {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,50 @@
+//! The files of `deploy/`, given to the API server as they stand.
+
+use std::path::Path;
+
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Client, ResourceExt};
+use serde::Deserialize;
+
+/// Whether the API server keeps what it is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Validated, defaulted and admitted, but not kept.
+    DryRun,
+    /// Kept.
+    Keep,
+}
+
+/// The objects of one file.
+pub(crate) fn objects(file: &str) -> Vec<DynamicObject> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(file);
+    let text = std::fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
+    serde_yaml_ng::Deserializer::from_str(&text)
+        .map(DynamicObject::deserialize)
+        .collect::<Result<_, _>>()
+        .unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+/// Applies all objects of a file on the server's side, refusing fields that the API does not know.
+pub(crate) async fn apply(client: &Client, file: &str, mode: Mode) -> usize {
+    let objects = objects(file);
+    for object in &objects {
+        let types = object.types.as_ref().expect("every object names its kind");
+        let (group, version) =
+            types.api_version.split_once('/').unwrap_or(("", types.api_version.as_str()));
+        let kind = GroupVersionKind::gvk(group, version, &types.kind);
+        let resource = ApiResource::from_gvk(&kind);
+        let api: Api<DynamicObject> = match &object.metadata.namespace {
+            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+            None => Api::all_with(client.clone(), &resource),
+        };
+        let mut parameters = PatchParams::apply("testbed").validation_strict();
+        parameters.dry_run = mode == Mode::DryRun;
+        let name = object.name_any();
+        let applied = api.patch(&name, &parameters, &Patch::Apply(object)).await;
+        applied.unwrap_or_else(|error| panic!("{file}: {} {name}: {error}", types.kind));
+    }
+    objects.len()
+}

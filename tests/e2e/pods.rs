@@ -1,0 +1,108 @@
+//! Pods as the scenarios write them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+/// The profile of `scheduler-config/second-scheduler.yaml`.
+pub(crate) const GPUPACK: &str = "gpupack";
+
+/// Label of pods that gpupack did not place: the checker does not compare their placement with
+/// their request, and does not miss a placement they do not have.
+pub(crate) const FOREIGN: &str = "e2e/foreign";
+
+/// A pod to create.
+#[derive(Debug, Clone)]
+pub(crate) struct PodPlan {
+    /// Name in the scenario's namespace.
+    pub(crate) name: String,
+    scheduler: String,
+    node: Option<String>,
+    foreign: bool,
+    class: Option<String>,
+    annotations: BTreeMap<String, String>,
+    limits: BTreeMap<String, String>,
+}
+
+impl PodPlan {
+    /// A pod without any request, for the scheduler `gpupack`.
+    pub(crate) fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            scheduler: GPUPACK.to_owned(),
+            node: None,
+            foreign: false,
+            class: None,
+            annotations: BTreeMap::new(),
+            limits: BTreeMap::new(),
+        }
+    }
+
+    /// A pod with that share of one GPU.
+    pub(crate) fn fraction(name: impl Into<String>, fraction: &str) -> Self {
+        Self::new(name).annotated("gpu-fraction", fraction)
+    }
+
+    /// A pod with that much memory of one GPU.
+    pub(crate) fn memory(name: impl Into<String>, mib: u64) -> Self {
+        Self::new(name).annotated("gpu-memory", &mib.to_string())
+    }
+
+    /// Adds an annotation.
+    pub(crate) fn annotated(mut self, key: &str, value: &str) -> Self {
+        self.annotations.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Adds a resource to the limits of the container.
+    pub(crate) fn limited(mut self, resource: &str, quantity: &str) -> Self {
+        self.limits.insert(resource.to_owned(), quantity.to_owned());
+        self
+    }
+
+    /// Names another scheduler.
+    pub(crate) fn for_scheduler(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.scheduler);
+        self
+    }
+
+    /// Binds the pod at creation, past every scheduler.
+    pub(crate) fn bound_by_others(mut self, node: &str) -> Self {
+        self.node = Some(node.to_owned());
+        self.foreign = true;
+        self
+    }
+
+    /// Gives it a priority class.
+    pub(crate) fn important(mut self, class: &str) -> Self {
+        self.class = Some(class.to_owned());
+        self
+    }
+
+    /// The object. Its container asks for 10m CPU, so that CPU never decides.
+    pub(crate) fn to_pod(&self) -> Pod {
+        let labels: BTreeMap<&str, &str> =
+            if self.foreign { BTreeMap::from([(FOREIGN, "true")]) } else { BTreeMap::new() };
+        let mut pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": self.name, "annotations": self.annotations, "labels": labels},
+            "spec": {
+                "schedulerName": self.scheduler,
+                "terminationGracePeriodSeconds": 0,
+                "automountServiceAccountToken": false,
+                "containers": [{
+                    "name": "main", "image": "local/none",
+                    "resources": {"requests": {"cpu": "10m"}, "limits": self.limits},
+                }],
+            },
+        });
+        if let Some(node) = &self.node {
+            pod["spec"]["nodeName"] = node.as_str().into();
+        }
+        if let Some(class) = &self.class {
+            pod["spec"]["priorityClassName"] = class.as_str().into();
+        }
+        serde_json::from_value(pod).expect("the object has the shape of a pod")
+    }
+}

@@ -1,0 +1,137 @@
+//! Pods that gpupack did not place, and pods without a request.
+
+use std::time::Duration;
+
+use crate::checker::PLACEMENT;
+use crate::clock;
+use crate::fleet::{A100, Fleet};
+use crate::pods::PodPlan;
+use crate::testbed::{Setup, Stage, scenario};
+use crate::watching::{find, is_bound};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+#[test]
+fn pods_bound_by_others_count_if_they_say_where() {
+    scenario("foreign", |bed| async move {
+        let fleet = Fleet::new().with("foreign", 1, (2, A100));
+        let node = "foreign-00";
+        let [first, second] = [0, 1].map(|i| fleet.uuids(node)[i].to_owned());
+        let placed = |name: &str, uuid: &str, share: u64| {
+            let mib = share * 81_320 / 1_000_000;
+            let text = format!(
+                r#"{{"v":1,"devices":[{{"id":"{uuid}","mib":{mib},"share":{share}}}],"protection":"none"}}"#
+            );
+            PodPlan::new(name).annotated(PLACEMENT, &text).bound_by_others(node)
+        };
+        // Older than the install: they are there before any part of gpupack runs.
+        let old = [
+            placed("old-placed", &first, 600_000),
+            PodPlan::fraction("old-silent", "0.5").bound_by_others(node),
+            PodPlan::new("old-broken").annotated(PLACEMENT, "{\"v\":1").bound_by_others(node),
+            mirror(node),
+            PodPlan::fraction("old-waiting", "0.4"),
+        ];
+        bed.cluster.add_pods(&old).await;
+        let stage = bed.stage(Setup::of(fleet)).await;
+        stage
+            .watching
+            .until("old-waiting bound", LIMIT, |pods| is_bound(pods, "old-waiting"))
+            .await;
+        stage.figure("a pod older than the install is bound");
+        // 0.6 by others and 0.4 of ours: only one GPU has room for a whole request now, whatever
+        // was chosen. Others overbook the second GPU if it is empty, or the first.
+        stage.cluster.add_pods(&[placed("forged", &second, 900_000)]).await;
+        stage.until_books_agree().await;
+        placed_beside(&stage).await;
+        told(&stage).await;
+        stage.judge().await;
+    });
+}
+
+/// What a static pod looks like at the API server.
+fn mirror(node: &str) -> PodPlan {
+    PodPlan::new("old-static")
+        .annotated("kubernetes.io/config.mirror", "0123456789abcdef")
+        .annotated("kubernetes.io/config.source", "file")
+        .annotated("gpu-fraction", "0.5")
+        .bound_by_others(node)
+}
+
+/// One more pod: bound only where the placements of all others leave it room.
+async fn placed_beside(stage: &Stage) {
+    let load = stage.watching.load();
+    let free =
+        |uuid: &&str| load.get(*uuid).map_or(1_000_000, |(_, s)| 1_000_000 - (*s).min(1_000_000));
+    let most = stage.fleet.uuids("foreign-00").iter().map(free).max().unwrap_or_default();
+    let (fits, fits_not) = (most.min(50_000), most + 10_000);
+    let decimal = |share: u64| format!("0.{:05}", share / 10);
+    let plans = [
+        PodPlan::fraction("fits", &decimal(fits)),
+        PodPlan::fraction("fits-not", &decimal(fits_not)),
+    ];
+    stage.cluster.add_pods(&plans[1..]).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(!stage.watching.ask(|pods| is_bound(pods, "fits-not")), "bound over foreign pods");
+    stage.cluster.add_pods(&plans[..1]).await;
+    let took = stage.watching.until("fits bound", LIMIT, |pods| is_bound(pods, "fits")).await;
+    stage.figure(&format!(
+        "beside foreign pods {} is bound in {} ms, {} waits",
+        decimal(fits),
+        clock::ms(took),
+        decimal(fits_not)
+    ));
+}
+
+/// Pods that ask and do not say where they are get an event.
+async fn told(stage: &Stage) {
+    let started = clock::now();
+    for name in ["old-silent", "old-broken"] {
+        while !stage.cluster.events().await.iter().any(|event| event.pod == name) {
+            assert!(started.elapsed() < LIMIT, "{name} has no event");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+    stage.figure("pods bound by others without a valid placement have an event");
+}
+
+#[test]
+fn others_may_overbook_a_gpu_and_nothing_else_stops() {
+    scenario("overbooked", |bed| async move {
+        let fleet = Fleet::new().with("overbooked", 1, (2, A100));
+        let node = "overbooked-00";
+        let uuid = fleet.uuids(node)[0].to_owned();
+        let text = format!(r#"{{"v":1,"devices":[{{"id":"{uuid}","mib":65056,"share":800000}}]}}"#);
+        let forged =
+            |name: &str| PodPlan::new(name).annotated(PLACEMENT, &text).bound_by_others(node);
+        bed.cluster.add_pods(&[forged("one"), forged("two")]).await;
+        let stage = bed.stage(Setup::of(fleet)).await;
+        let plans = ["a", "b"].map(|name| PodPlan::fraction(name, "0.5"));
+        stage.cluster.add_pods(&plans).await;
+        stage.watching.until_bound(4, LIMIT).await;
+        for name in ["a", "b"] {
+            let there = stage.watching.ask(|pods| {
+                find(pods, name).is_some_and(|seen| seen.devices().contains(&uuid.as_str()))
+            });
+            assert!(!there, "{name} was added to an overbooked GPU");
+        }
+        stage.figure("two pods placed beside an overbooked GPU");
+        stage.judge().await;
+    });
+}
+
+#[test]
+fn a_pod_without_a_request_is_bound_and_gets_nothing() {
+    scenario("plain", |bed| async move {
+        let stage = bed.stage(Setup::of(Fleet::new().with("plain", 1, (1, A100)))).await;
+        stage.cluster.add_pods(&[PodPlan::new("plain")]).await;
+        let took = stage.watching.until("plain bound", LIMIT, |pods| is_bound(pods, "plain")).await;
+        stage.figure(&format!("a pod without a request is bound in {} ms", clock::ms(took)));
+        let placed = stage.watching.ask(|pods| {
+            let annotations = find(pods, "plain").and_then(|s| s.pod.metadata.annotations.clone());
+            annotations.is_some_and(|a| a.keys().any(|key| key.starts_with("placed.gpupack.dev/")))
+        });
+        assert!(!placed, "a pod without a request has a placement");
+        stage.judge().await;
+    });
+}

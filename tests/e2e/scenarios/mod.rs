@@ -1,0 +1,12 @@
+//! What must hold, one file per subject.
+
+mod burst;
+mod chaos;
+mod conflicts;
+mod foreign;
+mod in_place;
+mod manifests;
+mod mixed;
+mod refusals;
+mod restart;
+mod sharing;

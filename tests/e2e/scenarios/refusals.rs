@@ -1,0 +1,110 @@
+//! Pods that cannot be placed: a reason that does not change, an event, and no hot loop.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+
+use crate::clock;
+use crate::fleet::{A100, Fleet};
+use crate::pods::PodPlan;
+use crate::testbed::{Setup, Stage, scenario};
+use crate::watching::is_bound;
+
+/// Requests that must be refused, with the key that the refusal must name.
+fn refusable() -> Vec<(PodPlan, &'static str)> {
+    let fraction = |name: &str, value: &str| (PodPlan::fraction(name, value), "gpu-fraction");
+    let memory =
+        |name: &str, value: &str| (PodPlan::new(name).annotated("gpu-memory", value), "gpu-memory");
+    let half = |name: &str, key: &'static str, value: &str| {
+        (PodPlan::fraction(name, "0.5").annotated(key, value), key)
+    };
+    vec![
+        fraction("above-one", "1.5"),
+        fraction("zero", "0"),
+        fraction("word", "half"),
+        fraction("precise", "0.123456"),
+        fraction("exponent", "5e-1"),
+        memory("unit", "8Gi"),
+        memory("negative", "-5"),
+        half("no-devices", "gpu-fraction-num-devices", "0"),
+        half("container", "gpu-fraction-container-name", "other"),
+        half("typo", "gpupack.dev/gpu-modle", "A100"),
+        (PodPlan::new("count-alone").annotated("gpu-fraction-num-devices", "2"), "num-devices"),
+        half("limit", "gpu-fraction.limit", "0.25"),
+    ]
+}
+
+#[test]
+fn bad_annotations_are_refused_with_an_event_and_without_a_loop() {
+    scenario("refusals", |bed| async move {
+        let stage = bed.stage(Setup::of(Fleet::new().with("refusals", 2, (2, A100)))).await;
+        let refusable = refusable();
+        let plans: Vec<PodPlan> = refusable.iter().map(|(plan, _)| plan.clone()).collect();
+        stage.cluster.add_pods(&plans).await;
+        let calls = quiet_calls(&stage).await;
+        let most = 2.0 * plans.len() as f64;
+        let (all, pods) = (stage.extender.calls("filter").await, plans.len());
+        stage.figure(&format!(
+            "{pods} refused pods: {all} filter calls in all, {calls} of them in the last 10 s"
+        ));
+        assert!(calls <= most, "{calls} filter calls in 10 s: a hot loop");
+        for (plan, key) in &refusable {
+            assert!(!stage.watching.ask(|pods| is_bound(pods, &plan.name)), "{} bound", plan.name);
+            told_why(&stage, &plan.name, key).await;
+        }
+        stage.cluster.add_pods(&[PodPlan::fraction("good", "0.5")]).await;
+        let limit = Duration::from_secs(30);
+        let took =
+            stage.watching.until("a good pod bound", limit, |pods| is_bound(pods, "good")).await;
+        stage.figure(&format!("a good pod is bound beside them in {} ms", clock::ms(took)));
+        stage.judge().await;
+    });
+}
+
+#[test]
+fn a_full_cluster_of_less_important_pods_makes_no_loop() {
+    scenario("important", |bed| async move {
+        let stage = bed.stage(Setup::of(Fleet::new().with("important", 10, (1, A100)))).await;
+        let low: Vec<PodPlan> =
+            (0..10).map(|i| PodPlan::fraction(format!("low-{i}"), "0.8")).collect();
+        stage.cluster.add_pods(&low).await;
+        stage.watching.until_bound(10, Duration::from_secs(30)).await;
+        let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+            "metadata": {"name": "e2e-important"}, "value": 1000});
+        let class: PriorityClass = serde_json::from_value(class).expect("a class is that simple");
+        let classes: Api<PriorityClass> = Api::all(stage.cluster.client.clone());
+        classes.create(&PostParams::default(), &class).await.expect("a new class");
+        let high = PodPlan::fraction("high", "0.5").important("e2e-important");
+        stage.cluster.add_pods(&[high]).await;
+        let calls = quiet_calls(&stage).await;
+        stage.figure(&format!("{calls} filter calls in 10 s about an important pod without room"));
+        assert!(calls <= 4.0, "{calls} filter calls in 10 s: a hot loop");
+        assert!(!stage.watching.ask(|pods| is_bound(pods, "high")), "bound without room");
+        stage.judge().await;
+    });
+}
+
+/// Filter calls in ten seconds that begin two seconds after now.
+async fn quiet_calls(stage: &Stage) -> f64 {
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = stage.extender.calls("filter").await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    stage.extender.calls("filter").await - before
+}
+
+/// The pod has an event that names the key, and the scheduler was always given the same text.
+async fn told_why(stage: &Stage, name: &str, key: &str) {
+    let mut messages: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for event in stage.cluster.events().await.into_iter().filter(|event| event.pod == name) {
+        messages.entry(event.reason).or_default().insert(event.message);
+    }
+    let scheduler = messages.get("FailedScheduling").map_or(0, BTreeSet::len);
+    assert_eq!(scheduler, 1, "{name}: the scheduler's texts are {messages:#?}");
+    let ours = messages.iter().filter(|(reason, _)| *reason != "FailedScheduling");
+    let named = ours.flat_map(|(_, texts)| texts).any(|text| text.contains(key));
+    assert!(named, "{name}: no event of gpupack names `{key}`: {messages:#?}");
+}

@@ -1,0 +1,55 @@
+//! Several pods on one GPU, and when the room of one that ends can be given away.
+
+use std::time::Duration;
+
+use crate::clock;
+use crate::fleet::{A100, Fleet};
+use crate::pods::PodPlan;
+use crate::testbed::{Setup, Stage, scenario};
+use crate::watching::{find, is_bound};
+
+/// Processes live that long after their pod.
+const LINGER: Duration = Duration::from_secs(3);
+/// A simulated agent learns that late, at worst, that a pod is gone.
+const REPORT_PERIOD: Duration = Duration::from_secs(1);
+/// From the processes' end to the next pod's bind.
+const LIMIT: Duration = Duration::from_secs(2);
+
+#[test]
+fn a_fourth_pod_waits_until_the_processes_of_another_are_gone() {
+    scenario("sharing", |bed| async move {
+        let fleet = Fleet::new().with("sharing", 1, (1, A100)).lingering(3_000);
+        let stage = bed.stage(Setup::of(fleet)).await;
+        let three = [("a", "0.2"), ("b", "0.5"), ("c", "0.3")];
+        let plans = three.map(|(name, fraction)| PodPlan::fraction(name, fraction));
+        stage.cluster.add_pods(&plans).await;
+        stage.watching.until_bound(3, Duration::from_secs(30)).await;
+        let device = stage.fleet.uuids("sharing-00")[0].to_owned();
+        for (name, _) in three {
+            let same =
+                stage.watching.ask(|pods| find(pods, name).map(|seen| seen.devices() == [&device]));
+            assert_eq!(same, Some(true), "{name} is not on {device}");
+        }
+        stage.figure("0.2 + 0.5 + 0.3 share one GPU");
+        fourth_waits(&stage).await;
+        stage.judge().await;
+    });
+}
+
+async fn fourth_waits(stage: &Stage) {
+    stage.cluster.add_pods(&[PodPlan::fraction("d", "0.1")]).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(!stage.watching.ask(|pods| is_bound(pods, "d")), "bound without room");
+    let deleted = clock::now();
+    stage.cluster.delete_pod("a").await;
+    let late = LINGER + REPORT_PERIOD + LIMIT;
+    stage.watching.until("the fourth pod bound", late, |pods| is_bound(pods, "d")).await;
+    let waited = deleted.elapsed();
+    assert!(waited >= LINGER, "bound {waited:?} after the deletion: the processes still ran");
+    let after = waited.saturating_sub(LINGER);
+    stage.figure(&format!(
+        "0.1 waited for processes that ran {} ms after their pod, and was bound {} ms later",
+        LINGER.as_millis(),
+        clock::ms(after)
+    ));
+}

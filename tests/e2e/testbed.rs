@@ -1,0 +1,212 @@
+//! One control plane for the whole run, one scenario at a time on it.
+
+use std::future::Future;
+use std::io::Write;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use kube::Client;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use crate::binaries;
+use crate::clock;
+use crate::cluster::Cluster;
+use crate::control_plane::{ControlPlane, Identity};
+use crate::extender::{self, Extender};
+use crate::fleet::Fleet;
+use crate::leash::Leash;
+use crate::manifests::{self, Mode};
+use crate::proxy::{Faults, Proxy};
+use crate::schedulers::{Scheduler, SchedulerPlan};
+use crate::watching::Watching;
+
+/// No scenario takes longer; one that hangs fails instead.
+const SCENARIO_LIMIT: Duration = Duration::from_secs(600);
+
+/// The cluster of one scenario.
+pub(crate) struct Testbed {
+    /// etcd and the API server.
+    pub(crate) plane: &'static ControlPlane,
+    /// Empty at the start, with a namespace for the scenario.
+    pub(crate) cluster: Cluster,
+    /// The scenario's name.
+    pub(crate) name: &'static str,
+}
+
+/// Runs a scenario alone on an empty cluster, or says why it is skipped.
+pub(crate) fn scenario<F, S>(name: &'static str, play: S)
+where
+    S: FnOnce(Testbed) -> F,
+    F: Future<Output = ()>,
+{
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let plane = match control_plane() {
+        Ok(plane) => plane,
+        Err(reason) => {
+            let required = clock::variable("GPUPACK_E2E_REQUIRED").is_some_and(|v| v != "0");
+            assert!(!required, "GPUPACK_E2E_REQUIRED is set, but {name} cannot run: {reason}");
+            // Not `println`, which the test harness hides in tests that pass.
+            let _shown = writeln!(std::io::stderr(), "skipped: {name} because {reason}");
+            return;
+        }
+    };
+    runtime().block_on(async {
+        let client = plane.client(Identity::Admin).await;
+        let cluster = Cluster::fresh(client, name).await;
+        let played = play(Testbed { plane, cluster, name });
+        let in_time = tokio::time::timeout(SCENARIO_LIMIT, played).await;
+        assert!(in_time.is_ok(), "{name} has not ended after {SCENARIO_LIMIT:?}");
+    });
+}
+
+/// Prints a figure of a scenario, also where the test harness hides the output of passing tests.
+pub(crate) fn figure(scenario: &str, text: &str) {
+    let _shown = writeln!(std::io::stdout().lock(), "figure: {scenario}: {text}");
+}
+
+/// Connections belong to the runtime that opened them, so all scenarios share one.
+fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("threads can be started")
+    })
+}
+
+fn control_plane() -> Result<&'static ControlPlane, &'static str> {
+    static PLANE: OnceLock<Result<ControlPlane, String>> = OnceLock::new();
+    let started = PLANE.get_or_init(|| {
+        let binaries = binaries::find()?;
+        Ok(runtime().block_on(async {
+            let plane = ControlPlane::start(binaries).await;
+            let admin = plane.client(Identity::Admin).await;
+            // The rights that every extender and scheduler of the tests has: no more than shipped.
+            manifests::apply(&admin, "rbac.yaml", Mode::Keep).await;
+            plane
+        }))
+    });
+    started.as_ref().map_err(String::as_str)
+}
+
+/// What stands on the stage besides the API server.
+pub(crate) struct Setup {
+    /// Nodes and GPUs.
+    pub(crate) fleet: Fleet,
+    /// kube-scheduler processes.
+    pub(crate) schedulers: Vec<SchedulerPlan>,
+    /// Keys of the extender's configuration besides its addresses.
+    pub(crate) settings: Value,
+    /// A faulty network between extender and API server, with the seed of its chance.
+    pub(crate) faults: Option<(Faults, u64)>,
+}
+
+impl Setup {
+    /// One second scheduler, the extender's defaults, a sound network.
+    pub(crate) fn of(fleet: Fleet) -> Self {
+        Self { fleet, schedulers: vec![SchedulerPlan::second()], settings: json!({}), faults: None }
+    }
+}
+
+/// A cluster with nodes, extender, agents and schedulers, under the checker's eyes.
+pub(crate) struct Stage {
+    /// The administrator's hands.
+    pub(crate) cluster: Cluster,
+    /// Nodes and GPUs.
+    pub(crate) fleet: Fleet,
+    /// `gpupack extender`.
+    pub(crate) extender: Extender,
+    /// kube-schedulers.
+    pub(crate) schedulers: Vec<Scheduler>,
+    /// The checker.
+    pub(crate) watching: Watching,
+    /// The faulty network, if any.
+    pub(crate) proxy: Option<Proxy>,
+    name: &'static str,
+    _agents: Leash,
+}
+
+impl Testbed {
+    /// Creates the nodes and starts everything; answers when every GPU is known to the extender.
+    pub(crate) async fn stage(self, setup: Setup) -> Stage {
+        let Self { plane, cluster, name } = self;
+        cluster.add_nodes(&setup.fleet).await;
+        let watching = Watching::start(cluster.client.clone(), setup.fleet.clone()).await;
+        let proxy = match setup.faults {
+            Some((faults, seed)) => {
+                let upstream: Client = plane.client(Identity::Extender).await;
+                Some(Proxy::start(upstream, faults, seed).await)
+            }
+            None => None,
+        };
+        let kubeconfig = match &proxy {
+            Some(proxy) => plane.kubeconfig_via(Identity::Extender, "proxied", &proxy.url()),
+            None => plane.kubeconfig(Identity::Extender),
+        };
+        let extender = Extender::start(plane, &kubeconfig, setup.settings).await;
+        let fleet_file = setup.fleet.write(plane.work(), name);
+        let agents = extender::start_agents(plane, &fleet_file, extender.address());
+        until_known(&extender, setup.fleet.devices().len()).await;
+        let mut schedulers = Vec::new();
+        for plan in setup.schedulers {
+            let admin = &cluster.client;
+            schedulers.push(Scheduler::start(plane, admin, plan, extender.address()).await);
+        }
+        let fleet = setup.fleet;
+        Stage { cluster, fleet, extender, schedulers, watching, proxy, name, _agents: agents }
+    }
+}
+
+async fn until_known(extender: &Extender, devices: usize) {
+    let limit = Duration::from_secs(30);
+    let started = clock::now();
+    loop {
+        let known = extender.known_devices().await;
+        if known == devices {
+            return;
+        }
+        assert!(started.elapsed() < limit, "{known} of {devices} GPUs reported after {limit:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+impl Stage {
+    /// Prints a figure of this scenario.
+    pub(crate) fn figure(&self, text: &str) {
+        figure(self.name, text);
+    }
+
+    /// The checker's verdict at the end of a scenario, on the watch and on what the API server
+    /// lists now.
+    pub(crate) async fn judge(&self) {
+        let listed = self.cluster.pods().list(&kube::api::ListParams::default()).await;
+        let mut tenancies = Vec::new();
+        for pod in listed.expect("pods can be listed") {
+            let found = crate::checker::tenancy(&pod, &self.fleet);
+            tenancies.extend(found.unwrap_or_else(|fault| panic!("{fault}")));
+        }
+        let overloads = crate::checker::overloads(&tenancies, &self.fleet);
+        assert!(overloads.is_empty(), "{overloads:#?}");
+        let events = self.watching.verdict();
+        self.figure(&format!("no fault in {events} pod events, {} tenants", tenancies.len()));
+    }
+
+    /// Waits until the extender's books say what the placements of bound pods say.
+    pub(crate) async fn until_books_agree(&self) {
+        let limit = Duration::from_secs(10);
+        let started = clock::now();
+        loop {
+            let (booked, placed) = (self.extender.booked().await, self.watching.load());
+            if booked == placed {
+                return;
+            }
+            let late = started.elapsed() > limit;
+            assert!(!late, "books and annotations differ:\n{booked:#?}\n{placed:#?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! The judge at every pod event, and everything the scenarios wait for.
+//!
+//! A watch of all pods, from before the first pod to the end of the scenario. After each event the
+//! devices are summed up again, so that "at no moment above capacity" is what is tested, as far as
+//! the API server tells its history.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::checker::{self, Load, Tenancy};
+use crate::clock;
+use crate::fleet::Fleet;
+
+/// A pod as the watch last told it, and when it told what first.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    /// The last version; of a deleted pod, the one before.
+    pub(crate) pod: Pod,
+    /// First seen.
+    pub(crate) created: Instant,
+    /// First seen with a node.
+    pub(crate) bound: Option<Instant>,
+    /// Told to be gone.
+    pub(crate) gone: Option<Instant>,
+    tenancy: Option<Tenancy>,
+}
+
+impl Seen {
+    /// UUIDs of the devices, once placed.
+    pub(crate) fn devices(&self) -> Vec<&str> {
+        self.tenancy.iter().flat_map(|t| &t.uses).map(|used| used.device.as_str()).collect()
+    }
+}
+
+/// Every pod that the watch told of, by name; a later pod of the same name replaces a gone one.
+pub(crate) type Pods = BTreeMap<String, Seen>;
+
+#[derive(Debug, Default)]
+struct History {
+    pods: Pods,
+    faults: Vec<String>,
+    events: usize,
+}
+
+/// The running watch.
+pub(crate) struct Watching {
+    history: Arc<Mutex<History>>,
+    changes: watch::Receiver<usize>,
+    task: JoinHandle<()>,
+}
+
+impl Watching {
+    /// Starts the watch, and waits until it has its first list.
+    pub(crate) async fn start(client: Client, fleet: Fleet) -> Self {
+        let history = Arc::new(Mutex::new(History::default()));
+        let (told, mut changes) = watch::channel(0);
+        let task = tokio::spawn(follow(client, fleet, Arc::clone(&history), told));
+        changes.wait_for(|events| *events > 1).await.expect("the watch can be started");
+        Self { history, changes, task }
+    }
+
+    /// What `question` answers about the pods as they are now.
+    pub(crate) fn ask<T>(&self, question: impl FnOnce(&Pods) -> T) -> T {
+        question(&self.locked().pods)
+    }
+
+    /// Waits until `question` answers true. Fails at the limit, saying `what` did not happen.
+    pub(crate) async fn until(
+        &self,
+        what: &str,
+        limit: Duration,
+        question: impl Fn(&Pods) -> bool,
+    ) -> Duration {
+        let started = clock::now();
+        let mut changes = self.changes.clone();
+        let happened = async {
+            while !self.ask(&question) {
+                changes.changed().await.expect("the watch runs as long as the scenario");
+            }
+        };
+        if tokio::time::timeout(limit, happened).await.is_err() {
+            panic!("not within {limit:?}: {what}; {}", self.ask(summary));
+        }
+        started.elapsed()
+    }
+
+    /// Waits until that many pods are bound.
+    pub(crate) async fn until_bound(&self, count: usize, limit: Duration) -> Duration {
+        self.until(&format!("{count} pods bound"), limit, |pods| bound(pods) >= count).await
+    }
+
+    /// Load of each device by the placements of bound pods.
+    pub(crate) fn load(&self) -> Load {
+        self.ask(|pods| checker::load(living(pods)))
+    }
+
+    /// The verdict: how many events were judged.
+    ///
+    /// # Panics
+    ///
+    /// When any of them showed a fault.
+    pub(crate) fn verdict(&self) -> usize {
+        let history = self.locked();
+        assert!(history.faults.is_empty(), "the checker found:\n{}", history.faults.join("\n"));
+        history.events
+    }
+
+    fn locked(&self) -> std::sync::MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Bound pods that are not gone.
+pub(crate) fn bound(pods: &Pods) -> usize {
+    pods.values().filter(|seen| seen.bound.is_some() && seen.gone.is_none()).count()
+}
+
+/// Whether the pod of that name (without namespace) is bound.
+pub(crate) fn is_bound(pods: &Pods, name: &str) -> bool {
+    find(pods, name).is_some_and(|seen| seen.bound.is_some())
+}
+
+/// The pod of that name, without its namespace.
+pub(crate) fn find<'a>(pods: &'a Pods, name: &str) -> Option<&'a Seen> {
+    pods.values().find(|seen| seen.pod.metadata.name.as_deref() == Some(name))
+}
+
+fn living(pods: &Pods) -> impl Iterator<Item = &Tenancy> {
+    pods.values().filter(|seen| seen.gone.is_none()).filter_map(|seen| seen.tenancy.as_ref())
+}
+
+/// For messages: how many there are, and which wait, with what the scheduler says about them.
+fn summary(pods: &Pods) -> String {
+    let waits = |seen: &&Seen| seen.bound.is_none() && seen.gone.is_none();
+    let waiting: Vec<String> = pods
+        .values()
+        .filter(waits)
+        .take(10)
+        .map(|seen| {
+            let status = seen.pod.status.as_ref();
+            let conditions = status.and_then(|status| status.conditions.as_ref());
+            let messages = conditions.into_iter().flatten().filter_map(|c| c.message.as_deref());
+            format!("{}: {}", checker::full_name(&seen.pod), messages.collect::<String>())
+        })
+        .collect();
+    let count = pods.values().filter(waits).count();
+    format!("{} bound, {count} waiting: {waiting:#?}", bound(pods))
+}
+
+async fn follow(
+    client: Client,
+    fleet: Fleet,
+    history: Arc<Mutex<History>>,
+    told: watch::Sender<usize>,
+) {
+    let mut stream = watcher::watcher(Api::<Pod>::all(client), watcher::Config::default()).boxed();
+    let mut listed: Vec<String> = Vec::new();
+    while let Some(event) = stream.next().await {
+        let mut history = history.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Ok(Event::Init) => listed.clear(),
+            Ok(Event::InitApply(pod)) => {
+                listed.push(checker::full_name(&pod));
+                history.apply(pod, &fleet);
+            }
+            Ok(Event::InitDone) => history.keep(&listed),
+            Ok(Event::Apply(pod)) => history.apply(pod, &fleet),
+            Ok(Event::Delete(pod)) => history.delete(&checker::full_name(&pod)),
+            Err(error) => history.faults.push(format!("the watch broke: {error}")),
+        }
+        history.judge(&fleet);
+        told.send_replace(history.events);
+    }
+}
+
+impl History {
+    fn apply(&mut self, pod: Pod, fleet: &Fleet) {
+        let name = checker::full_name(&pod);
+        let tenancy = checker::tenancy(&pod, fleet).unwrap_or_else(|fault| {
+            self.faults.push(fault);
+            None
+        });
+        let now = clock::now();
+        let is_bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+        let same = self.pods.get(&name).filter(|seen| seen.pod.metadata.uid == pod.metadata.uid);
+        let created = same.map_or(now, |seen| seen.created);
+        let bound = same.and_then(|seen| seen.bound).or_else(|| is_bound.then_some(now));
+        if let Some(moved) = same.filter(|s| s.tenancy.is_some() && s.tenancy != tenancy) {
+            // Ended is the only change that a placement may see.
+            if tenancy.is_some() {
+                self.faults.push(format!("{name} moved from {:?} to {tenancy:?}", moved.tenancy));
+            }
+        }
+        self.pods.insert(name, Seen { pod, created, bound, gone: None, tenancy });
+    }
+
+    fn delete(&mut self, name: &str) {
+        if let Some(seen) = self.pods.get_mut(name) {
+            seen.gone = Some(clock::now());
+        }
+    }
+
+    /// After a new list: pods that are not in it are gone.
+    fn keep(&mut self, listed: &[String]) {
+        for (name, seen) in &mut self.pods {
+            if seen.gone.is_none() && !listed.contains(name) {
+                seen.gone = Some(clock::now());
+            }
+        }
+    }
+
+    fn judge(&mut self, fleet: &Fleet) {
+        self.events += 1;
+        let overloads = checker::overloads(living(&self.pods), fleet);
+        self.faults.extend(overloads);
+    }
+}

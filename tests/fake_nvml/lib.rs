@@ -1,0 +1,388 @@
+//! A stand-in for NVIDIA's library: answers the calls of the agent from a JSON file.
+//!
+//! Test equipment. Built as an example, so that `cargo test` leaves `libfake_nvml.so` in
+//! `target/<profile>/examples`, and loaded by the same `lib_path` as the real library. The scenario
+//! is the file named by the environment variable `FAKE_NVML_SCENARIO`, else `scenario.json` beside
+//! the library itself, so that a test copies the library and has a world of its own. It is read anew
+//! at each call: a test changes the hardware by rewriting the file.
+//!
+//! It is honest where it matters: version words are checked, buffers are never overrun, counts are
+//! answered in NVML's two steps, and calls before `nvmlInit_v2` fail.
+
+#![expect(unsafe_code, reason = "a C interface: symbols without mangling, pointers of the caller")]
+#![expect(missing_docs, clippy::missing_safety_doc, reason = "nvml.h documents them")]
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_uint};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde::Deserialize;
+
+const SUCCESS: c_uint = 0;
+const UNINITIALIZED: c_uint = 1;
+const INVALID_ARGUMENT: c_uint = 2;
+const NOT_SUPPORTED: c_uint = 3;
+const NOT_FOUND: c_uint = 6;
+const INSUFFICIENT_SIZE: c_uint = 7;
+const ARGUMENT_VERSION_MISMATCH: c_uint = 25;
+const UNKNOWN: c_uint = 999;
+
+/// A MIG handle may have as many instances as this.
+const MAX_INSTANCES: c_uint = 7;
+
+/// `nvmlMemory_v2_t`: 40 bytes, version 2.
+const MEMORY_V2: c_uint = 40 | (2 << 24);
+
+/// NVML's word for "cannot say".
+const NOT_AVAILABLE: u64 = u64::MAX;
+
+/// The hardware that is played.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Scenario {
+    /// Return codes of calls without a device, by symbol.
+    #[serde(default)]
+    failures: BTreeMap<String, c_uint>,
+    #[serde(default)]
+    gpus: Vec<Gpu>,
+}
+
+/// One GPU or MIG instance.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Gpu {
+    uuid: String,
+    name: String,
+    total_mib: u64,
+    #[serde(default)]
+    reserved_mib: u64,
+    #[serde(default)]
+    used_mib: u64,
+    /// Added to each of the three amounts, for what is no whole number of MiB.
+    #[serde(default)]
+    odd_bytes: u64,
+    #[serde(default)]
+    busy_percent: c_uint,
+    #[serde(default)]
+    processes: Vec<Process>,
+    /// Return codes by symbol; `*` stands for all of them.
+    #[serde(default)]
+    failures: BTreeMap<String, c_uint>,
+    /// The position that `nvmlDeviceGetIndex` tells, where it is not the position in the list.
+    index: Option<c_uint>,
+    /// MIG instances, by their position; a GPU that has the list is in MIG mode, `null` is a gap.
+    mig: Option<Vec<Option<Gpu>>>,
+}
+
+/// One process on a device.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Process {
+    pid: c_uint,
+    /// None: the driver cannot say.
+    used_mib: Option<u64>,
+    /// The lists that have it: `compute`, `mps`, `graphics`.
+    lists: Vec<String>,
+}
+
+/// `nvmlMemory_v2_t`.
+#[repr(C)]
+pub struct Memory {
+    version: c_uint,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlUtilization_t`.
+#[repr(C)]
+pub struct Utilization {
+    gpu: c_uint,
+    memory: c_uint,
+}
+
+/// `nvmlProcessInfo_t`.
+#[repr(C)]
+pub struct ProcessInfo {
+    pid: c_uint,
+    used: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+/// How often the library is initialised.
+static STARTS: AtomicUsize = AtomicUsize::new(0);
+
+/// The file that holds the scenario.
+fn scenario_path() -> Option<PathBuf> {
+    #[expect(clippy::disallowed_methods, reason = "no flag reaches a library")]
+    if let Ok(path) = std::env::var("FAKE_NVML_SCENARIO") {
+        return Some(path.into());
+    }
+    // The mapping that contains this code names the file it came from.
+    let here = scenario_path as *const () as usize;
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let line = maps.lines().find(|line| {
+        let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
+        range.is_some_and(|(start, end)| {
+            let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+            (number(start)..number(end)).contains(&here)
+        })
+    })?;
+    let library = PathBuf::from(&line[line.find('/')?..]);
+    Some(library.with_file_name("scenario.json"))
+}
+
+/// Reads the scenario and answers a call, or fails as the scenario wants.
+fn answer(symbol: &str, call: impl FnOnce(&Scenario) -> Result<(), c_uint>) -> c_uint {
+    let starting = symbol == "nvmlInit_v2";
+    if !starting && STARTS.load(Ordering::SeqCst) == 0 {
+        return UNINITIALIZED;
+    }
+    let text = scenario_path().and_then(|path| std::fs::read_to_string(path).ok());
+    let Some(scenario) = text.and_then(|text| serde_json::from_str::<Scenario>(&text).ok()) else {
+        return UNKNOWN;
+    };
+    if let Some(code) = scenario.failures.get(symbol) {
+        return *code;
+    }
+    call(&scenario).err().unwrap_or(SUCCESS)
+}
+
+/// Answers a call about one device.
+fn answer_for(
+    symbol: &str,
+    device: usize,
+    call: impl FnOnce(&Gpu) -> Result<(), c_uint>,
+) -> c_uint {
+    answer(symbol, |scenario| {
+        let gpu = scenario.gpus.get((device >> 8).wrapping_sub(1)).ok_or(INVALID_ARGUMENT)?;
+        let found = match device & 0xff {
+            0 => Some(gpu),
+            number => gpu.mig.as_ref().and_then(|mig| mig.get(number - 1)?.as_ref()),
+        };
+        let device = found.ok_or(INVALID_ARGUMENT)?;
+        match device.failures.get(symbol).or_else(|| device.failures.get("*")) {
+            Some(code) => Err(*code),
+            None => call(device),
+        }
+    })
+}
+
+/// Writes through a pointer of the caller.
+unsafe fn put<T>(target: *mut T, value: T) -> Result<(), c_uint> {
+    if target.is_null() {
+        return Err(INVALID_ARGUMENT);
+    }
+    unsafe { target.write(value) };
+    Ok(())
+}
+
+/// Writes a text with its final zero into a buffer of the caller.
+unsafe fn put_text(buffer: *mut c_char, length: c_uint, text: &str) -> Result<(), c_uint> {
+    if buffer.is_null() || text.len() >= length as usize {
+        return Err(INSUFFICIENT_SIZE);
+    }
+    for (offset, byte) in text.bytes().chain([0]).enumerate() {
+        unsafe { buffer.add(offset).write(byte.cast_signed()) };
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlInit_v2() -> c_uint {
+    let code = answer("nvmlInit_v2", |_| Ok(()));
+    if code == SUCCESS {
+        STARTS.fetch_add(1, Ordering::SeqCst);
+    }
+    code
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlShutdown() -> c_uint {
+    let less = |starts: usize| starts.checked_sub(1);
+    match STARTS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) {
+        Ok(_) => SUCCESS,
+        Err(_) => UNINITIALIZED,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlSystemGetDriverVersion(text: *mut c_char, length: c_uint) -> c_uint {
+    answer("nvmlSystemGetDriverVersion", |_| unsafe { put_text(text, length, "580.95.05") })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> c_uint {
+    answer("nvmlDeviceGetCount_v2", |scenario| unsafe {
+        put(count, c_uint::try_from(scenario.gpus.len()).unwrap_or(0))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(
+    index: c_uint,
+    device: *mut usize,
+) -> c_uint {
+    let handle = (index as usize + 1) << 8;
+    answer_for("nvmlDeviceGetHandleByIndex_v2", handle, |_| unsafe { put(device, handle) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetUUID(
+    device: usize,
+    text: *mut c_char,
+    length: c_uint,
+) -> c_uint {
+    answer_for("nvmlDeviceGetUUID", device, |gpu| unsafe { put_text(text, length, &gpu.uuid) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetName(
+    device: usize,
+    text: *mut c_char,
+    length: c_uint,
+) -> c_uint {
+    answer_for("nvmlDeviceGetName", device, |gpu| unsafe { put_text(text, length, &gpu.name) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetIndex(device: usize, index: *mut c_uint) -> c_uint {
+    answer_for("nvmlDeviceGetIndex", device, |gpu| {
+        let position = c_uint::try_from((device >> 8) - 1).unwrap_or(0);
+        unsafe { put(index, gpu.index.unwrap_or(position)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMigMode(
+    device: usize,
+    current: *mut c_uint,
+    pending: *mut c_uint,
+) -> c_uint {
+    answer_for("nvmlDeviceGetMigMode", device, |gpu| {
+        let mode = c_uint::from(gpu.mig.is_some());
+        unsafe { put(current, mode).and_then(|()| put(pending, mode)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMaxMigDeviceCount(
+    device: usize,
+    count: *mut c_uint,
+) -> c_uint {
+    answer_for("nvmlDeviceGetMaxMigDeviceCount", device, |gpu| unsafe {
+        put(count, if gpu.mig.is_some() { MAX_INSTANCES } else { 0 })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
+    device: usize,
+    index: c_uint,
+    instance: *mut usize,
+) -> c_uint {
+    answer_for("nvmlDeviceGetMigDeviceHandleByIndex", device, |gpu| {
+        let mig = gpu.mig.as_ref().ok_or(NOT_SUPPORTED)?;
+        let exists = mig.get(index as usize).is_some_and(Option::is_some);
+        if !exists {
+            return Err(NOT_FOUND);
+        }
+        unsafe { put(instance, device | (index as usize + 1)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: usize, memory: *mut Memory) -> c_uint {
+    answer_for("nvmlDeviceGetMemoryInfo_v2", device, |gpu| {
+        if memory.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        if unsafe { (*memory).version } != MEMORY_V2 {
+            return Err(ARGUMENT_VERSION_MISMATCH);
+        }
+        let bytes = |mib: u64| (mib << 20) + gpu.odd_bytes;
+        let (total, reserved) = (bytes(gpu.total_mib), bytes(gpu.reserved_mib));
+        let used = bytes(gpu.used_mib);
+        let free = total.saturating_sub(reserved).saturating_sub(used);
+        unsafe { put(memory, Memory { version: MEMORY_V2, total, reserved, free, used }) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetUtilizationRates(
+    device: usize,
+    rates: *mut Utilization,
+) -> c_uint {
+    answer_for("nvmlDeviceGetUtilizationRates", device, |gpu| {
+        if gpu.mig.is_some() || device & 0xff != 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        unsafe { put(rates, Utilization { gpu: gpu.busy_percent, memory: 0 }) }
+    })
+}
+
+/// Answers a call for one of the process lists: the count first, then the entries.
+unsafe fn put_processes(
+    gpu: &Gpu,
+    list: &str,
+    count: *mut c_uint,
+    infos: *mut ProcessInfo,
+) -> Result<(), c_uint> {
+    let wanted = |process: &&Process| process.lists.iter().any(|name| name == list);
+    let processes: Vec<&Process> = gpu.processes.iter().filter(wanted).collect();
+    if count.is_null() {
+        return Err(INVALID_ARGUMENT);
+    }
+    let room = unsafe { count.read() } as usize;
+    unsafe { put(count, c_uint::try_from(processes.len()).unwrap_or(0))? };
+    if processes.len() > room || (infos.is_null() && !processes.is_empty()) {
+        return Err(INSUFFICIENT_SIZE);
+    }
+    for (offset, process) in processes.into_iter().enumerate() {
+        let used = process.used_mib.map_or(NOT_AVAILABLE, |mib| mib << 20);
+        let info = ProcessInfo {
+            pid: process.pid,
+            used,
+            gpu_instance: c_uint::MAX,
+            compute_instance: c_uint::MAX,
+        };
+        unsafe { infos.add(offset).write(info) };
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
+    device: usize,
+    count: *mut c_uint,
+    infos: *mut ProcessInfo,
+) -> c_uint {
+    answer_for("nvmlDeviceGetComputeRunningProcesses_v3", device, |gpu| unsafe {
+        put_processes(gpu, "compute", count, infos)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+    device: usize,
+    count: *mut c_uint,
+    infos: *mut ProcessInfo,
+) -> c_uint {
+    answer_for("nvmlDeviceGetMPSComputeRunningProcesses_v3", device, |gpu| unsafe {
+        put_processes(gpu, "mps", count, infos)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+    device: usize,
+    count: *mut c_uint,
+    infos: *mut ProcessInfo,
+) -> c_uint {
+    answer_for("nvmlDeviceGetGraphicsRunningProcesses_v3", device, |gpu| unsafe {
+        put_processes(gpu, "graphics", count, infos)
+    })
+}

@@ -1,0 +1,176 @@
+//! Whatever an agent may send, a report is read or refused, and what was read is within its limits.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpupack::packing::device::{MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
+use gpupack::report::Report;
+use gpupack::report::checked::MAX_PROCESSES_PER_DEVICE;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// Any JSON value, of little depth.
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        ".{0,20}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 16, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map("[a-z_]{1,12}", inner, 0..4).prop_map(|map| json!(map)),
+        ]
+    })
+}
+
+/// A number that is often right and sometimes absurd.
+fn amount() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 0..100_000_u64, 1 => any::<u64>()]
+}
+
+/// A UUID of a small set, or any text.
+fn uuid() -> impl Strategy<Value = String> {
+    prop_oneof![8 => "GPU-[a-e]", 1 => ".{0,100}"]
+}
+
+fn device() -> impl Strategy<Value = Value> {
+    let kind = prop_oneof!["gpu", "mig_parent", "mig_instance", "[a-z]{1,4}"];
+    (uuid(), any::<u32>(), amount(), amount(), kind, prop::option::of(uuid())).prop_map(
+        |(uuid, index, memory_mib, reserved_mib, kind, parent)| {
+            json!({"uuid": uuid, "index": index, "model": "Tesla T4", "memory_mib": memory_mib,
+                   "reserved_mib": reserved_mib, "kind": kind, "parent": parent,
+                   "profile": parent.as_ref().map(|_| "1g.5gb"), "healthy": true})
+        },
+    )
+}
+
+fn device_use() -> impl Strategy<Value = Value> {
+    let process = (any::<u32>(), prop::option::of(".{0,70}"), prop::option::of(amount()))
+        .prop_map(|(pid, uid, mib)| json!({"pid": pid, "pod_uid": uid, "memory_mib": mib}));
+    let processes = prop::option::of(prop::collection::vec(process, 0..3));
+    (uuid(), prop::option::of(amount()), prop::option::of(0..120_u8), processes).prop_map(
+        |(uuid, used, busy, processes)| {
+            json!({"uuid": uuid, "used_mib": used, "busy_percent": busy, "healthy": false,
+                   "processes": processes})
+        },
+    )
+}
+
+const FIELDS: [&str; 6] =
+    ["schema_version", "agent", "session", "sequence", "inventory", "devices"];
+
+/// A report that is nearly right: any of its fields may be replaced by something else.
+fn near_report() -> impl Strategy<Value = Value> {
+    let inventory = prop::collection::vec(device(), 0..4);
+    let uses = prop::collection::vec(device_use(), 0..4);
+    let damage = prop::option::of((prop::sample::select(&FIELDS[..]), any_json()));
+    (0..4_u32, prop::option::of(any::<u64>()), any::<u64>(), inventory, uses, damage).prop_map(
+        |(version, session, sequence, inventory, uses, damage)| {
+            let mut report = json!({"schema_version": version, "agent": "a", "session": session,
+                "sequence": sequence, "inventory": inventory, "devices": uses});
+            if let Some((field, value)) = damage {
+                report[field] = value;
+            }
+            report
+        },
+    )
+}
+
+/// What holds for every report that was believed.
+fn believe(body: &[u8]) -> Result<(), TestCaseError> {
+    let Ok(report) = Report::from_json(body) else { return Ok(()) };
+    prop_assert!(report.agent.len() <= 64);
+    prop_assert!(report.session.is_some() || report.inventory.is_some());
+    prop_assert!(report.uses.len() <= MAX_DEVICES_PER_NODE);
+    let mut ids: Vec<_> = report.uses.iter().map(|device| &device.id).collect();
+    ids.sort();
+    ids.dedup();
+    prop_assert_eq!(ids.len(), report.uses.len());
+    for device in &report.uses {
+        prop_assert!(device.used.is_none_or(|used| used <= MAX_DEVICE_MEMORY));
+        prop_assert!(device.busy_percent.is_none_or(|percent| percent <= 100));
+        let processes = device.processes.as_deref().unwrap_or_default();
+        prop_assert!(processes.len() <= MAX_PROCESSES_PER_DEVICE);
+        for process in processes {
+            prop_assert!(process.memory.is_none_or(|memory| memory <= MAX_DEVICE_MEMORY));
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn any_json_is_read_or_refused(value in any_json()) {
+        believe(value.to_string().as_bytes())?;
+    }
+
+    #[test]
+    fn any_near_report_is_read_or_refused(value in near_report(), cut in 0..2_000_usize) {
+        let text = value.to_string();
+        believe(text.as_bytes())?;
+        let cut = text.as_bytes().get(..cut).unwrap_or_default();
+        prop_assert!(cut.len() == text.len() || Report::from_json(cut).is_err());
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        believe(&bytes)?;
+    }
+}
+
+fn check(body: &str, part: &str) {
+    let error = Report::from_json(body.as_bytes()).unwrap_err();
+    assert!(error.to_string().contains(part), "{body}: {error}");
+    assert!(!error.reason().is_empty());
+}
+
+fn hello(inventory: &str, devices: &str) -> String {
+    format!(
+        r#"{{"schema_version":1,"agent":"a","sequence":1,"inventory":[{inventory}],
+            "devices":[{devices}]}}"#
+    )
+}
+
+const GPU: &str = r#"{"uuid":"GPU-a","index":0,"model":"Tesla T4","memory_mib":15360,
+    "reserved_mib":450,"healthy":true}"#;
+
+#[test]
+fn malformed_bodies_are_refused_with_the_place() {
+    check("", "cannot be read");
+    check("\u{1}", "cannot be read");
+    check(&"[".repeat(100_000), "cannot be read");
+    check(&(hello(GPU, "") + "x"), "trailing");
+    check(&hello(GPU, r#"{"uuid":"GPU-a","used_mib":-1,"healthy":true}"#), "devices[0].used_mib");
+    check(&hello(&GPU.replace("15360", "1e99"), ""), "inventory[0].memory_mib");
+    assert!(Report::from_json(b"{\"schema_version\":1,\"agent\":\"\xff\"}").is_err());
+}
+
+#[test]
+fn absurd_reports_are_refused_with_the_offending_value() {
+    let used = |rest: &str| hello(GPU, &format!(r#"{{"uuid":"GPU-a","healthy":true{rest}}}"#));
+    let once = r#"{"uuid":"GPU-a","healthy":true}"#;
+    let crowd = vec![r#"{"pid":1}"#; 4097].join(",");
+    let long = "x".repeat(65);
+    for (body, part) in [
+        (used(r#","used_mib":16777217"#), "`16777217 MiB`"),
+        (used(r#","busy_percent":101"#), "`101` percent"),
+        (used(&format!(r#","processes":[{crowd}]"#)), "`4097` processes"),
+        (used(r#","processes":[{"pid":1,"memory_mib":99999999999}]"#), "`99999999999 MiB`"),
+        (used(r#","processes":[{"pid":1,"pod_uid":""}]"#), "`pod_uid` has 0 bytes"),
+        (hello(GPU, &format!("{once},{once}")), "`GPU-a` is reported twice"),
+        (hello(GPU, &vec![once; 257].join(",")), "`257` devices"),
+        (hello(&vec![GPU; 257].join(","), ""), "`257` devices"),
+        (hello(&format!("{GPU},{GPU}"), ""), "`GPU-a` is reported twice"),
+        (hello(&GPU.replace("450", "15361"), ""), "reserve of `15361 MiB`"),
+        (hello(&GPU.replace("GPU-a", "GPU,a"), ""), "`GPU,a`"),
+        (hello(&GPU.replace("Tesla T4", "T\\n4"), ""), "`model` has 3 bytes"),
+        (hello(&GPU.replace("450", r#"450,"kind":"mig_instance""#), ""), "MigInstance"),
+        (hello(GPU, "").replace(r#""a","seq"#, &format!(r#""{long}","seq"#)), "`agent` has 65"),
+        (hello(GPU, "").replace(&format!(r#""inventory":[{GPU}],"#), ""), "says hello"),
+    ] {
+        check(&body, part);
+    }
+}

@@ -20,6 +20,7 @@ pub mod packing {
     pub mod device;
     pub mod request;
     pub mod reservation;
+    pub mod device_books;
     pub mod node;
     pub mod fit;
     pub mod mix;
@@ -27,6 +28,8 @@ pub mod packing {
     pub mod policy;
     pub mod baseline;
     pub mod plan;
+    #[cfg(test)]
+    mod fixture;
 }
 
 /// The books of all nodes, concurrent: facts and commands in, effects and copies out.
@@ -35,6 +38,8 @@ pub mod ledger {
     pub mod questions;
     pub mod reports;
     pub mod waiting;
+    #[cfg(test)]
+    mod fixture;
 }
 
 pub mod clock;

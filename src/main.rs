@@ -26,18 +26,27 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Extender(args) => extender::run(&args),
-        Command::Agent(args) => agent::run(args, Clock::start()),
-        Command::Simulate(args) => simulate::run(&args).map_err(Into::into),
-    };
+    match Cli::parse().command {
+        Command::Extender(args) => ended(extender::run(&args), 1),
+        Command::Agent(args) => ended(agent::run(args, Clock::start()), 1),
+        Command::Simulate(args) => match simulate::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                let code = error.exit_code();
+                ended(Err(error.into()), code)
+            }
+        },
+    }
+}
+
+/// The exit code, and on stderr in one line what went wrong and why.
+fn ended(result: anyhow::Result<()>, code: u8) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Where stderr is gone there is nobody left to tell.
             let _ = writeln!(io::stderr(), "gpupack: {error:#}");
-            let simulate = error.downcast_ref().map(simulate::SimulateError::exit_code);
-            simulate.map_or(ExitCode::FAILURE, ExitCode::from)
+            ExitCode::from(code)
         }
     }
 }

@@ -8,106 +8,19 @@ use prometheus::{
     IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+pub use self::labels::{BindResult, Outcome, ReportResult, Verb};
 use crate::packing::fit::Misfit;
 use crate::packing::fragmentation::Packing;
 use crate::packing::units::{MemMib, Share};
+
+/// The values of labels.
+mod labels;
 
 /// Latency buckets in seconds: 10 microseconds to 1 second in steps of 1, 2.5 and 5.
 const LATENCY_BUCKETS: [f64; 16] = [
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1, 2.5e-1,
     5e-1, 1.0,
 ];
-
-/// A verb of the extender protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
-    /// Which nodes fit.
-    Filter,
-    /// How good each node is.
-    Prioritize,
-    /// Put the pod on a node.
-    Bind,
-}
-
-impl Verb {
-    /// The label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Filter => "filter",
-            Self::Prioritize => "prioritize",
-            Self::Bind => "bind",
-        }
-    }
-}
-
-/// How a call of a verb ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// At least one node fits, or the pod is bound.
-    Ok,
-    /// No node fits, or the bind was refused.
-    Refused,
-    /// The call could not be answered: malformed, or not ready.
-    Error,
-}
-
-impl Outcome {
-    /// The label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Refused => "refused",
-            Self::Error => "error",
-        }
-    }
-}
-
-/// How a bind ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BindResult {
-    /// The pod is bound as decided.
-    Bound,
-    /// The room was taken in between, or the pod was bound elsewhere.
-    Conflict,
-    /// The API server or the books refused for good.
-    Refused,
-    /// Whether the Binding was accepted could not be found out in time.
-    Undecided,
-}
-
-impl BindResult {
-    /// The label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Bound => "bound",
-            Self::Conflict => "conflict",
-            Self::Refused => "refused",
-            Self::Undecided => "undecided",
-        }
-    }
-}
-
-/// What became of a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReportResult {
-    /// Taken in.
-    Accepted,
-    /// Repeated or late.
-    Ignored,
-    /// Refused.
-    Refused,
-}
-
-impl ReportResult {
-    /// The label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Accepted => "accepted",
-            Self::Ignored => "ignored",
-            Self::Refused => "refused",
-        }
-    }
-}
 
 /// Nodes by the state of their agent, for the gauge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -114,7 +114,7 @@ impl App {
     /// Drops what nobody has mentioned for long.
     pub fn forget_unseen(&self) {
         self.waiting.tick(self.clock.now());
-        self.pending.retain(|uid, _| self.waiting.pod(uid).is_some());
+        self.pending.retain(|uid, pod| pod.request.is_err() || self.waiting.pod(uid).is_some());
     }
 
     /// Tells about a pod, where `kubectl describe` shows it. Never waits.
@@ -183,12 +183,15 @@ impl Sink for App {
         }
         let is_ours = self.config.scheduler_names.contains(&pod.scheduler_name);
         let waits = pod.node.is_none() && !pod.is_deleting && is_ours;
-        match self.question(pod).filter(|_| waits) {
+        if !waits || pod.request == Ok(None) {
+            return self.settle_pod(&pod.pod.uid);
+        }
+        self.pending.insert(pod.pod.uid.clone(), Arc::new(pod.clone()));
+        match self.question(pod) {
             Some(question) => {
-                self.pending.insert(pod.pod.uid.clone(), Arc::new(pod.clone()));
                 self.waiting.see(Self::waiting_pod(pod, question), self.clock.now());
             }
-            None => self.settle_pod(&pod.pod.uid),
+            None => self.waiting.remove(&pod.pod.uid), // its request is refused
         }
     }
 

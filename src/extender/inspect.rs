@@ -202,7 +202,7 @@ fn reservation_state(held: &Reservation) -> &'static str {
 }
 
 /// Why a pod waits.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Explanation {
     /// `namespace/name`.
     pub pod: String,
@@ -214,8 +214,21 @@ pub struct Explanation {
     pub fitting_nodes: usize,
     /// Why the others refuse, the closest first.
     pub refusals: Vec<RefusalView>,
-    /// The smallest changes that would help, the cheapest first.
+    /// The smallest changes that would help, the closest obstacle's first.
     pub mends: Vec<String>,
+    /// Each node that refuses, by name.
+    pub nodes: Vec<NodeRefusal>,
+}
+
+/// One node that refuses.
+#[derive(Debug, Serialize)]
+pub struct NodeRefusal {
+    /// Its name.
+    pub name: String,
+    /// The constant reason.
+    pub reason: &'static str,
+    /// What is missing there.
+    pub missing: String,
 }
 
 /// Nodes that refuse for one reason.
@@ -242,6 +255,20 @@ pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanati
         return Some(explain(app, &waiting));
     }
     let pod = format!("{namespace}/{name}");
+    let refused = app.pending.iter().find_map(|pending| {
+        let is_it = *pending.pod.name == *pod;
+        pending.request.as_ref().err().filter(|_| is_it).map(ToString::to_string)
+    });
+    if let Some(fault) = refused {
+        return Some(Explanation {
+            verdict: format!("its GPU request is refused: {fault}"),
+            pod,
+            mends: vec![
+                "mend the annotation in the pod's template and create the pod anew".to_owned(),
+            ],
+            ..Explanation::default()
+        });
+    }
     let nodes = app.ledger.nodes();
     let held = nodes.iter().find_map(|node| {
         node.reservations().values().find(|held| *held.pod.name == *pod).map(|held| (node, held))
@@ -259,8 +286,7 @@ pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanati
         pod,
         fits_on: vec![node.name().to_string()],
         fitting_nodes: 1,
-        refusals: Vec::new(),
-        mends: Vec::new(),
+        ..Explanation::default()
     })
 }
 
@@ -288,7 +314,13 @@ pub fn explain(app: &App, waiting: &WaitingState) -> Explanation {
     groups.sort_by_key(|(_, (_, misfit, _))| Reverse(misfit.closeness()));
     let fitting_nodes = fits_on.len();
     fits_on.truncate(NAMED);
+    let refusing = names.iter().zip(&answers).filter_map(|(name, answer)| {
+        let misfit = answer.err()?;
+        let (name, reason) = ((*name).to_owned(), misfit.reason());
+        Some(NodeRefusal { name, reason, missing: misfit.missing() })
+    });
     Explanation {
+        nodes: refusing.collect(),
         pod: waiting.waiting.pod.to_string(),
         verdict: verdict(fitting_nodes, nodes.len(), groups.first().map(|group| group.1.1)),
         fits_on,

@@ -45,30 +45,31 @@ pub type VerbAnswer = (Vec<u8>, Outcome);
 pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let args = ExtenderArgs::parse(body)?;
     let pod = args.seen_pod()?;
+    let names = args.nodes.names();
+    if let Err(error) = &pod.request {
+        app.metrics.refused_request();
+        app.tell(&pod.pod, NoticeReason::GpuRequestRefused, error.to_string());
+        let result = ExtenderFilterResult {
+            passed: no_node(&args.nodes),
+            failed_and_unresolvable: names.iter().map(|name| (*name, error.reason())).collect(),
+            ..Default::default()
+        };
+        return Ok((result.to_json(), Outcome::Refused));
+    }
+    let Some(question) = app.question(&pod) else {
+        // No GPU is asked for: nothing to object to, ready or not.
+        return Ok(encode_filter(&args.nodes, &names, &vec![None; names.len()]));
+    };
     if app.readiness() != Readiness::Ready {
         let result = ExtenderFilterResult { error: WARMING_UP, ..Default::default() };
         return Ok((result.to_json(), Outcome::Error));
     }
-    let names = args.nodes.names();
-    let answers = match (&pod.request, app.question(&pod)) {
-        (Err(error), _) => {
-            app.metrics.refused_request();
-            app.tell(&pod.pod, NoticeReason::GpuRequestRefused, error.to_string());
-            let result = ExtenderFilterResult {
-                passed: no_node(&args.nodes),
-                failed_and_unresolvable: names.iter().map(|name| (*name, error.reason())).collect(),
-                ..Default::default()
-            };
-            return Ok((result.to_json(), Outcome::Refused));
-        }
-        (Ok(_), None) => names.iter().map(|_| None).collect(),
-        (Ok(_), Some(question)) => match &args.nodes {
-            NodesArg::Objects(objects) => objects
-                .iter()
-                .map(|object| template::answer(&app.ledger, &question, object).err())
-                .collect(),
-            NodesArg::Names(_) => ask(app, &pod, &question, &names),
-        },
+    let answers = match &args.nodes {
+        NodesArg::Objects(objects) => objects
+            .iter()
+            .map(|object| template::answer(&app.ledger, &question, object).err())
+            .collect(),
+        NodesArg::Names(_) => ask(app, &pod, &question, &names),
     };
     Ok(encode_filter(&args.nodes, &names, &answers))
 }

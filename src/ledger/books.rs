@@ -3,9 +3,12 @@
 //! Everything is behind `&self`: one short lock per node, no lock across I/O. What a call changed
 //! beyond the books is returned as [`Effect`]s; the caller tells the world.
 //!
-//! Lock order, so that nothing can wait in a circle: `slots`, `world`, a shape table or an entry of
-//! `pods`, the books of one node. Entries of `claims` and `owners` are never held together with
-//! anything else.
+//! Lock order, so that nothing can wait in a circle: a session, `world`, a shape table or an entry of
+//! `pods`, an entry of `claims`, the books of one node. `slots`, `ended` and entries of `owners` may be
+//! taken under any of these, and nothing is taken under them.
+//!
+//! Calls about one pod come from several threads (verbs, watch, timers). What they find out about the
+//! pod and what they do about it is one step, since the pod's entry of `pods` is held meanwhile.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -244,23 +247,31 @@ impl Ledger {
             return self.end_pod(uid, now);
         }
         let Some(node) = &fact.node else { return Vec::new() };
+        let at = self.slot_of(node);
+        let entry = self.pods.entry(uid.clone());
         if self.ended().contains(uid) {
             return Vec::new();
         }
+        let mut held_at = entry.or_insert(at);
+        let before = std::mem::replace(&mut *held_at, at);
         let mut effects = self.unclaim(uid).into_iter().collect::<Vec<_>>();
-        let at = self.slot_of(node);
-        let before = self.pods.insert(uid.clone(), at);
-        if let Some(before) = before.filter(|before| *before != at) {
+        if before != at {
             effects.extend(self.change_slot(before, |books| {
                 books.remove(uid);
             }));
         }
-        effects.extend(self.change_slot(at, |books| match &fact.placement {
-            Some(written) => books.book(confirmed(fact, written.clone(), books.reservation(uid))),
-            None if is_confirmed(books.reservation(uid)) => {} // its keys were taken away: it still runs
-            None => books.book_host(uid.clone(), fact.host),
+        let mut is_placed = true;
+        effects.extend(self.change_slot(at, |books| {
+            match &fact.placement {
+                Some(written) => {
+                    books.book(confirmed(fact, written.clone(), books.reservation(uid)));
+                }
+                None if keeps_devices(books.reservation(uid)) => {} // its keys were taken away
+                None => books.book_host(uid.clone(), fact.host),
+            }
+            is_placed = books.reservation(uid).is_some();
         }));
-        if fact.placement.is_none() && fact.wants_gpu && self.reservation(uid).is_none() {
+        if fact.wants_gpu && !is_placed {
             effects.push(Effect::Unplaced { pod: fact.pod.clone(), node: node.clone() });
         }
         effects.extend(self.overbooked(at, fact.placement.as_ref()));
@@ -270,13 +281,17 @@ impl Ledger {
     /// Notes that a pod is terminal or gone. Its devices are free once its processes are.
     pub fn end_pod(&self, uid: &PodUid, now: Timestamp) -> Vec<Effect> {
         self.ended().remember(uid);
+        let entry = self.pods.entry(uid.clone());
         let mut effects = self.unclaim(uid).into_iter().collect::<Vec<_>>();
-        let Some(at) = self.pods.get(uid).map(|at| *at) else { return effects };
+        let Entry::Occupied(held) = entry else { return effects };
+        let at = *held.get();
+        let mut is_gone = false;
         effects.extend(self.change_slot(at, |books| {
             books.drain(uid, now);
+            is_gone = !books.holds(uid);
         }));
-        if self.slot(at).read().reservation(uid).is_none() {
-            self.pods.remove(uid);
+        if is_gone {
+            held.remove();
             self.recycle(at);
         }
         effects
@@ -299,8 +314,7 @@ impl Ledger {
                 let is_stale = books.is_stale(self.settings.stale_after, now);
                 (is_stale, books.is_anything_due(self.settings.drain_limit, now))
             };
-            if is_stale {
-                slot.change(NodeLedger::silence);
+            if is_stale && slot.change(|books| books.silence(self.settings.stale_after, now)) {
                 effects.push(Effect::Silent(slot.name.clone()));
             }
             if is_due {
@@ -348,19 +362,16 @@ impl Ledger {
         now: Timestamp,
     ) -> Result<Placement, ReserveError> {
         let at = self.position(node).ok_or(ReserveError::Misfit(Misfit::UnknownNode))?;
-        if self.ended().contains(&pod.uid) {
-            return Err(ReserveError::Ended);
-        }
-        let claimed_at = self.claims.remove(&pod.uid).map(|(_, at)| at);
-        if let Some(elsewhere) = claimed_at.filter(|elsewhere| *elsewhere != at) {
-            self.slot(elsewhere).change(|books| books.unclaim(&pod.uid));
-        }
         let slot = self.slot(at);
         let world = self.world();
         let ask = question.ask(&world.classes);
-        match self.pods.entry(pod.uid.clone()) {
+        let entry = self.pods.entry(pod.uid.clone());
+        if self.ended().contains(&pod.uid) {
+            return Err(ReserveError::Ended);
+        }
+        match entry {
             Entry::Occupied(held) if *held.get() != at => {
-                let node = self.slot(*held.get()).read().name().clone();
+                let node = self.slot(*held.get()).name.clone();
                 Err(ReserveError::HeldElsewhere { node })
             }
             Entry::Occupied(_) => match slot.read().reservation(&pod.uid) {
@@ -371,21 +382,12 @@ impl Ledger {
                 None => Err(ReserveError::Ended), // bound as a pod without a place of ours
             },
             Entry::Vacant(free) => {
-                let placement = slot.change(|books| {
-                    let claim = books.unclaim(&pod.uid);
-                    let claimed = claim.map(|claim| claim.placement);
-                    let placement = place(books, &ask, question, &world.compiled, claimed)?;
-                    books.book(Reservation {
-                        pod: pod.clone(),
-                        placement: placement.clone(),
-                        host: ask.host,
-                        state: ReservationState::Assumed { since: now },
-                    });
-                    Ok(placement)
-                });
-                placement.map_err(ReserveError::Misfit).inspect(|_| {
-                    free.insert(at);
-                })
+                let placement = slot
+                    .change(|books| assume(books, pod, &ask, question, &world.compiled, now))
+                    .map_err(ReserveError::Misfit)?;
+                self.unclaim(&pod.uid);
+                free.insert(at);
+                Ok(placement)
             }
         }
     }
@@ -399,16 +401,14 @@ impl Ledger {
 
     /// Takes back a reservation whose Binding was definitely refused. Confirmed ones stay.
     pub fn forget(&self, uid: &PodUid) -> Vec<Effect> {
-        let Some(at) = self.pods.get(uid).map(|at| *at) else { return Vec::new() };
-        let is_assumed =
-            |held: &Reservation| matches!(held.state, ReservationState::Assumed { .. });
-        if !self.slot(at).read().reservation(uid).is_some_and(is_assumed) {
-            return Vec::new();
-        }
-        let effects = self.change_slot(at, |books| {
-            books.remove(uid);
+        let Entry::Occupied(held) = self.pods.entry(uid.clone()) else { return Vec::new() };
+        let mut is_gone = false;
+        let effects = self.change_slot(*held.get(), |books| {
+            is_gone = is_assumed(books.reservation(uid)) && books.remove(uid);
         });
-        self.pods.remove(uid);
+        if is_gone {
+            held.remove();
+        }
         effects
     }
 
@@ -539,7 +539,8 @@ impl Ledger {
         }
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         *self.index.entry(name.clone()).or_insert_with(|| {
-            let books = NodeLedger::new(name.clone(), self.settings.unmanaged_tolerance);
+            let mut books = NodeLedger::new(name.clone(), self.settings.unmanaged_tolerance);
+            books.lose_node(); // until its Node object is seen: a pod may name a node that is gone
             Arc::make_mut(&mut slots).push(Arc::new(Slot::new(books)));
             slots.len() - 1
         })
@@ -561,23 +562,36 @@ impl Ledger {
 
     /// Ends the claim of a pod. Room appears by it.
     pub(super) fn unclaim(&self, uid: &PodUid) -> Option<Effect> {
-        let (_, at) = self.claims.remove(uid)?;
-        self.change_slot(at, |books| {
-            books.unclaim(uid);
-        })
-        .pop()
+        let mut effects = Vec::new();
+        self.claims.remove_if(uid, |_, at| {
+            effects = self.change_slot(*at, |books| {
+                books.unclaim(uid);
+            });
+            true
+        });
+        effects.pop()
+    }
+
+    /// Runs `body` with the position of the pod's claim, unless the pod is booked or has ended.
+    pub(super) fn while_unbooked<T: Default>(
+        &self,
+        uid: &PodUid,
+        body: impl FnOnce(Option<usize>) -> T,
+    ) -> T {
+        let Entry::Vacant(_held) = self.pods.entry(uid.clone()) else { return T::default() };
+        if self.ended().contains(uid) {
+            return T::default();
+        }
+        body(self.claims.get(uid).map(|at| *at))
     }
 
     /// Forgets where pods are that node `at` no longer holds.
     pub(super) fn drop_index(&self, at: usize, ended: &[PodUid]) {
-        let books = self.slot(at).read().clone();
+        let slot = self.slot(at);
         for uid in ended {
-            if books.reservation(uid).is_none() {
-                self.pods.remove_if(uid, |_, held| *held == at);
-            }
-            if !books.claims().contains_key(uid) {
-                self.claims.remove_if(uid, |_, held| *held == at);
-            }
+            self.pods.remove_if(uid, |_, held| *held == at && !slot.read().holds(uid));
+            let is_claimed = || slot.read().claims().contains_key(uid);
+            self.claims.remove_if(uid, |_, held| *held == at && !is_claimed());
         }
         self.recycle(at);
     }
@@ -585,23 +599,24 @@ impl Ledger {
     /// Lets a deleted node without tenants keep nothing but its name, for the case that it returns.
     fn recycle(&self, at: usize) {
         let slot = self.slot(at);
-        let devices: Vec<DeviceId> = {
-            let books = slot.read();
-            if !books.is_forgettable() {
-                return;
-            }
-            books.devices().iter().map(|device| device.device().id.clone()).collect()
-        };
-        for device in devices {
-            self.owners.remove_if(&device, |_, owner| *owner == at);
+        if !slot.read().is_forgettable() {
+            return;
         }
-        let tolerance = self.settings.unmanaged_tolerance;
-        slot.change(|books| {
-            let mut fresh = NodeLedger::new(books.name().clone(), tolerance);
-            fresh.lose_node();
-            *books = fresh;
+        let is_recycled = slot.change(|books| {
+            if !books.is_forgettable() {
+                return false; // a pod of it was seen, or the node itself
+            }
+            for device in books.devices() {
+                self.owners.remove_if(&device.device().id, |_, owner| *owner == at);
+            }
+            let tolerance = self.settings.unmanaged_tolerance;
+            *books = NodeLedger::new(books.name().clone(), tolerance);
+            books.lose_node();
+            true
         });
-        *slot.session.lock().unwrap_or_else(PoisonError::into_inner) = Session::default();
+        if is_recycled {
+            *slot.session.lock().unwrap_or_else(PoisonError::into_inner) = Session::default();
+        }
     }
 
     fn overbooked(&self, at: usize, placement: Option<&Placement>) -> Vec<Effect> {
@@ -619,6 +634,31 @@ impl Ledger {
             })
             .collect()
     }
+}
+
+/// Books a place for the pod. Its claim ends only when there is one.
+fn assume(
+    books: &mut NodeLedger,
+    pod: &PodRef,
+    ask: &Ask,
+    question: &Question,
+    mix: &CompiledMix,
+    now: Timestamp,
+) -> Result<Placement, Misfit> {
+    let claim = books.unclaim(&pod.uid);
+    let claimed = claim.as_ref().map(|claim| claim.placement.clone());
+    let placement = place(books, ask, question, mix, claimed).inspect_err(|_| {
+        if let Some(claim) = claim {
+            books.claim(pod.uid.clone(), claim);
+        }
+    })?;
+    books.book(Reservation {
+        pod: pod.clone(),
+        placement: placement.clone(),
+        host: ask.host,
+        state: ReservationState::Assumed { since: now },
+    });
+    Ok(placement)
 }
 
 /// A place for the pod: its claim, a place beside all claims, or any place the books allow.
@@ -647,9 +687,13 @@ fn confirmed(fact: &PodFact, written: Placement, held: Option<&Reservation>) -> 
     Reservation { pod: fact.pod.clone(), placement: written, host: fact.host, state }
 }
 
-fn is_confirmed(held: Option<&Reservation>) -> bool {
-    let is_assumed = |held: &Reservation| matches!(held.state, ReservationState::Assumed { .. });
-    held.is_some_and(|held| !is_assumed(held))
+fn is_assumed(held: Option<&Reservation>) -> bool {
+    held.is_some_and(|held| matches!(held.state, ReservationState::Assumed { .. }))
+}
+
+/// Whether the pod runs on devices of its reservation, whatever is written on it now.
+fn keeps_devices(held: Option<&Reservation>) -> bool {
+    held.is_some_and(|held| !held.placement.devices.is_empty()) && !is_assumed(held)
 }
 
 /// Free memory and share of each device that can be placed on, in millionths and MiB.
@@ -698,3 +742,6 @@ impl Ended {
         self.uids.contains(uid)
     }
 }
+
+#[cfg(test)]
+mod tests;

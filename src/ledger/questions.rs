@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dashmap::DashMap;
+use dashmap::{DashMap, Entry};
 
 use super::books::{Effect, Ledger, Slot, World};
 use crate::packing::device::{DeviceClasses, NodeName, PodUid};
@@ -202,8 +202,8 @@ impl Ledger {
         })
     }
 
-    /// Holds the best place on `node` back for a pod; its earlier claim ends. Without room there, or
-    /// with too many claims, there is none.
+    /// Holds the best place on `node` back for a pod; its earlier claim ends. There is none without
+    /// room there, with too many claims, or for a pod that is booked or has ended.
     pub fn claim(
         &self,
         pod: &PodUid,
@@ -211,25 +211,34 @@ impl Ledger {
         question: &Question,
         now: Timestamp,
     ) -> Vec<Effect> {
-        let effects = self.drop_claim(pod);
-        let Some(at) = self.position(node) else { return effects };
-        if self.claims.len() >= MAX_CLAIMS {
-            return effects;
-        }
+        let found = self.position(node).filter(|_| self.claims.len() < MAX_CLAIMS);
         let world = self.world();
         let ask = question.ask(&world.classes);
-        let claimed = self.slot(at).change(|books| {
-            let Ok(place) = evaluate(books, &ask, question, &world) else { return false };
-            let placement = plan::placement(books, &ask, &place);
-            let expires = now.plus(self.settings.claim_for);
-            books.claim(pod.clone(), Claim { placement, host: ask.host, expires });
-            true
-        });
-        drop(world);
-        if claimed {
-            self.claims.insert(pod.clone(), at);
-        }
-        effects
+        self.while_unbooked(pod, |claimed_at| {
+            // An earlier claim on another node is room there; one on this node makes way here, so
+            // that only a difference between the two is.
+            let mut effects = Vec::new();
+            if claimed_at != found {
+                effects.extend(self.unclaim(pod));
+            }
+            let Some(at) = found else { return effects };
+            let entry = self.claims.entry(pod.clone());
+            let mut is_claimed = false;
+            effects.extend(self.change_slot(at, |books| {
+                books.unclaim(pod);
+                let Ok(place) = evaluate(books, &ask, question, &world) else { return };
+                let placement = plan::placement(books, &ask, &place);
+                let expires = now.plus(self.settings.claim_for);
+                books.claim(pod.clone(), Claim { placement, host: ask.host, expires });
+                is_claimed = true;
+            }));
+            if is_claimed {
+                entry.insert(at);
+            } else if let Entry::Occupied(ended) = entry {
+                ended.remove();
+            }
+            effects
+        })
     }
 
     /// Ends the claim of a pod, where it has one: its next question sees that room again.
@@ -255,3 +264,6 @@ fn evaluate(
 }
 
 const _: () = assert!(size_of::<Option<(u64, Answer)>>() <= 48);
+
+#[cfg(test)]
+mod tests;

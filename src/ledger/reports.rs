@@ -102,7 +102,7 @@ impl Ledger {
         let is_known_agent = session.agent == report.agent && session.id.is_some();
         let is_repeated = is_known_agent && report.sequence <= session.sequence;
         let current = match (report.session, session.id) {
-            (Some(spoken), Some(id)) if spoken == id => id,
+            (Some(spoken), Some(id)) if spoken == id && is_known_agent => id,
             (Some(spoken), _) => return Err(ReportRefusal::OldSession { session: spoken }),
             (None, Some(id)) if is_repeated => id,
             (None, _) if report.inventory.is_none() => return Err(ReportRefusal::NoInventory),
@@ -134,6 +134,7 @@ impl Ledger {
         at: usize,
         inventory: &NodeInventory,
     ) -> Result<Vec<Effect>, ReportRefusal> {
+        let mut world = self.world_mut(); // one inventory at a time: two nodes may name one device
         let mut moved = Vec::new();
         for device in inventory.devices() {
             let owner = self.owners.get(&device.id).map(|owner| *owner);
@@ -159,9 +160,12 @@ impl Ledger {
             self.owners.insert(device.id.clone(), at);
         }
         let mut effects = Vec::new();
-        self.world_mut().change_classes(|classes| {
+        world.change_classes(|classes| {
             effects = self.change_slot(at, |books| books.replace_inventory(inventory, classes));
         });
         Ok(effects)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -75,7 +75,7 @@ fn random_score(scene: &Scene<'_>, chance: u64) -> i64 {
 
 fn best_fit_score(scene: &Scene<'_>, taken: &[Taken]) -> i64 {
     let gpu = free_gpu(scene) - taken.iter().map(|(_, demand)| whole(demand.share)).sum::<i64>();
-    let cpu = i64_of(scene.host_left.cpu.milli());
+    let cpu = i64_of(scene.host_left().cpu.milli());
     // 100 (1 - cpu / MAX_CPU / 2 - gpu / MAX_GPU / 2), rounded towards zero
     (100 * MAX_CPU * MAX_GPU - 50 * (cpu * MAX_GPU + gpu * MAX_CPU)) / (MAX_CPU * MAX_GPU)
 }
@@ -83,8 +83,7 @@ fn best_fit_score(scene: &Scene<'_>, taken: &[Taken]) -> i64 {
 fn dot_product_score(scene: &Scene<'_>) -> i64 {
     let asked: i64 = scene.fits.iter().take(scene.ask.count()).map(|(_, d)| whole(d.share)).sum();
     let square = |max: i64| i128::from(max) * i128::from(max);
-    let cpu =
-        i128::from(scene.node.host_free().cpu.milli()) * i128::from(scene.ask.host.cpu.milli());
+    let cpu = i128::from(scene.host_free.cpu.milli()) * i128::from(scene.ask.host.cpu.milli());
     let gpu = i128::from(free_gpu(scene)) * i128::from(asked);
     let unit = square(MAX_CPU) * square(MAX_GPU);
     let score = (100 * unit - 50 * (cpu * square(MAX_GPU) + gpu * square(MAX_CPU))) / unit;
@@ -146,4 +145,82 @@ fn whole(share: Share) -> i64 {
 
 fn i64_of(value: u64) -> i64 {
     i64::try_from(value).expect("amounts of one node are far below 2^63")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::super::node::ClaimRule;
+    use super::super::plan;
+    use super::super::policy::Strategy;
+    use super::*;
+
+    /// The score of the best place, and the position of its first device.
+    fn place(baseline: Baseline, node: &str, request: &str) -> (i64, Option<usize>) {
+        let (node, classes) = fixture::node(node);
+        let ask = fixture::ask(request, &classes);
+        let mix = fixture::mix("").compile(&classes);
+        let strategy = Strategy::Baseline(baseline);
+        let place = plan::evaluate(&node, &ask, strategy, &mix, ClaimRule::Respected).unwrap();
+        let Rank::Baseline { score: Reverse(score) } = place.rank else { panic!("{place:?}") };
+        (score, place.taken.first().map(|(position, _)| *position))
+    }
+
+    #[test]
+    fn scores_are_those_of_the_formulas() {
+        let half = "fraction=0.5 cpu=4000";
+        for (baseline, node, request, score, device) in [
+            // 100 (1 - 12000 / 128000 / 2 - 1 / 8 / 2) = 89.06
+            (Baseline::BestFit, "B:1000/1000 A:500/1000", half, 89, 1),
+            // 100 (1 - 12000 / 128000 / 2 - 0.5 / 8 / 2) = 92.2
+            (Baseline::BestFit, "A:500/1000 B:500/1000", half, 92, 0),
+            // 100 - 50 (16 x 4 / 128^2 + 1.5 x 0.5 / 8^2) = 99.2
+            (Baseline::DotProd, "B:1000/1000 A:500/1000", half, 99, 1),
+            // 100 - 50 (16 x 16 / 128^2 + 8 x 4 / 8^2) = 74.2
+            (Baseline::DotProd, EIGHT, "whole count=4 cpu=16000", 74, 0),
+            // one class, its own: 75 + 25 (8 - 1.5) / 8 = 95.3
+            (Baseline::GpuClustering, "B:1000/1000 A:500/1000", half, 95, 1),
+            // one class, another: 25 (8 - 1.5) / 8 = 20.3
+            (Baseline::GpuClustering, "B:1000/1000 A:500/1000", "whole", 20, 0),
+            // two classes, its own among them: 50 + 25 (8 - 1.5) / 8 = 70.3
+            (Baseline::GpuClustering, "A:500/1000 B:1000/1000 C:0/1000", half, 70, 0),
+            // no class: 25 + 25 (8 - 2) / 8 = 43.75
+            (Baseline::GpuClustering, "A:1000/1000 B:1000/1000", half, 43, 0),
+            // a used GPU with half of it free: 100 - 50 / 10
+            (Baseline::GpuPacking, "B:1000/1000 A:500/1000", half, 95, 1),
+            // a free GPU of a used node: 50 - 1
+            (Baseline::GpuPacking, "B:1000/1000 A:500/1000", "whole", 49, 0),
+            // an empty node of two: 33 - 2
+            (Baseline::GpuPacking, "A:1000/1000 B:1000/1000", half, 31, 0),
+        ] {
+            let found = place(baseline, node, request);
+            assert_eq!(found, (score, Some(device)), "{baseline:?}: {request} on {node}");
+        }
+    }
+
+    const EIGHT: &str = "A:1000/1000 B:1000/1000 C:1000/1000 D:1000/1000 \
+                         E:1000/1000 F:1000/1000 G:1000/1000 H:1000/1000";
+
+    #[test]
+    fn chance_is_the_caller_s_and_reaches_every_device() {
+        let draw = |chance| place(Baseline::Random { chance }, EIGHT, "fraction=0.5");
+        assert_eq!(draw(1), draw(1));
+        let devices: BTreeSet<_> = (0..100).map(|chance| draw(chance).1).collect();
+        assert_eq!(devices.len(), 8);
+        let scores: BTreeSet<_> = (0..100).map(|chance| draw(chance).0).collect();
+        assert_eq!(scores.len(), 100);
+    }
+
+    #[test]
+    fn a_pod_without_gpu_takes_no_device() {
+        for baseline in [
+            Baseline::Random { chance: 1 },
+            Baseline::DotProd,
+            Baseline::GpuClustering,
+            Baseline::GpuPacking,
+            Baseline::BestFit,
+        ] {
+            assert_eq!(place(baseline, "A:500/1000", "cpu=1000").1, None, "{baseline:?}");
+        }
+    }
 }

@@ -168,11 +168,11 @@ pub struct Packing {
     pub overbooked: u64,
     /// Share that all devices have.
     pub capacity_share: Share,
-    /// Share that is booked.
+    /// Share that is booked, at most all of each device.
     pub booked_share: Share,
     /// Memory that all devices have.
     pub capacity_memory: MemMib,
-    /// Memory that is booked.
+    /// Memory that is booked, at most all of each device.
     pub booked_memory: MemMib,
     /// Share that is free on GPUs that may be shared.
     pub free_share: Share,
@@ -196,9 +196,10 @@ impl Packing {
             sum.devices += 1;
             sum.overbooked += u64::from(books.is_overbooked());
             sum.capacity_share = add(sum.capacity_share, capacity.share);
-            sum.booked_share = add(sum.booked_share, booked.share);
+            sum.booked_share = add(sum.booked_share, booked.share.min(capacity.share));
             sum.capacity_memory = add_memory(sum.capacity_memory, capacity.memory);
-            sum.booked_memory = add_memory(sum.booked_memory, booked.memory);
+            let held = booked.memory.min(capacity.memory);
+            sum.booked_memory = add_memory(sum.booked_memory, held);
             if !books.tenants().is_empty() {
                 sum.occupied += 1;
                 let memory = Share::ratio(booked.memory, capacity.memory).unwrap_or(Share::WHOLE);
@@ -209,7 +210,7 @@ impl Packing {
             node.devices().iter().map(|books| books.room(ClaimRule::Ignored)).collect();
         let usability = Usability::of(mix, &rooms);
         sum.free_share = Share::from_millionths(usability.total_free);
-        sum.fragments = usability.fragments(node.host_free().cpu);
+        sum.fragments = usability.fragments(node.host_room(ClaimRule::Ignored).cpu);
         sum
     }
 
@@ -276,6 +277,7 @@ fn add_memory(a: MemMib, b: MemMib) -> MemMib {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fixture;
     use super::*;
 
     #[test]
@@ -286,5 +288,89 @@ mod tests {
             let logit = (score / (100.0 - score)).ln() * 1e9;
             assert_eq!(*threshold, logit.ceil() as i64, "score {score}");
         }
+    }
+
+    /// Two GPUs with 0.5 and 0.2 free, 0.7 in all. By the paper's definition the fragment is, for
+    /// 0.3 and for 0.5 of a GPU: 0.2, the device that is too small; for a whole GPU, a pod without
+    /// GPU, and more cores than the node has: all 0.7; for twice 0.2: nothing.
+    const NODE: &str = "A:500/1000 B:200/1000";
+    const MIX: &str = "4 fraction=0.3; 3 fraction=0.5; 2 whole; 1 cpu=1000";
+
+    fn packing(node: &str, mix: &str) -> Packing {
+        let (node, classes) = fixture::node(node);
+        Packing::of(&node, &fixture::mix(mix).compile(&classes))
+    }
+
+    #[test]
+    fn fragmentation_is_the_mean_of_what_each_request_cannot_use() {
+        for (mix, millionths) in [
+            ("1 fraction=0.3", 200_000),
+            ("1 fraction=0.5", 200_000),
+            ("1 whole", 700_000),
+            ("1 cpu=1000", 700_000),
+            ("1 fraction=0.1 cpu=16001", 700_000),
+            ("1 fraction=0.2 count=2", 0),
+            ("1 fraction=0.3 count=2", 700_000),
+            ("1 memory=300", 200_000),
+            ("1 fraction=0.1 model=A100", 700_000),
+            ("1 mig=1g.5gb", 700_000),
+            (MIX, 350_000), // (4 x 0.2 + 3 x 0.2 + 2 x 0.7 + 1 x 0.7) / 10
+            ("", 0),
+        ] {
+            assert_eq!(packing(NODE, mix).fragmented_share().millionths(), millionths, "{mix}");
+        }
+        assert_eq!(packing(NODE, MIX).fragmentation().millionths(), 500_000);
+        // room has two dimensions: B has compute that no memory goes with
+        let lopsided = packing("A:500/1000 B:0/1000,0.4", "1 fraction=0.4");
+        assert_eq!(lopsided.fragmented_share().millionths(), 400_000);
+        assert_eq!(packing("", MIX).fragmentation(), Share::ZERO);
+    }
+
+    #[test]
+    fn a_place_is_scored_by_the_fragmentation_it_adds() {
+        let (node, classes) = fixture::node(NODE);
+        let mix = fixture::mix(MIX).compile(&classes);
+        let rooms: Vec<Room> =
+            node.devices().iter().map(|books| books.room(ClaimRule::Respected)).collect();
+        let usability = Usability::of(&mix, &rooms);
+        let cpu = MilliCpu::new(16_000);
+        let demand = |millionths: u64| Demand {
+            memory: MemMib::new(millionths / 1000),
+            share: Share::from_millionths(millionths),
+        };
+        for (taken, after, score) in [
+            (vec![], 3_500_000, 50),
+            // 0.2 and 0.2 are left, of use to nobody: F = 0.4, 100 / (1 + e^0.05) = 48.7
+            (vec![(0, demand(300_000))], 4_000_000, 48),
+            // 0.5 is left: F = (2 x 0.5 + 1 x 0.5) / 10 = 0.15, 100 / (1 + e^-0.2) = 54.98
+            (vec![(1, demand(200_000))], 1_500_000, 54),
+            // nothing is left: 100 / (1 + e^-0.35) = 58.7
+            (vec![(0, demand(500_000)), (1, demand(200_000))], 0, 58),
+        ] {
+            let fragments = usability.fragments_after(&taken, cpu);
+            assert_eq!(fragments, after, "{taken:?}");
+            assert_eq!(usability.score(usability.fragments(cpu), fragments), score, "{taken:?}");
+        }
+    }
+
+    #[test]
+    fn packing_efficiency_is_the_mean_fullness_of_occupied_gpus() {
+        for (node, efficiency, allocation) in [
+            ("A:500/1000 B:200/1000 C:1000/1000", 650_000, 433_333),
+            ("A:900/1000,0.2", 800_000, 800_000), // the fuller of both dimensions
+            ("A:100/1000,0.8", 900_000, 200_000),
+            ("A:1000/1000 B:1000/1000", 0, 0),
+            ("A:0/1000 B!:1000/1000", 1_000_000, 1_000_000), // what is ill cannot be packed
+            ("", 0, 0),
+        ] {
+            let packing = packing(node, "");
+            assert_eq!(packing.efficiency().millionths(), efficiency, "{node}");
+            assert_eq!(packing.allocation().millionths(), allocation, "{node}");
+        }
+        let both = packing(NODE, MIX).and(packing("A:1000/1000", MIX));
+        assert_eq!((both.devices, both.occupied), (3, 2));
+        assert_eq!(both.efficiency().millionths(), 650_000);
+        // the empty GPU has no fragment but for the pod without GPU: (3.5 + 1 x 1.0) / 10 of 1.7
+        assert_eq!(both.fragmentation().millionths(), 264_705);
     }
 }

@@ -8,169 +8,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::device::{
-    ClassId, Device, DeviceClasses, DeviceId, DeviceKind, Health, NodeInventory, NodeName, PodUid,
-    PoolName,
-};
-use super::fit::{Misfit, Room};
+pub use self::sums::AuditError;
+use super::device::{DeviceClasses, DeviceId, NodeInventory, NodeName, PodUid, PoolName};
+use super::device_books::unbooked;
+pub use super::device_books::{Claim, ClaimRule, DeviceBooks, DeviceUse, ProcessUse};
+use super::fit::Misfit;
 use super::request::Demand;
-use super::reservation::{Placement, PodRef, Reservation, ReservationState};
-use super::units::{HostAmount, MemMib, Share, Timestamp};
+use super::reservation::{PlacedDevice, PodRef, Reservation, ReservationState};
+use super::units::{HostAmount, MemMib, Timestamp};
 
 /// Reports without a process of an ended pod that free its room. One is not enough: it may have been
 /// sampled before the pod ended. The second was sampled after the reply to the first.
 pub const CLEAN_REPORTS_TO_FREE: u32 = 2;
-
-/// What an agent saw on one device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceUse {
-    /// The device.
-    pub id: DeviceId,
-    /// Memory in use without the driver's reserve; `None` where the driver cannot say.
-    pub used: Option<MemMib>,
-    /// Share of the last period in which a kernel ran, 0 to 100; `None` where the driver cannot say.
-    pub busy_percent: Option<u8>,
-    /// Whether it may take new tenants.
-    pub health: Health,
-    /// Its processes; `None` when they were not sampled this time.
-    pub processes: Option<Vec<ProcessUse>>,
-}
-
-/// One process on a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProcessUse {
-    /// The pod it belongs to; `None` for a process outside Kubernetes or one that cannot be joined.
-    pub pod: Option<PodUid>,
-    /// Its memory on the device; `None` where the driver cannot say, which is not zero.
-    pub memory: Option<MemMib>,
-}
-
-/// One device with its books.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceBooks {
-    device: Device,
-    class: ClassId,
-    health: Health,
-    booked: Demand,
-    claimed: Demand,
-    tenants: BTreeMap<PodUid, Demand>,
-    used: Option<MemMib>,
-    busy_percent: Option<u8>,
-    unbooked: MemMib,
-}
-
-impl DeviceBooks {
-    /// The device as it was reported.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// What reservations hold.
-    pub fn booked(&self) -> Demand {
-        self.booked
-    }
-
-    /// What claims hold back.
-    pub fn claimed(&self) -> Demand {
-        self.claimed
-    }
-
-    /// The tenants with what each holds, by UID.
-    pub fn tenants(&self) -> &BTreeMap<PodUid, Demand> {
-        &self.tenants
-    }
-
-    /// Memory in use as the agent saw it last.
-    pub fn used(&self) -> Option<MemMib> {
-        self.used
-    }
-
-    /// Busy time of the last period in percent, as the agent saw it last.
-    pub fn busy_percent(&self) -> Option<u8> {
-        self.busy_percent
-    }
-
-    /// Memory in use that no booking covers: processes of no known pod, and what over-users take
-    /// beyond their share. It is taken off what may be placed.
-    pub fn unbooked(&self) -> MemMib {
-        self.unbooked
-    }
-
-    /// Current health: the inventory's or the last report's, whichever is worse.
-    pub fn health(&self) -> Health {
-        self.health
-    }
-
-    /// All of the device.
-    pub fn capacity(&self) -> Demand {
-        Demand { memory: self.device.capacity(), share: Share::WHOLE }
-    }
-
-    /// Whether reservations hold more than the device has.
-    pub fn is_overbooked(&self) -> bool {
-        self.capacity().checked_sub(self.booked).is_none()
-    }
-
-    /// Whether this device can hold tenants at all.
-    pub fn is_placeable(&self) -> bool {
-        self.device.kind != DeviceKind::MigParent && self.health == Health::Healthy
-    }
-
-    /// Room without regard to claims; what `bind` may use.
-    pub fn free_of_bookings(&self) -> Demand {
-        self.left_of(self.capacity().checked_sub(self.booked))
-    }
-
-    /// Room beside bookings and claims; what questions see.
-    pub fn free(&self) -> Demand {
-        let left = self.capacity().checked_sub(self.booked);
-        self.left_of(left.and_then(|left| left.checked_sub(self.claimed)))
-    }
-
-    /// `left` without the memory that is used outside the books. Nothing is free on a device whose
-    /// books or use exceed it.
-    fn left_of(&self, left: Option<Demand>) -> Demand {
-        let Some(left) = left else { return Demand::ZERO };
-        match left.memory.checked_sub(self.unbooked) {
-            Some(memory) => Demand { memory, share: left.share },
-            None => Demand { memory: MemMib::ZERO, share: left.share },
-        }
-    }
-
-    /// The form in which the fit function sees this device, with or without claims.
-    pub fn room(&self, claims: ClaimRule) -> Room {
-        let free = match claims {
-            ClaimRule::Respected => self.free(),
-            ClaimRule::Ignored => self.free_of_bookings(),
-        };
-        Room { class: self.class, health: self.health, free }
-    }
-
-    /// Class of the device.
-    pub fn class(&self) -> ClassId {
-        self.class
-    }
-}
-
-/// Whether claims of other pods count as taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimRule {
-    /// They do: questions.
-    Respected,
-    /// They do not: the last resort of `bind`, which trusts the books alone.
-    Ignored,
-}
-
-/// A place held back for a pod between its question and its bind. It lives beside the books.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// Devices and amounts that are held back.
-    pub placement: Placement,
-    /// Processor time and memory outside the GPU.
-    pub host: HostAmount,
-    /// When it ends by itself.
-    pub expires: Timestamp,
-}
 
 /// Whether a node can take pods, as far as its agent and its Node object are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -264,6 +113,14 @@ impl NodeLedger {
         self.host_capacity.left_after(self.host_booked).left_after(self.host_claimed)
     }
 
+    /// Processor time and memory that is left, with or without claims.
+    pub fn host_room(&self, claims: ClaimRule) -> HostAmount {
+        match claims {
+            ClaimRule::Respected => self.host_free(),
+            ClaimRule::Ignored => self.host_capacity.left_after(self.host_booked),
+        }
+    }
+
     /// When the last report was received.
     pub fn last_report(&self) -> Option<Timestamp> {
         self.last_report
@@ -271,7 +128,10 @@ impl NodeLedger {
 
     /// Whether nothing is known here that is worth keeping.
     pub fn is_forgettable(&self) -> bool {
-        self.state == NodeState::Gone && self.reservations.is_empty() && self.others.is_empty()
+        self.state == NodeState::Gone
+            && self.reservations.is_empty()
+            && self.others.is_empty()
+            && self.claims.is_empty()
     }
 
     /// The misfit of the node itself, whatever is asked.
@@ -314,9 +174,10 @@ impl NodeLedger {
             .iter()
             .map(|device| {
                 let before = old.remove(&device.id);
+                let seen = before.as_ref().map(|books| books.health);
                 DeviceBooks {
                     class: classes.id_of(device),
-                    health: device.health,
+                    health: device.health.max(seen.unwrap_or_default()), // until use is seen
                     device: device.clone(),
                     booked: Demand::ZERO,
                     claimed: Demand::ZERO,
@@ -354,19 +215,30 @@ impl NodeLedger {
         freed
     }
 
-    /// Counts this report for every draining pod without a process in it; lists those with enough.
+    /// Counts this report for every draining pod that it proves to be without a process; lists those
+    /// with enough. It proves nothing about a pod when it leaves out a device of the pod, or when
+    /// processes were not sampled somewhere: they may run on any device.
     fn count_clean_report(&mut self, uses: &[DeviceUse]) -> Vec<PodUid> {
         if uses.iter().any(|seen| seen.processes.is_none()) {
-            return Vec::new(); // processes were not sampled everywhere: this proves nothing
+            return Vec::new();
         }
         let runs = |uid: &PodUid| {
             let mut processes = uses.iter().flat_map(|seen| seen.processes.iter().flatten());
             processes.any(|process| process.pod.as_ref() == Some(uid))
         };
+        let present: Vec<&DeviceId> = self.devices.iter().map(|books| &books.device.id).collect();
+        let is_seen = |placed: &PlacedDevice| {
+            !present.contains(&&placed.id) || uses.iter().any(|seen| seen.id == placed.id)
+        };
         let mut freed = Vec::new();
         for (uid, reservation) in &mut self.reservations {
+            let is_covered = reservation.placement.devices.iter().all(is_seen);
             if let ReservationState::Draining { clean_reports, .. } = &mut reservation.state {
-                *clean_reports = if runs(uid) { 0 } else { *clean_reports + 1 };
+                if runs(uid) {
+                    *clean_reports = 0;
+                } else if is_covered {
+                    *clean_reports += 1;
+                }
                 if *clean_reports >= CLEAN_REPORTS_TO_FREE {
                     freed.push(uid.clone());
                 }
@@ -381,9 +253,14 @@ impl NodeLedger {
             && self.last_report.is_none_or(|last| now.since(last) > stale_after)
     }
 
-    /// Marks the node silent: its tenants stay, it takes no new ones until it reports again.
-    pub fn silence(&mut self) {
-        self.state = NodeState::Silent;
+    /// Marks a stale node silent: its tenants stay, it takes no new ones until it reports again.
+    /// Returns whether it was stale.
+    pub fn silence(&mut self, stale_after: Duration, now: Timestamp) -> bool {
+        let is_stale = self.is_stale(stale_after, now);
+        if is_stale {
+            self.state = NodeState::Silent;
+        }
+        is_stale
     }
 
     /// Takes a device out of the inventory; its tenants stay booked.
@@ -419,17 +296,15 @@ impl NodeLedger {
     }
 
     /// Notes that the pod is terminal or gone. Its processor time and memory are free at once, its
-    /// devices when its processes are gone; at once where no agent runs that could tell.
+    /// devices when its processes are gone. That holds for a node that has not reported too: after a
+    /// restart its agent may only be late, and where there is none nobody can be placed anyway.
     ///
-    /// Returns whether room appeared now.
+    /// Returns whether the pod is out of the books now.
     pub fn drain(&mut self, uid: &PodUid, now: Timestamp) -> bool {
-        let unwatched = self.last_report.is_none();
-        let Some(reservation) = self.reservations.get_mut(uid) else {
+        let has_devices = |held: &&mut Reservation| !held.placement.devices.is_empty();
+        let Some(reservation) = self.reservations.get_mut(uid).filter(has_devices) else {
             return self.remove(uid);
         };
-        if unwatched {
-            return self.remove(uid);
-        }
         if !matches!(reservation.state, ReservationState::Draining { .. }) {
             reservation.state = ReservationState::Draining { since: now, clean_reports: 0 };
             reservation.host = HostAmount::ZERO;
@@ -496,58 +371,14 @@ impl NodeLedger {
         claim
     }
 
+    /// Whether a pod is in the books, with devices or without.
+    pub fn holds(&self, uid: &PodUid) -> bool {
+        self.reservations.contains_key(uid) || self.others.contains_key(uid)
+    }
+
     /// The reservation of a pod.
     pub fn reservation(&self, uid: &PodUid) -> Option<&Reservation> {
         self.reservations.get(uid)
-    }
-
-    /// Whether the derived sums agree with the reservations, claims and inventory. Recomputes all.
-    ///
-    /// # Errors
-    /// [`AuditError`] naming what differs: our own arithmetic is broken.
-    pub fn audit(&self) -> Result<(), AuditError> {
-        let mut fresh = self.clone();
-        fresh.recompute();
-        if fresh.devices != self.devices {
-            return Err(AuditError::Devices { node: self.name.clone() });
-        }
-        let host = (self.host_booked, self.host_claimed);
-        if (fresh.host_booked, fresh.host_claimed) != host {
-            return Err(AuditError::Host { node: self.name.clone() });
-        }
-        Ok(())
-    }
-
-    /// Derives all sums anew. A node has few tenants, so this is cheap and cannot drift.
-    fn recompute(&mut self) {
-        self.recompute_devices();
-        let booked = self.reservations.values().map(|held| held.host);
-        self.host_booked = sum_host(booked.chain(self.others.values().copied()));
-        self.host_claimed = sum_host(self.claims.values().map(|claim| claim.host));
-    }
-
-    fn recompute_devices(&mut self) {
-        for books in &mut self.devices {
-            books.booked = Demand::ZERO;
-            books.claimed = Demand::ZERO;
-            books.tenants.clear();
-        }
-        for (uid, reservation) in &self.reservations {
-            for placed in &reservation.placement.devices {
-                if let Some(books) = device_mut(&mut self.devices, &placed.id) {
-                    books.booked = sum(books.booked, placed.demand);
-                    let held = books.tenants.entry(uid.clone()).or_default();
-                    *held = sum(*held, placed.demand);
-                }
-            }
-        }
-        for claim in self.claims.values() {
-            for placed in &claim.placement.devices {
-                if let Some(books) = device_mut(&mut self.devices, &placed.id) {
-                    books.claimed = sum(books.claimed, placed.demand);
-                }
-            }
-        }
     }
 }
 
@@ -558,60 +389,7 @@ fn is_drained(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool
     }
 }
 
-fn device_mut<'a>(devices: &'a mut [DeviceBooks], id: &DeviceId) -> Option<&'a mut DeviceBooks> {
-    devices.iter_mut().find(|books| books.device.id == *id)
-}
+mod sums;
 
-fn sum(left: Demand, right: Demand) -> Demand {
-    left.checked_add(right).expect("written amounts are bounded where they are read")
-}
-
-fn sum_host(amounts: impl Iterator<Item = HostAmount>) -> HostAmount {
-    let mut total = HostAmount::ZERO;
-    for amount in amounts {
-        total = total.checked_add(amount).expect("host amounts are bounded where they are read");
-    }
-    total
-}
-
-/// Memory in use on a device that no booking covers, zero within the tolerance.
-///
-/// Each tenant's use counts up to what it booked. Where the driver cannot say what a tenant uses, or
-/// processes were not sampled, the tenant is taken to use all it booked.
-fn unbooked(books: &DeviceBooks, seen: &DeviceUse, tolerance: MemMib) -> MemMib {
-    let Some(used) = seen.used else { return books.unbooked };
-    let mut covered = MemMib::ZERO;
-    for (uid, held) in &books.tenants {
-        let own = match &seen.processes {
-            None => None,
-            Some(processes) => processes
-                .iter()
-                .filter(|process| process.pod.as_ref() == Some(uid))
-                .map(|process| process.memory)
-                .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?)),
-        };
-        let counted = own.map_or(held.memory, |own| own.min(held.memory));
-        covered = covered.checked_add(counted).expect("booked amounts are bounded");
-    }
-    match used.checked_sub(covered) {
-        Some(rest) if rest > tolerance => rest,
-        _ => MemMib::ZERO,
-    }
-}
-
-/// Our own arithmetic is broken: the derived sums differ from what they are derived from.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AuditError {
-    /// The sums of a device.
-    #[error("sums of the devices of node `{node}` differ from its reservations")]
-    Devices {
-        /// The node.
-        node: NodeName,
-    },
-    /// The sums of processor time and memory.
-    #[error("sums of CPU and memory of node `{node}` differ from its pods")]
-    Host {
-        /// The node.
-        node: NodeName,
-    },
-}
+#[cfg(test)]
+mod tests;

@@ -35,9 +35,9 @@ pub fn evaluate(
         node.placeable()?;
         fits = fitting_devices(ask, &rooms)?;
     }
-    fit_host(ask, node.host_free())?;
-    let host_left = node.host_free().left_after(ask.host);
-    let scene = Scene { node, rooms: &rooms, ask, fits: &fits, host_left };
+    let host_free = node.host_room(claims);
+    fit_host(ask, host_free)?;
+    let scene = Scene { node, rooms: &rooms, ask, fits: &fits, host_free };
     let (rank, taken) = strategy.choose(&scene, mix);
     Ok(Place { rank, taken })
 }
@@ -95,6 +95,9 @@ pub fn still_fits(node: &NodeLedger, ask: &Ask, placement: &Placement) -> bool {
     placement.node == *node.name()
         && placement.devices.len() == ask.count()
         && (ask.count() == 0 || node.placeable().is_ok())
-        && fit_host(ask, node.host_free()).is_ok()
+        && fit_host(ask, node.host_room(ClaimRule::Ignored)).is_ok()
         && placement.devices.iter().all(fits)
 }
+
+#[cfg(test)]
+mod tests;

@@ -147,8 +147,8 @@ pub(super) struct Scene<'a> {
     pub(super) ask: &'a Ask,
     /// The devices that fit, by position; at least as many as are asked for.
     pub(super) fits: &'a [Taken],
-    /// Processor time and memory that would be left.
-    pub(super) host_left: HostAmount,
+    /// Processor time and memory that is free, with or without claims.
+    pub(super) host_free: HostAmount,
 }
 
 impl Strategy {
@@ -185,16 +185,16 @@ impl Strategy {
     }
 }
 
-/// FGD: the devices whose use gains the highest score. Whole devices are all alike, so the first
-/// ones are taken; of several partial devices each is judged alone, then all together.
+/// FGD: the devices whose use gains the highest score. Whole devices of one class are all alike, so
+/// the first ones are taken; of several others each is judged alone, then all together.
 fn least_fragmenting(scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>) {
     let usability = Usability::of(mix, scene.rooms);
-    let before = usability.fragments(scene.node.host_free().cpu);
+    let before = usability.fragments(scene.host_free.cpu);
     let score = |taken: &[Taken]| {
-        let after = usability.fragments_after(taken, scene.host_left.cpu);
+        let after = usability.fragments_after(taken, scene.host_left().cpu);
         100 - usability.score(before, after)
     };
-    if scene.ask.is_whole() || scene.ask.count() == 0 {
+    if scene.ask.count() == 0 || (scene.ask.is_whole() && scene.is_of_one_class()) {
         let taken = scene.fits[..scene.ask.count()].to_vec();
         return (Rank::Fragmentation { score_missing: score(&taken) }, taken);
     }
@@ -205,6 +205,11 @@ fn least_fragmenting(scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>)
 }
 
 impl Scene<'_> {
+    /// Processor time and memory that would be left.
+    pub(super) fn host_left(&self) -> HostAmount {
+        self.host_free.left_after(self.ask.host)
+    }
+
     /// The first devices by `key`, then by position; as many as are asked for.
     pub(super) fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> Vec<Taken> {
         let count = self.ask.count();
@@ -254,12 +259,21 @@ impl Scene<'_> {
         left.share.max(Share::ratio(left.memory, capacity).unwrap_or(Share::ZERO))
     }
 
+    /// Whether the devices that fit are all of one class.
+    fn is_of_one_class(&self) -> bool {
+        let mut classes = self.fits.iter().map(|(position, _)| self.rooms[*position].class);
+        let first = classes.next();
+        classes.all(|class| Some(class) == first)
+    }
+
+    /// What stays free on the devices that take tenants at all.
     fn left_on_node(&self, taken: &[Taken]) -> Share {
+        let is_open = |position: &usize| self.node.devices()[*position].is_placeable();
         let of = |position| {
             let found = taken.iter().find(|(at, _)| *at == position);
             self.left(position, found.map_or(Demand::ZERO, |(_, demand)| *demand))
         };
-        total((0..self.rooms.len()).map(of))
+        total((0..self.rooms.len()).filter(is_open).map(of))
     }
 }
 
@@ -267,4 +281,109 @@ fn total(shares: impl Iterator<Item = Share>) -> Share {
     shares.fold(Share::ZERO, |sum, share| {
         sum.checked_add(share).expect("shares of one node fit into 64 bits")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::super::node::ClaimRule;
+    use super::super::plan::{self, Place};
+    use super::*;
+
+    fn place(node: &str, request: &str, policy: Policy, mix: &str) -> Place {
+        let (node, classes) = fixture::node(node);
+        let ask = fixture::ask(request, &classes);
+        let mix = fixture::mix(mix).compile(&classes);
+        plan::evaluate(&node, &ask, Strategy::Policy(policy), &mix, ClaimRule::Respected).unwrap()
+    }
+
+    fn share(millionths: u64) -> Share {
+        Share::from_millionths(millionths)
+    }
+
+    /// Both nodes take the request, and the first one is the better place.
+    fn check_better(policy: Policy, request: &str, better: &str, worse: &str) {
+        let rank = |node| place(node, request, policy, "3 fraction=0.5; 1 whole").rank;
+        assert!(rank(better) < rank(worse), "{request}: {better} is not better than {worse}");
+    }
+
+    #[test]
+    fn binpack_opens_no_device_where_it_can_fill_one() {
+        for (request, better, worse) in [
+            ("fraction=0.3", "A:400/1000 B:1000/1000", "A:1000/1000"),
+            ("fraction=0.3", "A:300/1000", "A:400/1000"),
+            ("fraction=0.3", "A:300/1000 B:200/1000", "A:300/1000 B:900/1000"),
+            ("fraction=0.3 count=2", "A:500/1000 B:500/1000", "A:300/1000 B:1000/1000"),
+        ] {
+            check_better(Policy::BinPack, request, better, worse);
+        }
+    }
+
+    #[test]
+    fn spread_meets_as_few_tenants_as_it_can() {
+        for (request, better, worse) in [
+            ("fraction=0.3", "A:1000/1000", "A:900/1000"),
+            ("fraction=0.3", "A:700/1000", "A:600/1000"),
+            ("fraction=0.3", "A:1000/1000 B:900/1000", "A:1000/1000 B:300/1000"),
+            ("fraction=0.3 count=2", "A:400/1000 B:1000/1000", "A:900/1000 B:900/1000"),
+        ] {
+            check_better(Policy::Spread, request, better, worse);
+        }
+    }
+
+    #[test]
+    fn fragmentation_prefers_the_node_that_loses_least() {
+        for (request, better, worse) in [
+            ("fraction=0.5", "A:500/1000", "A:1000/1000"),
+            ("fraction=0.3", "A:300/1000", "A:500/1000"),
+            ("whole", "A:1000/1000", "A:1000/1000 B:300/1000 C:1000/1000,0.2"),
+        ] {
+            let rank =
+                |node| place(node, request, Policy::Fragmentation, "3 fraction=0.5; 1 whole");
+            assert!(rank(better).rank <= rank(worse).rank, "{request}: {better}, {worse}");
+        }
+        check_better(Policy::Fragmentation, "fraction=0.5", "A:500/1000", "A:1000/1000");
+    }
+
+    #[test]
+    fn a_rank_counts_what_stays_free_where_tenants_may_come() {
+        let node = "A:600/1000 B!:900/1000 C=1g.5gb:500/500";
+        let rank = place(node, "fraction=0.4", Policy::BinPack, "").rank;
+        let left = Rank::BinPack {
+            devices_opened: 0,
+            left_on_devices: share(200_000),
+            left_on_node: share(1_200_000), // of A and C; B is ill, and a MIG parent holds nobody
+        };
+        assert_eq!(rank, left);
+        let rank = place(node, "fraction=0.4", Policy::Spread, "").rank;
+        let left = Rank::Spread {
+            tenants_met: 1,
+            left_on_devices: Reverse(share(200_000)),
+            left_on_node: Reverse(share(1_200_000)),
+        };
+        assert_eq!(rank, left);
+    }
+
+    #[test]
+    fn of_whole_devices_of_several_models_the_least_wanted_is_taken() {
+        let mix = "9 fraction=0.5 model=T4; 1 fraction=0.5 model=A100";
+        let node = "A:1000/1000@T4 B:1000/1000@A100 C:1000/1000@T4";
+        let taken = |request| {
+            let place = place(node, request, Policy::Fragmentation, mix);
+            place.taken.iter().map(|(position, _)| *position).collect::<Vec<_>>()
+        };
+        assert_eq!(taken("whole"), [1]);
+        assert_eq!(taken("fraction=1"), [1]);
+        assert_eq!(taken("whole model=T4"), [0]);
+        assert_eq!(taken("whole count=2"), [1, 0]);
+    }
+
+    #[test]
+    fn policies_are_named_as_the_annotation_writes_them() {
+        for policy in Policy::ALL {
+            assert_eq!(policy.to_string().parse(), Ok(policy));
+        }
+        let message = "Binpack".parse::<Policy>().unwrap_err().to_string();
+        assert!(message.contains("`Binpack`") && message.contains("`spread`"), "{message}");
+    }
 }

@@ -80,6 +80,10 @@ pub(crate) fn tenancy(pod: &Pod, fleet: &Fleet) -> Result<Option<Tenancy>, Strin
         Err(error) => return Err(format!("{name} has the placement `{text}`: {error}")),
     };
     let tenancy = Tenancy { pod: name, node, uses: written.devices, foreign };
+    // The amounts alone are enough to hold room; with a list of other devices nothing is believed.
+    if foreign && annotation(pod, DEVICES).is_some_and(|names| names != device_names(&tenancy)) {
+        return Ok(None);
+    }
     if !foreign {
         let version = written.v;
         own_faults(&tenancy, version, pod, fleet).map_err(|e| format!("{}: {e}", tenancy.pod))?;
@@ -130,11 +134,10 @@ fn own_faults(tenancy: &Tenancy, version: u64, pod: &Pod, fleet: &Fleet) -> Resu
     if version != 1 {
         return Err(format!("placement version {version} is not 1"));
     }
-    let expected: Vec<String> =
-        tenancy.uses.iter().map(|u| format!("runtime.nvidia.com/gpu={}", u.device)).collect();
+    let expected = device_names(tenancy);
     let devices = annotation(pod, DEVICES).unwrap_or_default();
-    if devices != expected.join(",") {
-        return Err(format!("{DEVICES} is `{devices}`, the placement has {expected:?}"));
+    if devices != expected {
+        return Err(format!("{DEVICES} is `{devices}`, the placement has `{expected}`"));
     }
     let count = match annotation(pod, "gpu-fraction-num-devices") {
         None => 1,
@@ -163,6 +166,12 @@ fn own_faults(tenancy: &Tenancy, version: u64, pod: &Pod, fleet: &Fleet) -> Resu
         }
     }
     Ok(())
+}
+
+/// The devices in the form that the container runtime takes.
+fn device_names(tenancy: &Tenancy) -> String {
+    let name = |used: &Use| format!("runtime.nvidia.com/gpu={}", used.device);
+    tenancy.uses.iter().map(name).collect::<Vec<_>>().join(",")
 }
 
 /// What the request annotations come to on a device of that capacity: memory and share.

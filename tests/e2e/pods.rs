@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
+use crate::checker::{DEVICES, PLACEMENT};
+
 /// The profile of `scheduler-config/second-scheduler.yaml`.
 pub(crate) const GPUPACK: &str = "gpupack";
 
@@ -55,6 +57,12 @@ impl PodPlan {
         self
     }
 
+    /// Takes an annotation away.
+    pub(crate) fn without(mut self, key: &str) -> Self {
+        self.annotations.remove(key);
+        self
+    }
+
     /// Adds a resource to the limits of the container.
     pub(crate) fn limited(mut self, resource: &str, quantity: &str) -> Self {
         self.limits.insert(resource.to_owned(), quantity.to_owned());
@@ -65,6 +73,15 @@ impl PodPlan {
     pub(crate) fn for_scheduler(mut self, name: &str) -> Self {
         name.clone_into(&mut self.scheduler);
         self
+    }
+
+    /// Writes a placement on one device, as gpupack would: both annotations.
+    pub(crate) fn placed_on(self, uuid: &str, mib: u64, share: u64) -> Self {
+        let text = json!({
+            "v": 1, "devices": [{"id": uuid, "mib": mib, "share": share}], "protection": "none",
+        });
+        self.annotated(PLACEMENT, &text.to_string())
+            .annotated(DEVICES, &format!("runtime.nvidia.com/gpu={uuid}"))
     }
 
     /// Binds the pod at creation, past every scheduler.

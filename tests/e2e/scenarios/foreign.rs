@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::checker::PLACEMENT;
+use crate::checker::{DEVICES, PLACEMENT};
 use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
@@ -19,10 +19,7 @@ fn pods_bound_by_others_count_if_they_say_where() {
         let [first, second] = [0, 1].map(|i| fleet.uuids(node)[i].to_owned());
         let placed = |name: &str, uuid: &str, share: u64| {
             let mib = share * 81_320 / 1_000_000;
-            let text = format!(
-                r#"{{"v":1,"devices":[{{"id":"{uuid}","mib":{mib},"share":{share}}}],"protection":"none"}}"#
-            );
-            PodPlan::new(name).annotated(PLACEMENT, &text).bound_by_others(node)
+            PodPlan::new(name).placed_on(uuid, mib, share).bound_by_others(node)
         };
         // Older than the install: they are there before any part of gpupack runs.
         let old = [
@@ -101,10 +98,11 @@ fn others_may_overbook_a_gpu_and_nothing_else_stops() {
         let fleet = Fleet::new().with("overbooked", 1, (2, A100));
         let node = "overbooked-00";
         let uuid = fleet.uuids(node)[0].to_owned();
-        let text = format!(r#"{{"v":1,"devices":[{{"id":"{uuid}","mib":65056,"share":800000}}]}}"#);
         let forged =
-            |name: &str| PodPlan::new(name).annotated(PLACEMENT, &text).bound_by_others(node);
-        bed.cluster.add_pods(&[forged("one"), forged("two")]).await;
+            |name: &str| PodPlan::new(name).placed_on(&uuid, 65_056, 800_000).bound_by_others(node);
+        // Whoever takes the list of devices away does not thereby free the room.
+        let plans = [forged("one"), forged("two").without(DEVICES)];
+        bed.cluster.add_pods(&plans).await;
         let stage = bed.stage(Setup::of(fleet)).await;
         let plans = ["a", "b"].map(|name| PodPlan::fraction(name, "0.5"));
         stage.cluster.add_pods(&plans).await;

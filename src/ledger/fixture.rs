@@ -1,0 +1,140 @@
+//! A ledger with a few nodes for the tests of this layer.
+
+use std::time::Duration;
+
+use super::books::{Ledger, PodFact, Settings};
+use super::questions::Question;
+use super::reports::{NodeReport, Receipt, ReportRefusal};
+use crate::packing::device::{
+    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory, NodeName, PodUid,
+    PoolName,
+};
+use crate::packing::fit::HostRule;
+use crate::packing::node::{DeviceUse, NodeLedger, ProcessUse};
+use crate::packing::policy::{Policy, Strategy};
+use crate::packing::request::{Amount, Demand, GpuRequest};
+use crate::packing::reservation::{PlacedDevice, Placement, PodRef, Protection};
+use crate::packing::units::{HostAmount, MemMib, Share, Timestamp};
+
+/// Claims last 5 s, nodes are silent after 10 s, drains end after 30 s.
+pub(super) fn settings() -> Settings {
+    Settings {
+        claim_for: Duration::from_secs(5),
+        stale_after: Duration::from_secs(10),
+        drain_limit: Duration::from_secs(30),
+        warm_up: Duration::from_secs(10),
+        unmanaged_tolerance: MemMib::ZERO,
+        first_session: 7,
+    }
+}
+
+pub(super) fn seconds(seconds: u64) -> Timestamp {
+    Timestamp::from_millis(1000 * seconds)
+}
+
+pub(super) fn uid(text: &str) -> PodUid {
+    PodUid::new(text)
+}
+
+pub(super) fn pod(text: &str) -> PodRef {
+    PodRef { uid: uid(text), name: text.into() }
+}
+
+/// GPUs of 1000 MiB, named in one text: `A B`.
+pub(super) fn inventory(names: &str) -> NodeInventory {
+    let devices = names.split_whitespace().zip(0..).map(|(name, index)| Device {
+        id: DeviceId::new(name).expect("a legal id"),
+        index: DeviceIndex(index),
+        model: ModelName::new("T4"),
+        total: MemMib::new(1000),
+        reserved: MemMib::ZERO,
+        kind: DeviceKind::Gpu,
+        health: Health::Healthy,
+    });
+    NodeInventory::new(devices.collect()).expect("a sound inventory")
+}
+
+/// What an agent sees on the devices of `names`: healthy, and a process of each of `pods`.
+pub(super) fn uses(names: &str, pods: &[&str]) -> Vec<DeviceUse> {
+    let process = |pod: &&str| ProcessUse { pod: Some(uid(pod)), memory: None };
+    let seen = |name: &str| DeviceUse {
+        id: DeviceId::new(name).expect("a legal id"),
+        used: Some(MemMib::ZERO),
+        busy_percent: None,
+        health: Health::Healthy,
+        processes: Some(pods.iter().map(process).collect()),
+    };
+    names.split_whitespace().map(seen).collect()
+}
+
+/// A hello of `agent` with the devices of `names`.
+pub(super) fn hello(agent: &str, sequence: u64, names: &str) -> NodeReport {
+    NodeReport {
+        agent: agent.to_owned(),
+        session: None,
+        sequence,
+        inventory: Some(inventory(names)),
+        uses: uses(names, &[]),
+    }
+}
+
+/// A report of the use of the devices of `names`.
+pub(super) fn report(agent: &str, session: u64, sequence: u64, names: &str) -> NodeReport {
+    NodeReport { session: Some(session), inventory: None, ..hello(agent, sequence, names) }
+}
+
+/// A ledger of one node `n` with the devices of `names`; its agent `x` speaks in session 7.
+pub(super) fn ledger(names: &str) -> Ledger {
+    let ledger = Ledger::new(settings());
+    see_node(&ledger, "n");
+    let receipt = say(&ledger, &hello("x", 1, names)).expect("a hello is accepted");
+    assert_eq!(receipt.session, 7);
+    ledger
+}
+
+pub(super) fn see_node(ledger: &Ledger, name: &str) {
+    ledger.see_node(&NodeName::new(name), HostAmount::ZERO, PoolName::new(""));
+}
+
+pub(super) fn say(ledger: &Ledger, report: &NodeReport) -> Result<Receipt, ReportRefusal> {
+    ledger.report("n", report, Timestamp::START)
+}
+
+/// A question for a share of one GPU, in millionths.
+pub(super) fn asks(millionths: u64) -> Question {
+    Question {
+        gpu: Some(GpuRequest::one(Amount::Fraction(Share::from_millionths(millionths)))),
+        host: HostAmount::ZERO,
+        host_rule: HostRule::Trusted,
+        strategy: Strategy::Policy(Policy::BinPack),
+    }
+}
+
+/// The pod as the API server shows it: bound to `node`, with that share of `device`.
+pub(super) fn bound(pod_uid: &str, node: &str, device: &str, millionths: u64) -> PodFact {
+    let share = Share::from_millionths(millionths);
+    let demand = Demand { memory: share.of(MemMib::new(1000)), share };
+    let id = DeviceId::new(device).expect("a legal id");
+    PodFact {
+        pod: pod(pod_uid),
+        node: Some(NodeName::new(node)),
+        host: HostAmount::ZERO,
+        is_terminal: false,
+        wants_gpu: true,
+        placement: Some(Placement {
+            node: NodeName::new(node),
+            devices: vec![PlacedDevice { id, demand }],
+            protection: Protection::None,
+        }),
+    }
+}
+
+pub(super) fn node(ledger: &Ledger, name: &str) -> NodeLedger {
+    ledger.node(name).expect("the node is known")
+}
+
+/// Free share of each device of node `n` in thousandths, claims counted as taken.
+pub(super) fn free(ledger: &Ledger) -> Vec<u64> {
+    let node = node(ledger, "n");
+    node.devices().iter().map(|device| device.free().share.millionths() / 1000).collect()
+}

@@ -1,0 +1,92 @@
+//! The values of labels: closed sets, so that the number of series is known beforehand.
+
+/// A verb of the extender protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Which nodes fit.
+    Filter,
+    /// How good each node is.
+    Prioritize,
+    /// Put the pod on a node.
+    Bind,
+}
+
+impl Verb {
+    /// The label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Filter => "filter",
+            Self::Prioritize => "prioritize",
+            Self::Bind => "bind",
+        }
+    }
+}
+
+/// How a call of a verb ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// At least one node fits, or the pod is bound.
+    Ok,
+    /// No node fits, or the bind was refused.
+    Refused,
+    /// The call could not be answered: malformed, or not ready.
+    Error,
+}
+
+impl Outcome {
+    /// The label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Refused => "refused",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// How a bind ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BindResult {
+    /// The pod is bound as decided.
+    Bound,
+    /// The room was taken in between, or the pod was bound elsewhere.
+    Conflict,
+    /// The API server or the books refused for good.
+    Refused,
+    /// Whether the Binding was accepted could not be found out in time.
+    Undecided,
+}
+
+impl BindResult {
+    /// The label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Bound => "bound",
+            Self::Conflict => "conflict",
+            Self::Refused => "refused",
+            Self::Undecided => "undecided",
+        }
+    }
+}
+
+/// What became of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReportResult {
+    /// Taken in.
+    Accepted,
+    /// Repeated or late.
+    Ignored,
+    /// Refused.
+    Refused,
+}
+
+impl ReportResult {
+    /// The label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Accepted => "accepted",
+            Self::Ignored => "ignored",
+            Self::Refused => "refused",
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What facts from outside may do to a node's books, and what they may not.
+
+use super::super::device::{Device, DeviceIndex, DeviceKind, Health, ModelName};
+use super::super::reservation::{PlacedDevice, Placement, Protection};
+use super::super::units::{MilliCpu, Share};
+use super::*;
+
+/// A node with two GPUs, `A` and `B`, of 1000 MiB, whose agent has reported.
+fn node() -> NodeLedger {
+    let mut node = NodeLedger::new(NodeName::new("n"), MemMib::new(10));
+    node.see_node(cores(8000), PoolName::new(""));
+    node.replace_inventory(&inventory(&["A", "B"], 1000), &mut DeviceClasses::default());
+    node.observe(&[clean("A"), clean("B")], Timestamp::START);
+    node
+}
+
+fn cores(milli: u64) -> HostAmount {
+    HostAmount { cpu: MilliCpu::new(milli), memory: MemMib::new(milli) }
+}
+
+fn id(text: &str) -> DeviceId {
+    DeviceId::new(text).unwrap()
+}
+
+fn uid(text: &str) -> PodUid {
+    PodUid::new(text)
+}
+
+fn inventory(ids: &[&str], mib: u64) -> NodeInventory {
+    let devices = ids.iter().zip(0..).map(|(name, index)| Device {
+        id: id(name),
+        index: DeviceIndex(index),
+        model: ModelName::new("T4"),
+        total: MemMib::new(mib),
+        reserved: MemMib::ZERO,
+        kind: DeviceKind::Gpu,
+        health: Health::Healthy,
+    });
+    NodeInventory::new(devices.collect()).unwrap()
+}
+
+fn clean(device: &str) -> DeviceUse {
+    DeviceUse {
+        id: id(device),
+        used: Some(MemMib::ZERO),
+        busy_percent: None,
+        health: Health::Healthy,
+        processes: Some(Vec::new()),
+    }
+}
+
+/// A device in use by processes, given as pod and memory.
+fn used(device: &str, mib: u64, processes: &[(Option<&str>, Option<u64>)]) -> DeviceUse {
+    let process = |(pod, memory): &(Option<&str>, Option<u64>)| ProcessUse {
+        pod: pod.map(uid),
+        memory: memory.map(MemMib::new),
+    };
+    DeviceUse {
+        used: Some(MemMib::new(mib)),
+        processes: Some(processes.iter().map(process).collect()),
+        ..clean(device)
+    }
+}
+
+fn demand(mib: u64, millionths: u64) -> Demand {
+    Demand { memory: MemMib::new(mib), share: Share::from_millionths(millionths) }
+}
+
+fn placement(device: &str, demand: Demand) -> Placement {
+    let devices = vec![PlacedDevice { id: id(device), demand }];
+    Placement { node: NodeName::new("n"), devices, protection: Protection::None }
+}
+
+fn held(pod: &str, device: &str, demand: Demand) -> Reservation {
+    Reservation {
+        pod: PodRef { uid: uid(pod), name: pod.into() },
+        placement: placement(device, demand),
+        host: cores(1000),
+        state: ReservationState::Confirmed,
+    }
+}
+
+fn free(node: &NodeLedger) -> Vec<(u64, u64)> {
+    let free = node.devices().iter().map(DeviceBooks::free);
+    free.map(|free| (free.memory.mib(), free.share.millionths())).collect()
+}
+
+#[test]
+fn amounts_beyond_any_type_overbook_their_device_and_nothing_else() {
+    let mut node = node();
+    node.book(held("p", "A", demand(u64::MAX, u64::MAX)));
+    node.book(held("q", "A", demand(1, 1)));
+    node.book(Reservation {
+        host: HostAmount { cpu: MilliCpu::new(u64::MAX), memory: MemMib::new(u64::MAX) },
+        ..held("r", "A", demand(u64::MAX, 0))
+    });
+    node.observe(&[used("A", 700, &[(Some("p"), Some(700))]), clean("B")], Timestamp::START);
+    assert_eq!(node.audit(), Ok(()));
+    assert_eq!(free(&node), [(0, 0), (1000, 1_000_000)]);
+    assert!(node.devices()[0].is_overbooked() && !node.devices()[1].is_overbooked());
+    assert_eq!(node.host_free(), HostAmount::ZERO);
+    for pod in ["p", "q", "r"] {
+        assert!(node.remove(&uid(pod)));
+    }
+    node.observe(&[clean("A"), clean("B")], Timestamp::START);
+    assert_eq!(free(&node), [(1000, 1_000_000), (1000, 1_000_000)]);
+}
+
+/// Reports in which the drained pod `p` of device `A` is looked for, until its room is free.
+fn reports_to_free(reports: &[Vec<DeviceUse>]) -> Option<usize> {
+    let mut node = node();
+    node.book(held("p", "A", demand(400, 400_000)));
+    assert!(!node.drain(&uid("p"), Timestamp::START));
+    reports.iter().position(|uses| {
+        let freed = node.observe(uses, Timestamp::START);
+        assert_eq!(freed.is_empty(), node.reservation(&uid("p")).is_some());
+        !freed.is_empty()
+    })
+}
+
+#[test]
+fn room_of_an_ended_pod_is_free_after_two_reports_in_a_row_without_its_processes() {
+    let none = || vec![clean("A"), clean("B")];
+    let some = || vec![used("A", 400, &[(Some("p"), Some(400))]), clean("B")];
+    let elsewhere = || vec![clean("A"), used("B", 9, &[(Some("p"), None)])];
+    let unsampled = || vec![clean("A"), DeviceUse { processes: None, ..clean("B") }];
+    for (reports, freed_at) in [
+        (vec![none(), none()], Some(1)),
+        (vec![none(), some(), none(), none()], Some(3)),
+        (vec![some(), elsewhere(), none(), elsewhere(), none()], None),
+        (vec![none(), unsampled(), none()], Some(2)),
+        (vec![none(), vec![], vec![clean("B")], none()], Some(3)),
+        (vec![vec![], vec![clean("B")], vec![], vec![]], None),
+    ] {
+        assert_eq!(reports_to_free(&reports), freed_at, "{reports:?}");
+    }
+}
+
+#[test]
+fn a_pod_on_a_device_that_vanished_is_drained_by_what_is_still_seen() {
+    let mut node = node();
+    node.book(held("p", "A", demand(400, 400_000)));
+    node.replace_inventory(&inventory(&["B"], 1000), &mut DeviceClasses::default());
+    assert!(!node.drain(&uid("p"), Timestamp::START));
+    assert_eq!(node.observe(&[clean("B")], Timestamp::START), []);
+    assert_eq!(node.observe(&[clean("B")], Timestamp::START), [uid("p")]);
+}
+
+#[test]
+fn a_drain_ends_by_time_also_where_no_agent_has_spoken_yet() {
+    let limit = Duration::from_secs(30);
+    let mut spoken = node();
+    spoken.book(held("p", "A", demand(400, 400_000)));
+    assert!(!spoken.drain(&uid("p"), Timestamp::from_millis(500)));
+    assert_eq!(spoken.host_free(), cores(8000), "the host is free at once");
+    for (millis, is_due) in [(500, false), (30_499, false), (30_500, true)] {
+        let now = Timestamp::from_millis(millis);
+        assert_eq!(spoken.is_anything_due(limit, now), is_due, "after {millis} ms");
+    }
+    assert_eq!(spoken.expire(limit, Timestamp::from_millis(30_500)), [uid("p")]);
+    assert_eq!(free(&spoken), [(1000, 1_000_000); 2]);
+
+    // after a restart the agent may only be late: the processes may still be there
+    let mut restarted = NodeLedger::new(NodeName::new("n"), MemMib::ZERO);
+    restarted.book(held("p", "A", demand(400, 400_000)));
+    assert!(!restarted.drain(&uid("p"), Timestamp::START));
+    restarted.replace_inventory(&inventory(&["A"], 1000), &mut DeviceClasses::default());
+    restarted.observe(&[used("A", 0, &[(Some("p"), None)])], Timestamp::START);
+    assert_eq!(free(&restarted), [(600, 600_000)]);
+    assert_eq!(restarted.expire(limit, Timestamp::from_millis(30_000)), [uid("p")]);
+}
+
+#[test]
+fn memory_outside_the_books_is_taken_off_what_is_free() {
+    // device A, of 1000 MiB, holds pod p with 400 MiB; 10 MiB are tolerated
+    for (total, processes, unbooked) in [
+        (0, vec![], 0),
+        (400, vec![(Some("p"), Some(400))], 0),
+        (150, vec![(Some("p"), Some(150))], 0),
+        (160, vec![(Some("p"), Some(150))], 0),
+        (161, vec![(Some("p"), Some(150))], 11),
+        (700, vec![(Some("p"), Some(700))], 300), // an over-user
+        (700, vec![(Some("p"), Some(300)), (Some("p"), Some(400))], 300),
+        (700, vec![(Some("p"), Some(200)), (None, Some(500))], 500), // a stranger
+        (700, vec![(Some("p"), None)], 300), // unknown use counts as all it booked
+        (700, vec![], 700),
+        (5000, vec![(Some("p"), Some(u64::MAX)), (Some("p"), Some(1))], 4600),
+    ] {
+        let mut node = node();
+        node.book(held("p", "A", demand(400, 400_000)));
+        node.observe(&[used("A", total, &processes), clean("B")], Timestamp::START);
+        let device = &node.devices()[0];
+        assert_eq!(device.unbooked().mib(), unbooked, "{total} used by {processes:?}");
+        assert_eq!(device.free().memory.mib(), 600_u64.saturating_sub(unbooked));
+        assert_eq!(device.free().share.millionths(), 600_000);
+    }
+}
+
+#[test]
+fn a_new_inventory_keeps_what_was_seen_until_it_is_seen_again() {
+    let mut node = node();
+    let sick = DeviceUse { health: Health::Unhealthy, ..used("A", 300, &[(None, Some(300))]) };
+    node.book(held("p", "A", demand(400, 400_000)));
+    node.observe(&[sick, clean("B")], Timestamp::START);
+    let before = free(&node);
+    node.replace_inventory(&inventory(&["A", "B"], 1000), &mut DeviceClasses::default());
+    assert_eq!(free(&node), before);
+    assert_eq!(node.devices()[0].health(), Health::Unhealthy);
+    node.observe(&[clean("A"), clean("B")], Timestamp::START);
+    assert_eq!(node.devices()[0].health(), Health::Healthy);
+    assert_eq!(free(&node)[0], (600, 600_000));
+}
+
+#[test]
+fn a_smaller_replacement_is_overbooked_until_its_tenants_end() {
+    let mut node = node();
+    node.book(held("p", "A", demand(700, 100_000)));
+    node.book(held("q", "A", demand(200, 100_000)));
+    let smaller = NodeInventory::new(
+        [inventory(&["A"], 600), inventory(&["B"], 1000)]
+            .iter()
+            .flat_map(|part| part.devices().iter().cloned())
+            .collect(),
+    );
+    node.replace_inventory(&smaller.unwrap(), &mut DeviceClasses::default());
+    assert!(node.devices()[0].is_overbooked());
+    assert_eq!(free(&node), [(0, 0), (1000, 1_000_000)]);
+    node.remove(&uid("p"));
+    assert_eq!(free(&node), [(400, 900_000), (1000, 1_000_000)]);
+    assert_eq!(node.audit(), Ok(()));
+}
+
+#[test]
+fn a_pod_without_devices_has_nothing_to_drain() {
+    let mut node = node();
+    let placement = Placement { devices: Vec::new(), ..placement("A", demand(0, 0)) };
+    node.book(Reservation { placement, ..held("p", "A", demand(0, 0)) });
+    assert_eq!(node.host_free(), cores(7000));
+    node.drain(&uid("p"), Timestamp::START);
+    assert!(!node.holds(&uid("p")));
+}

@@ -1,0 +1,179 @@
+//! Where requests fit, which devices they get, and why they are refused.
+
+use expect_test::{Expect, expect};
+
+use super::super::fixture;
+use super::super::node::Claim;
+use super::super::policy::Policy;
+use super::super::units::{HostAmount, MemMib, MilliCpu, Timestamp};
+use super::*;
+
+fn answer(node_text: &str, request_text: &str, policy: Policy, mix_text: &str) -> String {
+    let (node, classes) = fixture::node(node_text);
+    let ask = fixture::ask(request_text, &classes);
+    let mix = fixture::mix(mix_text).compile(&classes);
+    let found = evaluate(&node, &ask, Strategy::Policy(policy), &mix, ClaimRule::Respected);
+    match found {
+        Err(misfit) => format!("{misfit:?}"),
+        Ok(place) => {
+            let placed = placement(&node, &ask, &place);
+            assert!(still_fits(&node, &ask, &placed), "what was just found fits");
+            let names: Vec<_> = placed.devices.iter().map(|device| device.id.as_str()).collect();
+            names.join("+")
+        }
+    }
+}
+
+/// Whatever the policy, the answer is the same where only one place exists.
+#[expect(clippy::needless_pass_by_value, reason = "an expectation is written at the call")]
+fn check(node: &str, request: &str, expected: Expect) {
+    for policy in Policy::ALL {
+        expected.assert_eq(&answer(node, request, policy, "1 fraction=0.5"));
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "an expectation is written at the call")]
+fn check_policy(node: &str, request: &str, policy: Policy, expected: Expect) {
+    expected.assert_eq(&answer(node, request, policy, "1 fraction=0.5"));
+}
+
+#[test]
+fn a_request_goes_where_it_fits() {
+    check("A:500/1000", "fraction=0.333", expect!["A"]);
+    check("A:500/1000", "fraction=0.5", expect!["A"]);
+    check("A:400/1000 B:500/1000", "fraction=0.5", expect!["B"]);
+    check("A:300/1000 B:700/1000", "memory=700", expect!["B"]);
+    check("A:999/1000 B:1000/1000", "whole", expect!["B"]);
+    check("A:1000/1000@T4 B:1000/1000@A100", "whole model=A100", expect!["B"]);
+    check("A:1000/1000@T4 B:1000/1000@A10", "fraction=0.1 model=A100|A10", expect!["B"]);
+    check("A:1000/1000", "cpu=16000", expect![""]);
+}
+
+#[test]
+fn several_devices_are_distinct() {
+    check("A:500/1000 B:500/1000", "fraction=0.25 count=2", expect!["A+B"]);
+    check("A:500/1000", "fraction=0.25 count=2", expect!["TooFewDevices { suitable: 1 }"]);
+    check("A:500/1000 B:100/1000", "fraction=0.25 count=2", expect!["DevicesTaken { fitting: 1 }"]);
+    check(
+        "A:1000/1000@T4 B:1000/1000@A100",
+        "whole model=A100 count=2",
+        expect!["TooFewDevices { suitable: 1 }"],
+    );
+    check(
+        "A:1000/1000 B:0/1000 C:0/1000",
+        "whole count=4",
+        expect!["TooFewDevices { suitable: 3 }"],
+    );
+}
+
+#[test]
+fn memory_and_share_are_two_dimensions() {
+    check("A:900/1000,0.2", "fraction=0.2 memory=900", expect!["A"]);
+    check("A:900/1000,0.2", "fraction=0.1 memory=901", expect!["Memory { short: MemMib(1) }"]);
+    check("A:900/1000,0.2", "fraction=0.200001 memory=1", expect!["Share { short: Share(1) }"]);
+    check("A:900/1000,0.2 B:100/1000,0.9", "fraction=0.9 memory=100", expect!["B"]);
+    // a memory request takes compute in proportion, rounded down
+    check("A:900/1000,0.2", "memory=200", expect!["A"]);
+    check("A:900/1000,0.2", "memory=201", expect!["Share { short: Share(1000) }"]);
+    check("A:3/3", "memory=1", expect!["A"]);
+}
+
+#[test]
+fn a_refusal_names_what_the_smallest_change_would_cure() {
+    check("", "fraction=0.1", expect!["NoDevices"]);
+    check("A:1000/1000@T4", "fraction=0.1 model=A100", expect!["Model"]);
+    check("A:1000/1000", "mig=1g.5gb", expect!["Kind"]);
+    check("A:1000/1000", "slot", expect!["NoReplicas"]);
+    check("A:1000/1000", "memory=1001", expect!["TooLarge { over: MemMib(1) }"]);
+    check("A:1/1000 B:1/1500", "memory=2000", expect!["TooLarge { over: MemMib(500) }"]);
+    check("A!:1000/1000 B!:10/1000", "fraction=0.5", expect!["Unhealthy"]);
+    check("A!:1000/1000 B:10/1000", "fraction=0.5", expect!["Memory { short: MemMib(490) }"]);
+    check("A:100/1000 B:300/1000", "fraction=0.5", expect!["Memory { short: MemMib(200) }"]);
+    check("A:1000/1000", "fraction=0.5 cpu=16001", expect!["Cpu { short: MilliCpu(1) }"]);
+}
+
+#[test]
+fn a_mig_instance_is_taken_whole_and_by_its_profile() {
+    let node = "A=1g.5gb:500/500 B=2g.10gb:1000/1000";
+    check(node, "mig=2g.10gb", expect!["B"]);
+    check(node, "mig=3g.20gb", expect!["Kind"]);
+    check(node, "fraction=0.1", expect!["Kind"]);
+    check(node, "whole", expect!["Kind"]);
+    check("A=1g.5gb:0/500", "mig=1g.5gb", expect!["Memory { short: MemMib(500) }"]);
+    check("A=1g.5gb:500/500 B=1g.5gb:500/500", "mig=1g.5gb count=2", expect!["A+B"]);
+}
+
+#[test]
+fn binpack_takes_the_fullest_device_that_fits() {
+    let pack = |node, request, expected| check_policy(node, request, Policy::BinPack, expected);
+    pack("A:1000/1000 B:600/1000 C:500/1000 D:100/1000", "fraction=0.5", expect!["C"]);
+    pack("A:1000/1000 B:1000/1000", "fraction=0.5", expect!["A"]);
+    pack("A:1000/1000 B:900/1000 C:800/1000", "fraction=0.5 count=2", expect!["C+B"]);
+    // the fuller of both dimensions counts: B has little memory but much compute left
+    pack("A:600/1000,0.6 B:500/1000,0.9", "fraction=0.1 memory=100", expect!["A"]);
+}
+
+#[test]
+fn spread_takes_the_device_with_the_fewest_tenants() {
+    let spread = |node, request, expected| check_policy(node, request, Policy::Spread, expected);
+    spread("A:600/1000 B:1000/1000 C:1000/1000", "fraction=0.5", expect!["B"]);
+    spread("A:600/1000 B:700/1000", "fraction=0.5", expect!["B"]);
+    spread("A:600/1000 B:1000/1000 C:700/1000", "fraction=0.5 count=2", expect!["B+C"]);
+}
+
+#[test]
+fn fragmentation_keeps_room_for_the_typical_requests() {
+    let keep = |node: &str, request: &str, mix: &str, expected: Expect| {
+        expected.assert_eq(&answer(node, request, Policy::Fragmentation, mix));
+    };
+    // 0.3 of B leaves 0.2 that no half can use; 0.3 of A leaves a half
+    keep("A:800/1000 B:500/1000", "fraction=0.3", "1 fraction=0.5", expect!["A"]);
+    // whole GPUs are wanted: the one that is no longer whole costs nothing
+    keep("A:1000/1000 B:800/1000", "fraction=0.3", "1 whole", expect!["B"]);
+    // two halves: together they use up two broken GPUs
+    let node = "A:1000/1000 B:600/1000 C:1000/1000 D:700/1000";
+    keep(node, "fraction=0.5 count=2", "1 whole", expect!["B+D"]);
+    // without a mix all places are alike, and the first is taken
+    keep("A:1000/1000 B:800/1000", "fraction=0.3", "", expect!["A"]);
+}
+
+#[test]
+fn room_that_is_claimed_is_free_for_bind_alone() {
+    let (mut node, classes) = fixture::node("A:1000/1000");
+    let ask = fixture::ask("fraction=0.6 cpu=9000", &classes);
+    let mix = fixture::mix("").compile(&classes);
+    let strategy = Strategy::Policy(Policy::BinPack);
+    let place = evaluate(&node, &ask, strategy, &mix, ClaimRule::Respected).unwrap();
+    let claim = Claim {
+        placement: placement(&node, &ask, &place),
+        host: HostAmount { cpu: MilliCpu::new(9000), memory: MemMib::ZERO },
+        expires: Timestamp::START,
+    };
+    node.claim(super::super::device::PodUid::new("other"), claim.clone());
+    let refused = evaluate(&node, &ask, strategy, &mix, ClaimRule::Respected);
+    assert!(matches!(refused, Err(Misfit::Memory { .. })), "{refused:?}");
+    let cpu_only = fixture::ask("cpu=9000", &classes);
+    let refused = evaluate(&node, &cpu_only, strategy, &mix, ClaimRule::Respected);
+    assert!(matches!(refused, Err(Misfit::Cpu { .. })), "{refused:?}");
+    for ask in [&ask, &cpu_only] {
+        assert!(evaluate(&node, ask, strategy, &mix, ClaimRule::Ignored).is_ok());
+    }
+    assert!(still_fits(&node, &ask, &claim.placement));
+}
+
+#[test]
+fn a_node_that_cannot_be_trusted_takes_no_gpu_pod() {
+    let (mut node, classes) = fixture::node("A:1000/1000");
+    let mix = fixture::mix("").compile(&classes);
+    let ask = fixture::ask("fraction=0.5", &classes);
+    let strategy = Strategy::Policy(Policy::BinPack);
+    let found =
+        |node: &NodeLedger| evaluate(node, &ask, strategy, &mix, ClaimRule::Ignored).map(|_| ());
+    assert_eq!(found(&node), Ok(()));
+    node.silence(std::time::Duration::ZERO, Timestamp::from_millis(1));
+    assert_eq!(found(&node), Err(Misfit::Silent));
+    node.lose_node();
+    assert_eq!(found(&node), Err(Misfit::NodeGone));
+    let fresh = NodeLedger::new(super::super::device::NodeName::new("m"), MemMib::ZERO);
+    assert_eq!(found(&fresh), Err(Misfit::NeverReported));
+}

@@ -1,0 +1,105 @@
+//! What the tests of the books share: settings, devices, pods and questions in few words.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupack::ledger::books::{Ledger, Settings};
+use gpupack::ledger::questions::Question;
+use gpupack::ledger::reports::NodeReport;
+use gpupack::packing::device::{
+    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory, NodeName, PodUid,
+    PoolName,
+};
+use gpupack::packing::fit::HostRule;
+use gpupack::packing::node::{DeviceUse, ProcessUse};
+use gpupack::packing::policy::{Policy, Strategy};
+use gpupack::packing::request::{Amount, GpuRequest};
+use gpupack::packing::reservation::PodRef;
+use gpupack::packing::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
+
+/// Memory of a device where a test does not care.
+pub(crate) const DEVICE_MIB: u64 = 10_000;
+
+/// Claims last 5 s, nodes are silent after 10 s, drains end after 30 s.
+pub(crate) fn settings() -> Settings {
+    Settings {
+        claim_for: Duration::from_secs(5),
+        stale_after: Duration::from_secs(10),
+        drain_limit: Duration::from_secs(30),
+        warm_up: Duration::from_secs(10),
+        unmanaged_tolerance: MemMib::new(100),
+        first_session: 1,
+    }
+}
+
+pub(crate) fn seconds(seconds: u64) -> Timestamp {
+    Timestamp::from_millis(1000 * seconds)
+}
+
+/// 16 cores and 64 GiB.
+pub(crate) fn host() -> HostAmount {
+    HostAmount { cpu: MilliCpu::new(16_000), memory: MemMib::new(65_536) }
+}
+
+pub(crate) fn device_id(text: &str) -> DeviceId {
+    DeviceId::new(text).expect("ids in tests are legal")
+}
+
+/// GPUs `<node>-0`, `<node>-1`, … of one model.
+pub(crate) fn gpus(node: &str, count: u32, model: &str, mib: u64) -> NodeInventory {
+    let devices = (0..count).map(|index| Device {
+        id: device_id(&format!("{node}-{index}")),
+        index: DeviceIndex(index),
+        model: ModelName::new(model),
+        total: MemMib::new(mib),
+        reserved: MemMib::ZERO,
+        kind: DeviceKind::Gpu,
+        health: Health::Healthy,
+    });
+    NodeInventory::new(devices.collect()).expect("inventories in tests are sound")
+}
+
+pub(crate) fn pod(uid: &str) -> PodRef {
+    PodRef { uid: PodUid::new(uid), name: Arc::from(format!("default/{uid}")) }
+}
+
+pub(crate) fn fraction(millionths: u64) -> Amount {
+    Amount::Fraction(Share::from_millionths(millionths))
+}
+
+/// A question for `amount` on `count` devices and nothing of the host.
+pub(crate) fn asks(amount: Amount, count: u32, policy: Policy) -> Question {
+    let count = NonZeroU32::new(count).expect("a count in a test is not zero");
+    Question {
+        gpu: Some(GpuRequest::several(amount, count)),
+        host: HostAmount::ZERO,
+        host_rule: HostRule::Trusted,
+        strategy: Strategy::Policy(policy),
+    }
+}
+
+/// What an agent sees of a device that is healthy and whose processes belong to `pods`.
+pub(crate) fn seen<'a>(id: &DeviceId, pods: impl IntoIterator<Item = &'a PodUid>) -> DeviceUse {
+    let process = |uid: &PodUid| ProcessUse { pod: Some(uid.clone()), memory: None };
+    DeviceUse {
+        id: id.clone(),
+        used: Some(MemMib::ZERO),
+        busy_percent: None,
+        health: Health::Healthy,
+        processes: Some(pods.into_iter().map(process).collect()),
+    }
+}
+
+/// A node with an agent that has said hello and sees no process.
+pub(crate) fn add_node(ledger: &Ledger, name: &str, inventory: &NodeInventory, now: Timestamp) {
+    ledger.see_node(&NodeName::new(name), host(), PoolName::new(""));
+    let report = NodeReport {
+        agent: format!("agent-{name}"),
+        session: None,
+        sequence: 1,
+        inventory: Some(inventory.clone()),
+        uses: inventory.devices().iter().map(|device| seen(&device.id, [])).collect(),
+    };
+    ledger.report(name, &report, now).expect("a hello with an inventory is accepted");
+}

@@ -1,0 +1,235 @@
+//! What holds for the books after any history: nothing over capacity, nothing lost, answers that keep
+//! their word, and the same books whatever the order of the facts.
+
+mod common;
+#[path = "properties/facts.rs"]
+mod facts;
+#[path = "properties/history.rs"]
+mod history;
+#[path = "properties/replicas.rs"]
+mod replicas;
+
+use std::collections::BTreeMap;
+
+use common::pod;
+use gpupack::ledger::books::{Effect, Ledger, ReserveError};
+use gpupack::ledger::questions::Question;
+use gpupack::packing::fit::Misfit;
+use gpupack::packing::node::{DeviceBooks, NodeLedger};
+use gpupack::packing::request::Demand;
+use gpupack::packing::units::{MemMib, Timestamp};
+use history::{Event, NODES, Player, history, question};
+use proptest::prelude::*;
+
+/// A quarter of proptest's own number of cases, for a run of seconds; `PROPTEST_CASES` sets it.
+fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig { cases: default.cases / 4, ..default }
+}
+
+/// Sums on every device: within its capacity, and free, booked, claimed and unbooked make it up.
+fn check_sums(ledger: &Ledger) -> Result<(), TestCaseError> {
+    for node in ledger.nodes() {
+        for device in node.devices() {
+            check_device(device)?;
+        }
+    }
+    prop_assert_eq!(ledger.audit(), Ok(()));
+    Ok(())
+}
+
+fn check_device(device: &DeviceBooks) -> Result<(), TestCaseError> {
+    let tenants = device.tenants().values().try_fold(Demand::ZERO, |sum, d| sum.checked_add(*d));
+    prop_assert_eq!(tenants, Some(device.booked()));
+    let left = device.capacity().checked_sub(device.booked());
+    prop_assert!(left.is_some(), "over capacity: {device:?}");
+    // bind may take what others have claimed; then nothing is free
+    let left = left.and_then(|left| left.checked_sub(device.claimed())).unwrap_or_default();
+    let memory = left.memory.checked_sub(device.unbooked()).unwrap_or(MemMib::ZERO);
+    prop_assert_eq!(device.free(), Demand { memory, ..left });
+    Ok(())
+}
+
+/// Kept answers are those of today's books.
+fn check_answers(ledger: &Ledger, question: &Question) -> Result<(), TestCaseError> {
+    let kept = ledger.answers(question, &NODES);
+    for (node, kept) in NODES.iter().zip(kept) {
+        prop_assert_eq!(kept, ledger.fresh_answer(question, node), "node {}", node);
+    }
+    let best = ledger.best(question).map(|(_, rank)| rank);
+    let all = ledger.answers(question, &NODES);
+    prop_assert_eq!(best, all.into_iter().filter_map(Result::ok).min());
+    Ok(())
+}
+
+/// A yes is kept by `reserve`; a no too, unless only claims stood in the way.
+fn check_reserve(
+    ledger: &Ledger,
+    question: &Question,
+    now: Timestamp,
+) -> Result<(), TestCaseError> {
+    for node in NODES {
+        let answer = ledger.answers(question, &[node]).remove(0);
+        let has_claims = ledger.node(node).is_some_and(|books| !books.claims().is_empty());
+        let reserved = ledger.reserve(&pod("probe"), node, question, now);
+        match (answer, reserved) {
+            (Ok(_), Ok(placement)) => {
+                check_sums(ledger)?;
+                let devices = placement.devices.len();
+                let count = question.gpu.as_ref().map_or(0, |gpu| gpu.count.get());
+                prop_assert_eq!(u32::try_from(devices), Ok(count));
+            }
+            (Ok(rank), Err(error)) => {
+                return Err(TestCaseError::fail(format!("{node} said {rank:?}, then {error}")));
+            }
+            (Err(misfit), Ok(_)) => prop_assert!(has_claims, "{} said {:?}", node, misfit),
+            (Err(misfit), Err(ReserveError::Misfit(again))) if !has_claims => {
+                prop_assert_eq!(misfit, again);
+            }
+            (Err(_), Err(ReserveError::Misfit(_))) => {}
+            (Err(misfit), Err(error)) => {
+                return Err(TestCaseError::fail(format!("{misfit:?}, then {error}")));
+            }
+        }
+        ledger.forget(&pod("probe").uid);
+    }
+    Ok(())
+}
+
+/// Free memory and share of each device of each node that takes pods.
+fn room(nodes: &[NodeLedger]) -> BTreeMap<(String, String), (u64, u64)> {
+    let open = nodes.iter().filter(|node| node.placeable().is_ok());
+    open.flat_map(|node| {
+        let devices = node.devices().iter().filter(|device| device.is_placeable());
+        devices.map(|device| {
+            let free = device.free();
+            let key = (node.name().to_string(), device.device().id.to_string());
+            (key, (free.memory.mib(), free.share.millionths()))
+        })
+    })
+    .collect()
+}
+
+/// Room is told of exactly where some device has more than before.
+fn check_effects(
+    before: &[NodeLedger],
+    after: &[NodeLedger],
+    effects: &[Effect],
+    event: &Event,
+) -> Result<(), TestCaseError> {
+    let (old, new) = (room(before), room(after));
+    for node in after {
+        let name = node.name().to_string();
+        let grew = new.iter().any(|(key, (memory, share))| {
+            let known = old.get(key).copied();
+            key.0 == name
+                && (*memory > 0 && *share > 0)
+                && known.is_none_or(|(m, s)| *memory > m || *share > s)
+        });
+        let told = effects.contains(&Effect::Room(node.name().clone()));
+        prop_assert_eq!(told, grew, "{:?} at {}", event, name);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn nothing_is_over_capacity_and_nothing_is_lost(history in history()) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+            check_sums(&player.ledger)?;
+        }
+    }
+
+    #[test]
+    fn kept_answers_equal_fresh_ones(
+        history in history(),
+        questions in prop::collection::vec(question(), 1..4),
+    ) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+            for question in &questions {
+                check_answers(&player.ledger, question)?;
+            }
+        }
+    }
+
+    #[test]
+    fn reserve_keeps_the_word_of_the_answers(
+        history in history(),
+        questions in prop::collection::vec(question(), 1..4),
+    ) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+        }
+        for question in &questions {
+            check_reserve(&player.ledger, question, player.now)?;
+            check_answers(&player.ledger, question)?;
+        }
+    }
+
+    #[test]
+    fn room_is_told_of_exactly_when_it_grows(history in history()) {
+        let mut player = Player::new();
+        for event in &history {
+            let before = player.ledger.nodes();
+            if let Some(effects) = player.play(event) {
+                check_effects(&before, &player.ledger.nodes(), &effects, event)?;
+            }
+        }
+    }
+
+    #[test]
+    fn claims_and_pods_are_found_where_they_are(history in history()) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+            let nodes = player.ledger.nodes();
+            let claims: usize = nodes.iter().map(|node| node.claims().len()).sum();
+            prop_assert_eq!(player.ledger.claim_count(), claims, "after {:?}", event);
+            for node in &nodes {
+                for uid in node.reservations().keys() {
+                    let found = player.ledger.reservation(uid).map(|held| held.placement.node);
+                    prop_assert_eq!(found.as_ref(), Some(node.name()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_bound_pod_is_booked_once_with_what_is_written(history in history()) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+        }
+        for (uid, fact) in &player.bound {
+            let nodes = player.ledger.nodes();
+            let holding: Vec<_> = nodes.iter().filter(|node| node.reservation(uid).is_some()).collect();
+            let written: Vec<_> = fact.placement.iter().collect();
+            let placements = holding.iter().filter_map(|node| node.reservation(uid));
+            let booked: Vec<_> = placements
+                .map(|held| &held.placement)
+                .filter(|placement| !placement.devices.is_empty())
+                .collect();
+            prop_assert_eq!(booked, written);
+        }
+    }
+
+    #[test]
+    fn a_pod_without_gpu_fits_wherever_the_host_has_room(history in history()) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+        }
+        let question = Question { gpu: None, ..common::asks(common::fraction(1), 1, Default::default()) };
+        for (node, answer) in NODES.iter().zip(player.ledger.answers(&question, &NODES)) {
+            let is_known = player.ledger.node(node).is_some();
+            prop_assert_eq!(answer.err(), (!is_known).then_some(Misfit::UnknownNode));
+        }
+    }
+}

@@ -22,7 +22,7 @@ enum Command {
     /// Report the GPUs of a node to the extender
     Agent(agent::AgentArgs),
     /// Replay a public GPU trace through the packing code and compare policies
-    Simulate(simulate::Args),
+    Simulate(simulate::SimulateArgs),
 }
 
 fn main() -> ExitCode {

@@ -16,7 +16,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::simulate_report::{Report, Timed};
@@ -40,8 +40,8 @@ const DEFAULT_POLICIES: [SimPolicy; 3] =
     [SimPolicy::Product(Policy::Fragmentation), SimPolicy::Fgd, SimPolicy::BestFit];
 
 /// Flags of `gpupack simulate`.
-#[derive(Debug, ClapArgs)]
-pub struct Args {
+#[derive(Debug, Args)]
+pub struct SimulateArgs {
     /// Node file of the trace (CSV: sn, cpu_milli, memory_mib, gpu, model).
     #[arg(long, value_name = "FILE")]
     pub nodes: PathBuf,
@@ -180,7 +180,7 @@ impl SimulateError {
 ///
 /// # Errors
 /// [`SimulateError`]. A reader that closes standard output early is not one.
-pub fn run(args: &Args) -> Result<(), SimulateError> {
+pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     if let Some(path) = &args.chart {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
@@ -215,7 +215,7 @@ struct Experiment {
 }
 
 impl Experiment {
-    fn of(args: &Args) -> Result<Self, SimulateError> {
+    fn of(args: &SimulateArgs) -> Result<Self, SimulateError> {
         let mut policies = args.policies.clone();
         if policies.is_empty() {
             policies = DEFAULT_POLICIES.to_vec();

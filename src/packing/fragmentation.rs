@@ -44,16 +44,23 @@ struct RowUse {
 }
 
 impl<'a> Usability<'a> {
-    /// Looks at each typical GPU request on each device: O(requests × devices).
+    /// Looks at each typical GPU request on each kind of room: O(requests × devices) at worst.
     pub(super) fn of(mix: &'a CompiledMix, rooms: &'a [Room]) -> Self {
-        let counted = |room: &&Room| is_counted(mix, room);
-        let total_free = rooms.iter().filter(counted).map(|r| r.free.share.millionths()).sum();
+        let mut total_free = 0;
+        let mut kinds: Vec<(Room, u32)> = Vec::with_capacity(rooms.len());
+        for room in rooms.iter().filter(|room| is_counted(mix, room)) {
+            total_free += room.free.share.millionths();
+            match kinds.iter_mut().find(|(kind, _)| kind == room) {
+                Some((_, count)) => *count += 1,
+                None => kinds.push((*room, 1)),
+            }
+        }
         let per_row = mix.rows.iter().map(|row| {
             let mut seen = RowUse { fitting: 0, usable: 0 };
-            for room in rooms.iter().filter(counted) {
+            for (room, count) in &kinds {
                 if fits(row.demand.of(room.class).as_ref(), room.free) {
-                    seen.fitting += 1;
-                    seen.usable += room.free.share.millionths();
+                    seen.fitting += count;
+                    seen.usable += room.free.share.millionths() * u64::from(*count);
                 }
             }
             seen

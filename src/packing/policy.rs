@@ -198,11 +198,18 @@ fn least_fragmenting(scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>)
         let taken = scene.fits[..scene.ask.count()].to_vec();
         return (Rank::Fragmentation { score_missing: score(&taken) }, taken);
     }
-    let taken = scene.first_of_distinct_by(|fit| score(std::slice::from_ref(fit)));
-    (Rank::Fragmentation { score_missing: score(&taken) }, taken)
+    let alone = |fit: &Taken| score(std::slice::from_ref(fit));
+    let (first_score, taken) = scene.first_of_distinct_by(alone);
+    let score_missing = if taken.len() == 1 { first_score } else { score(&taken) };
+    (Rank::Fragmentation { score_missing }, taken)
 }
 
 impl Scene<'_> {
+    /// Processor time and memory that would be left.
+    pub(super) fn host_left(&self) -> HostAmount {
+        self.host_free.left_after(self.ask.host)
+    }
+
     /// The first devices by `key`, then by position; as many as are asked for.
     pub(super) fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> Vec<Taken> {
         let count = self.ask.count();
@@ -215,14 +222,9 @@ impl Scene<'_> {
         fits
     }
 
-    /// Processor time and memory that would be left.
-    pub(super) fn host_left(&self) -> HostAmount {
-        self.host_free.left_after(self.ask.host)
-    }
-
-    /// The same where `key` depends on nothing but the room of the device: of devices with equal
-    /// room it is worked out for the first one only.
-    fn first_of_distinct_by<K: Ord + Copy>(&self, key: impl Fn(&Taken) -> K) -> Vec<Taken> {
+    /// The same with the key of the first one, where the key depends on nothing but the room of the
+    /// device: of devices with equal room it is worked out for the first one only.
+    fn first_of_distinct_by<K: Ord + Copy>(&self, key: impl Fn(&Taken) -> K) -> (K, Vec<Taken>) {
         let mut known: Vec<(Room, K)> = Vec::with_capacity(self.fits.len());
         let mut keys = Vec::with_capacity(self.fits.len());
         for fit in self.fits {
@@ -235,7 +237,8 @@ impl Scene<'_> {
             keys.push((key, *fit));
         }
         keys.sort_by_key(|(key, (position, _))| (*key, *position));
-        keys.into_iter().take(self.ask.count()).map(|(_, fit)| fit).collect()
+        let first = keys.first().expect("at least as many devices fit as are asked for").0;
+        (first, keys.into_iter().take(self.ask.count()).map(|(_, fit)| fit).collect())
     }
 
     /// Tenants of a device, claims not counted.

@@ -110,4 +110,10 @@ pub mod cli {
     mod signals;
     pub mod extender;
     pub mod agent;
+    mod demo_pods;
+    mod demo_board;
+    mod demo_scheduler;
+    mod demo_drive;
+    mod demo_view;
+    pub mod demo;
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use gpupack::cli::{agent, extender};
+use gpupack::cli::{agent, demo, extender};
 use gpupack::clock::Clock;
 
 /// A fraction-aware GPU scheduler extender for Kubernetes.
@@ -21,12 +21,15 @@ enum Command {
     Extender(extender::ExtenderArgs),
     /// Report the GPUs of a node to the extender
     Agent(agent::AgentArgs),
+    /// Watch it work: a simulated fleet and stream of pods, no Kubernetes and no GPU needed
+    Demo(demo::DemoArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Extender(args) => extender::run(&args),
         Command::Agent(args) => agent::run(args, Clock::start()),
+        Command::Demo(args) => demo::run(&args, Clock::start()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -72,6 +72,7 @@ pub mod extender {
     pub mod bind;
     pub mod reports;
     pub mod inspect;
+    pub mod summary;
     pub mod background;
     pub mod server;
 }

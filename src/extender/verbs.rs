@@ -50,7 +50,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         return Ok((result.to_json(), Outcome::Error));
     }
     let names = args.nodes.names();
-    let answers = match (&pod.request, app.question(&pod)) {
+    let answers = match (&pod.request, question_of(app, &pod, &args.nodes)) {
         (Err(error), _) => {
             app.metrics.refused_request();
             app.tell(&pod.pod, NoticeReason::GpuRequestRefused, error.to_string());
@@ -71,6 +71,16 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         },
     };
     Ok(encode_filter(&args.nodes, &names, &answers))
+}
+
+/// What is asked; none for a faulty request, and where no GPU is asked for. Nothing but the GPUs of a
+/// Node object that need not exist is ever judged.
+fn question_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<Question> {
+    let is_judged = |question: &Question| match nodes {
+        NodesArg::Names(_) => true,
+        NodesArg::Objects(_) => question.gpu.is_some(),
+    };
+    app.question(pod).filter(is_judged)
 }
 
 /// Asks about known nodes: what the pod held back before is seen again, its request is learnt from,
@@ -146,7 +156,7 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let pod = args.seen_pod()?;
     let names = args.nodes.names();
     let is_ready = app.readiness() == Readiness::Ready;
-    let question = app.question(&pod).filter(|_| is_ready);
+    let question = question_of(app, &pod, &args.nodes).filter(|_| is_ready);
     let Some(question) = question else {
         // No GPU is asked for, or nothing is known yet: no preference, and no node left unscored.
         let level: Vec<_> = names.iter().map(|host| HostPriority { host, score: 0 }).collect();

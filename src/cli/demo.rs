@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
 use super::demo_board::Board;
-use super::demo_drive::{Arrivals, Drive, FillBy};
+use super::demo_drive::{Arrivals, Drive};
 use super::demo_scheduler::Scheduler;
 use super::demo_view::{self, Look, NotPlaced, Summary};
 use super::logging::{self, LogArgs};
@@ -243,10 +243,10 @@ async fn live(
     let life = async {
         if is_large {
             report_all(app, &fleet)?;
-            drive.fill(FillBy::Ledger, target).await?;
+            drive.fill_directly(&fleet.nodes, args.fill).await?;
         } else {
             all_reported(app).await?;
-            drive.fill(FillBy::Http, target).await?;
+            drive.fill(target).await?;
         }
         *filled_after = app.clock.precise();
         if !args.once {

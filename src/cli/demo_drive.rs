@@ -1,7 +1,7 @@
 //! The life of the demo's cluster: pods come, are scheduled, wait, run and end.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use super::demo_board::Board;
 use super::demo_pods::{DemoPod, Draw, PodStream};
 use super::demo_scheduler::{Scheduler, Verdict};
+use crate::agent::fleet::FleetNode;
 use crate::cluster::pod::SeenPod;
 use crate::extender::app::App;
 use crate::packing::device::PodUid;
@@ -23,6 +24,12 @@ use crate::packing::units::Share;
 /// Pods in a row without a place after which the fleet counts as full.
 const FULL_AFTER: u32 = 200;
 
+/// Nodes that are filled together where the base load does not go over HTTP.
+const ZONE: usize = 100;
+
+/// Pods without a place in a zone after which it counts as full.
+const ZONE_FULL_AFTER: usize = 50;
+
 /// First pause before a waiting pod is tried again, and the longest, as kube-scheduler has them.
 const BACK_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
@@ -31,15 +38,6 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Shortest mean life of a pod, so that a small demo can be read.
 const LIFE_MIN: Duration = Duration::from_secs(10);
-
-/// How the base load gets into the books.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FillBy {
-    /// Like every pod: filter, prioritize and bind over HTTP.
-    Http,
-    /// By the ledger's own question and command, which the verbs call too.
-    Ledger,
-}
 
 /// The pods that come after the base load.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -110,29 +108,52 @@ impl Drive {
 
     // --- base load -------------------------------------------------------------------------------
 
-    /// Places sound pods until `target` of all compute share is booked, or nothing fits any more.
+    /// Places sound pods over HTTP until `target` of all compute share is booked, or nothing fits any
+    /// more.
     ///
     /// # Errors
     /// A call that was not answered as it should.
-    pub(super) async fn fill(&mut self, by: FillBy, target: Share) -> Result<()> {
-        let mut ready: std::vec::IntoIter<DemoPod> = match by {
-            FillBy::Http => Vec::new(),
-            FillBy::Ledger => self.learnt(),
-        }
-        .into_iter();
+    pub(super) async fn fill(&mut self, target: Share) -> Result<()> {
         let mut failures = 0;
         while self.booked_millionths < target.millionths()
             && failures < FULL_AFTER
             && !self.is_stopped()
         {
-            let pod = ready.next().unwrap_or_else(|| self.next_pod(Draw::Sound));
-            let is_placed = match by {
-                FillBy::Http => self.arrive(pod).await?,
-                FillBy::Ledger => self.book(&pod)? || self.arrive(pod).await?,
-            };
-            failures = if is_placed { 0 } else { failures + 1 };
-            if by == FillBy::Ledger {
-                tokio::task::yield_now().await;
+            let pod = self.next_pod(Draw::Sound);
+            failures = if self.arrive(pod).await? { 0 } else { failures + 1 };
+        }
+        Ok(())
+    }
+
+    /// The same without HTTP, by the question and the command that the verbs call: one zone of
+    /// `nodes` after the other is filled to `fill`, so that not every pod asks about every node. Pods
+    /// that fit into no zone come over HTTP at the end.
+    ///
+    /// # Errors
+    /// A call that was not answered as it should.
+    pub(super) async fn fill_directly(&mut self, nodes: &[FleetNode], fill: Share) -> Result<()> {
+        let mut ready: VecDeque<DemoPod> = self.learnt().into();
+        let mut target = 0;
+        for zone in nodes.chunks(ZONE) {
+            let names: Vec<&str> = zone.iter().map(|node| node.name.as_str()).collect();
+            let gpus = zone.iter().map(|node| u64::try_from(node.gpus.len()).unwrap_or(0));
+            target += gpus.sum::<u64>() * fill.millionths();
+            let mut left_over = Vec::new();
+            while self.booked_millionths < target
+                && left_over.len() < ZONE_FULL_AFTER
+                && !self.is_stopped()
+            {
+                let pod = ready.pop_front().unwrap_or_else(|| self.next_pod(Draw::Sound));
+                if !self.book(&pod, &names)? {
+                    left_over.push(pod);
+                }
+            }
+            left_over.into_iter().rev().for_each(|pod| ready.push_front(pod));
+            tokio::task::yield_now().await;
+        }
+        for pod in ready.into_iter().take(ZONE_FULL_AFTER) {
+            if self.booked_millionths < target && !self.is_stopped() {
+                self.arrive(pod).await?;
             }
         }
         Ok(())
@@ -151,21 +172,22 @@ impl Drive {
         pods
     }
 
-    /// Books a pod without HTTP: the same question and the same command as the verbs. Returns
-    /// whether it fitted.
-    fn book(&mut self, pod: &DemoPod) -> Result<bool> {
+    /// Books a pod on the best node of a zone. Returns whether it fitted.
+    fn book(&mut self, pod: &DemoPod, zone: &[&str]) -> Result<bool> {
         let seen = SeenPod::from_json(&pod.json).context("the demo's own pod cannot be read")?;
         let Some(question) = self.app.question(&seen) else { return Ok(false) };
-        let Some((node, _)) = self.app.ledger.best(&question) else { return Ok(false) };
-        let now = self.app.clock.now();
-        self.app.ledger.reserve(&seen.pod, node.as_str(), &question, now)?;
+        let answers = self.app.ledger.answers(&question, zone);
+        let ranked =
+            answers.iter().zip(zone).filter_map(|(answer, node)| Some((answer.ok()?, *node)));
+        let Some((_, node)) = ranked.min() else { return Ok(false) };
+        self.app.ledger.reserve(&seen.pod, node, &question, self.app.clock.now())?;
         self.app.ledger.confirm(&seen.pod.uid);
         {
             let pods = &mut self.board.figures().pods;
             pods.arrived += 1;
             pods.placed_without_http += 1;
         }
-        self.bound(&pod.uid, node.as_str());
+        self.bound(&pod.uid, node);
         Ok(true)
     }
 

@@ -77,6 +77,7 @@ pub mod extender {
     pub mod bind;
     pub mod reports;
     pub mod inspect;
+    pub mod summary;
     pub mod background;
     pub mod server;
 }
@@ -117,4 +118,10 @@ pub mod cli {
     pub mod agent;
     pub mod simulate;
     mod simulate_report;
+    mod demo_pods;
+    mod demo_board;
+    mod demo_scheduler;
+    mod demo_drive;
+    mod demo_view;
+    pub mod demo;
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use gpupack::cli::{agent, extender, simulate};
+use gpupack::cli::{agent, demo, extender, simulate};
 use gpupack::clock::Clock;
 
 /// A fraction-aware GPU scheduler extender for Kubernetes.
@@ -21,6 +21,8 @@ enum Command {
     Extender(extender::ExtenderArgs),
     /// Report the GPUs of a node to the extender
     Agent(agent::AgentArgs),
+    /// Watch it work: a simulated fleet and stream of pods, no Kubernetes and no GPU needed
+    Demo(demo::DemoArgs),
     /// Replay a public GPU trace through the packing code and compare policies
     Simulate(simulate::SimulateArgs),
 }
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Extender(args) => ended(extender::run(&args), 1),
         Command::Agent(args) => ended(agent::run(args, Clock::start()), 1),
+        Command::Demo(args) => ended(demo::run(&args, Clock::start()), 1),
         Command::Simulate(args) => match simulate::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {

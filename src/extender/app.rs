@@ -83,16 +83,18 @@ impl App {
         }
     }
 
-    /// The question that a pod's request stands for; an error is the request's own.
+    /// The question that a pod's request stands for; none where the request is faulty. A pod without
+    /// a GPU is a question only where nobody else checks processor time and memory.
     pub fn question(&self, pod: &SeenPod) -> Option<Question> {
-        let gpu = pod.request.as_ref().ok()?.clone()?;
-        let policy = gpu.policy.unwrap_or(self.config.policy);
+        let gpu = pod.request.as_ref().ok()?.clone();
         let host_rule = match self.truth {
+            Truth::Cluster(_) if gpu.is_none() => return None,
             Truth::Cluster(_) => HostRule::Trusted,
             Truth::Books => HostRule::Checked,
         };
+        let policy = gpu.as_ref().and_then(|gpu| gpu.policy).unwrap_or(self.config.policy);
         let strategy = Strategy::Policy(policy);
-        Some(Question { gpu: Some(gpu), host: pod.host, host_rule, strategy })
+        Some(Question { gpu, host: pod.host, host_rule, strategy })
     }
 
     /// The pod as one that waits for an answer to `question`.

@@ -128,6 +128,9 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
         return Err(BindError::WarmingUp);
     }
     let uid = PodUid::new(args.pod_uid.as_str());
+    if is_in_the_books(app, &uid, &args.node) {
+        return Ok(()); // a repeated call
+    }
     let known = app.pending.get(&uid).map(|pod| Arc::clone(&pod));
     let pod = match known {
         Some(pod) => pod,
@@ -154,6 +157,12 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
         pod_uid = %uid, pod = %pod.pod, %node, devices = devices.join(","), "placed"
     );
     Ok(())
+}
+
+/// Whether the books, where they are the truth, have the pod on this node already.
+fn is_in_the_books(app: &App, uid: &PodUid, node: &str) -> bool {
+    let Truth::Books = app.truth else { return false };
+    app.ledger.reservation(uid).is_some_and(|held| held.placement.node.as_str() == node)
 }
 
 /// Reads a pod that neither the watch nor a verb has shown yet.

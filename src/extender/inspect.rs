@@ -134,17 +134,27 @@ pub fn state(app: &App) -> State {
     }
 }
 
+/// One node as it is now; `None` where there is none of that name.
+pub fn node(app: &App, name: &str) -> Option<NodeView> {
+    app.ledger.node(name).filter(|node| !node.is_forgettable()).as_ref().map(node_view)
+}
+
+/// The state of a node as JSON has it.
+pub(super) fn state_name(state: NodeState) -> &'static str {
+    match state {
+        NodeState::NeverReported => "never_reported",
+        NodeState::Reporting => "reporting",
+        NodeState::Silent => "silent",
+        NodeState::Gone => "gone",
+    }
+}
+
 fn node_view(node: &NodeLedger) -> NodeView {
     let free = node.host_free();
     NodeView {
         name: node.name().to_string(),
         pool: node.pool().to_string(),
-        state: match node.state() {
-            NodeState::NeverReported => "never_reported",
-            NodeState::Reporting => "reporting",
-            NodeState::Silent => "silent",
-            NodeState::Gone => "gone",
-        },
+        state: state_name(node.state()),
         free_cpu_milli: free.cpu.milli(),
         free_memory_mib: free.memory.mib(),
         devices: node.devices().iter().map(|books| device_view(node, books)).collect(),

@@ -17,7 +17,7 @@ use super::app::App;
 use super::inspect;
 use super::protocol::ProtocolError;
 use super::verbs::{self, VerbAnswer};
-use super::{bind, reports};
+use super::{bind, reports, summary};
 use crate::ledger::reading::Readiness;
 use crate::metrics::{NodeCounts, Outcome, Verb};
 use crate::packing::node::NodeState;
@@ -52,6 +52,7 @@ pub fn router(service: Service) -> Router {
         .route("/v1/prioritize", post(prioritize))
         .route("/v1/bind", post(bind_pod))
         .route("/v1/state", get(state))
+        .route("/v1/summary", get(summary))
         .route("/v1/explain", get(explain))
         .route("/v1/log-level", put(log_level))
         .route("/v1/{verb}", post(unknown_verb))
@@ -139,8 +140,25 @@ async fn take_report(
     json(status, body)
 }
 
-async fn state(State(service): State<Service>) -> Response {
-    encoded(&inspect::state(&service.app))
+#[derive(Deserialize)]
+struct StateQuery {
+    node: Option<String>,
+}
+
+/// The whole model, or one node of it.
+async fn state(State(service): State<Service>, Query(query): Query<StateQuery>) -> Response {
+    let Some(name) = query.node else { return encoded(&inspect::state(&service.app)) };
+    match inspect::node(&service.app, &name) {
+        Some(node) => encoded(&node),
+        None => {
+            let shown: String = name.chars().take(253).collect();
+            refusal(StatusCode::NOT_FOUND, &format!("node `{shown}` is not known here"))
+        }
+    }
+}
+
+async fn summary(State(service): State<Service>) -> Response {
+    encoded(&summary::summary(&service.app))
 }
 
 #[derive(Deserialize)]

@@ -56,7 +56,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         };
         return Ok((result.to_json(), Outcome::Refused));
     }
-    let Some(question) = app.question(&pod) else {
+    let Some(question) = question_of(app, &pod, &args.nodes) else {
         // No GPU is asked for: nothing to object to, ready or not.
         return Ok(encode_filter(&args.nodes, &names, &vec![None; names.len()]));
     };
@@ -72,6 +72,16 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         NodesArg::Names(_) => ask(app, &pod, &question, &names),
     };
     Ok(encode_filter(&args.nodes, &names, &answers))
+}
+
+/// What is asked; none for a faulty request, and where no GPU is asked for. Nothing but the GPUs of a
+/// Node object that need not exist is ever judged.
+fn question_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<Question> {
+    let is_judged = |question: &Question| match nodes {
+        NodesArg::Names(_) => true,
+        NodesArg::Objects(_) => question.gpu.is_some(),
+    };
+    app.question(pod).filter(is_judged)
 }
 
 /// Asks about known nodes: what the pod held back before is seen again, its request is learnt from,
@@ -147,7 +157,7 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let pod = args.seen_pod()?;
     let names = args.nodes.names();
     let is_ready = app.readiness() == Readiness::Ready;
-    let question = app.question(&pod).filter(|_| is_ready);
+    let question = question_of(app, &pod, &args.nodes).filter(|_| is_ready);
     let Some(question) = question else {
         // No GPU is asked for, or nothing is known yet: no preference, and no node left unscored.
         let level: Vec<_> = names.iter().map(|host| HostPriority { host, score: 0 }).collect();

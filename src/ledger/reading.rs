@@ -61,6 +61,17 @@ impl Ledger {
         nodes
     }
 
+    /// Lets `look` see the books of each node, one after the other, in no particular order, without a
+    /// copy. Each node is held meanwhile, so `look` must be short and must not ask the ledger.
+    pub fn look_at_each(&self, mut look: impl FnMut(&NodeLedger)) {
+        for slot in self.slots().iter() {
+            let books = slot.read();
+            if !books.is_forgettable() {
+                look(&books);
+            }
+        }
+    }
+
     /// The state of each node, in no particular order.
     pub fn node_states(&self) -> Vec<NodeState> {
         self.slots().iter().map(|slot| slot.read().state()).collect()

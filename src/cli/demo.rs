@@ -1,0 +1,432 @@
+//! `gpupack demo`: the extender at work without Kubernetes. A fleet on paper, a stream of pods, and a
+//! caller that does what kube-scheduler does, over real HTTP.
+
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+
+use super::demo_board::Board;
+use super::demo_drive::{Arrivals, Drive};
+use super::demo_scheduler::Scheduler;
+use super::demo_view::{self, Look, NotPlaced, Summary};
+use super::logging::{self, LogArgs};
+use crate::agent::fleet::Fleet;
+use crate::agent::probe::{Probe, ProcessSampling};
+use crate::agent::run::{AgentConfig, run_fleet};
+use crate::agent::session::Session;
+use crate::agent::simulated::SimulatedProbe;
+use crate::clock::Clock;
+use crate::cluster::quantity::parse_fraction;
+use crate::config::Config;
+use crate::extender::app::{App, Truth};
+use crate::extender::inspect::PackingView;
+use crate::extender::server::{Service, SetLogLevel, serve};
+use crate::extender::{background, reports};
+use crate::ledger::books::Ledger;
+use crate::metrics::Verb;
+use crate::packing::device::PoolName;
+use crate::packing::node::NodeState;
+use crate::packing::units::{MemMib, Share};
+
+/// Most nodes whose base load and first reports go over HTTP. Beyond it that would take minutes.
+const HTTP_FILL_MAX_NODES: usize = 200;
+
+/// Reports a second of all simulated agents together, so that they leave a small machine its time.
+const REPORTS_PER_SECOND_MAX: u32 = 500;
+
+/// Age of a report from which a node counts as silent. Long: the simulated agents live in this very
+/// process, and a busy machine is no dead node.
+const STALE_AFTER: Duration = Duration::from_secs(120);
+
+/// How long the first reports may take.
+const FIRST_REPORTS_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long calls on their way may take at the end.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Flags of `gpupack demo`.
+///
+/// The demo needs no Kubernetes and no GPU. Pods are asked about as kube-scheduler asks: filter with
+/// all node names, prioritize with those that are left, bind for the best; one pod after the other,
+/// over HTTP on a kept-alive connection. The simulated nodes report as agents do, over HTTP.
+///
+/// In a fleet of more than 200 nodes the base load (`--fill`) and the first report of each node go
+/// straight into the books, by the functions that the HTTP handlers call; all later pods and reports
+/// go over HTTP.
+#[derive(Clone, Debug, Args)]
+pub struct DemoArgs {
+    /// Nodes of the fleet, of mixed models
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
+    /// GPUs of each node
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
+    gpus_per_node: u32,
+    /// Part of all compute share that is booked before pods begin to come and go, 0 to 1
+    #[arg(long, default_value = "0.75", value_parser = fill)]
+    fill: Share,
+    /// Pods that come after the base load [default: no end, with --once none]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(..=10_000_000))]
+    pods: Option<u64>,
+    /// Pods that come each second; 0 for none [default: by the size of the fleet, with --once as
+    /// many as can be placed]
+    #[arg(long, value_name = "PER_SECOND", value_parser = rate)]
+    arrival_rate: Option<f64>,
+    /// Seed of the fleet and the stream; the same seed gives the same placements under --once
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Address to listen on [default: a free port of the loopback interface]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// Place everything, print the summary and exit; pods do not end
+    #[arg(long)]
+    once: bool,
+    /// Form of the summary; with json nothing else goes to stdout
+    #[arg(long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    /// Verbosity and looks of the log lines.
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+/// Form of the summary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people
+    Table,
+    /// For programs
+    Json,
+}
+
+fn fill(text: &str) -> Result<Share, String> {
+    match text.trim_matches('0') {
+        "" | "." => Ok(Share::ZERO),
+        _ => parse_fraction(text).map_err(|_| "write a decimal from 0 to 1".to_owned()),
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse::<f64>().ok().filter(|rate| (0.0..=10_000.0).contains(rate));
+    rate.filter(|rate| *rate == 0.0 || *rate >= 0.001)
+        .ok_or_else(|| "write 0, or a number from 0.001 to 10000".to_owned())
+}
+
+impl DemoArgs {
+    fn gpus(&self) -> u64 {
+        u64::from(self.nodes) * u64::from(self.gpus_per_node)
+    }
+
+    fn arrivals(&self) -> Arrivals {
+        // A fortieth of the GPUs a second: lively, and slow enough to be watched.
+        let gpus = u32::try_from(self.gpus()).unwrap_or(u32::MAX);
+        let lively = (f64::from(gpus) / 40.0).clamp(1.0, 20.0);
+        Arrivals {
+            pods: if self.once { Some(self.pods.unwrap_or(0)) } else { self.pods },
+            per_second: if self.once {
+                self.arrival_rate
+            } else {
+                self.arrival_rate.or(Some(lively))
+            },
+            is_alive: !self.once,
+        }
+    }
+
+    fn look(&self) -> Look {
+        match self.output {
+            Output::Table => Look::of_stdout(),
+            Output::Json => Look::Nothing,
+        }
+    }
+}
+
+/// Runs the demo until it is done or told to stop (Ctrl-C).
+///
+/// # Errors
+/// An address that cannot be listened on; a call that fails; books that do not add up.
+pub fn run(args: &DemoArgs, clock: Clock) -> Result<()> {
+    let level = args.log.asked_level().unwrap_or("error");
+    let set_log_level = logging::start(level, args.log.format())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(demo(args, clock, set_log_level));
+    runtime.shutdown_timeout(GRACE);
+    result
+}
+
+async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) -> Result<()> {
+    let asked = args.listen.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    let listener =
+        TcpListener::bind(asked).await.with_context(|| format!("cannot listen on {asked}"))?;
+    let listen = listener.local_addr()?;
+    let base = format!("http://{}", own_address(listen));
+    let app = Arc::new(app(listen, clock));
+    let board = Arc::new(Board::default());
+    let (stop, stopped) = watch::channel(false);
+    let service = Service { app: Arc::clone(&app), set_log_level };
+    let serving = tokio::spawn(serve(service, listener, stopped.clone()));
+    let beating = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
+    let told = stop.clone();
+    tokio::spawn(async move {
+        super::signals::stopped().await;
+        told.send_replace(true);
+    });
+    greet(args, &base, listen);
+
+    let mut filled_after = Duration::ZERO;
+    let result = {
+        let life = live(args, &app, &board, &base, &stopped, &mut filled_after);
+        tokio::select! {
+            result = life => result,
+            () = demo_view::show(&app, &board, args.look()) => Ok(()),
+        }
+    };
+    let summary = summary(args, &app, &board, filled_after);
+    stop.send_replace(true);
+    let _ = tokio::time::timeout(GRACE, serving).await;
+    let _ = beating.await;
+    result?;
+    let text = match args.output {
+        Output::Table => summary.to_text(&board.figures()),
+        Output::Json => serde_json::to_string_pretty(&summary)? + "\n",
+    };
+    // Where stdout is gone, there is nobody left to tell.
+    let _ = demo_view::print(&text);
+    if !summary.faults.is_empty() {
+        bail!("the books do not add up, please report this: {}", summary.faults.join("; "));
+    }
+    Ok(())
+}
+
+/// An extender whose own books are the truth, and that knows the fleet's nodes.
+fn app(listen: SocketAddr, clock: Clock) -> App {
+    let config = Config { listen, stale_after: STALE_AFTER, ..Config::default() };
+    let ledger = Arc::new(Ledger::new(super::extender::settings(&config, &clock)));
+    App::new(ledger, clock, config, Truth::Books)
+}
+
+/// Brings up the fleet, places the base load, and lets pods come.
+async fn live(
+    args: &DemoArgs,
+    app: &Arc<App>,
+    board: &Arc<Board>,
+    base: &str,
+    stopped: &watch::Receiver<bool>,
+    filled_after: &mut Duration,
+) -> Result<()> {
+    let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+    let fleet = Fleet::mixed(count(args.nodes), count(args.gpus_per_node), args.seed);
+    for node in &fleet.nodes {
+        app.ledger.see_node(&node.node_name(), node.host(), PoolName::new(""));
+    }
+    app.ledger.set_listed(app.clock.now());
+    app.set_fenced();
+    let names: Vec<String> = fleet.nodes.iter().map(|node| node.name.clone()).collect();
+    let scheduler = Scheduler::new(base.to_owned(), &names, args.seed, app.clock);
+    let mut drive =
+        Drive::new(Arc::clone(app), Arc::clone(board), scheduler, args.seed, stopped.clone());
+    let target = Share::from_millionths(args.fill.millionths() * args.gpus());
+    let is_large = fleet.nodes.len() > HTTP_FILL_MAX_NODES;
+    let filled = Notify::new();
+    let agents = async {
+        if is_large {
+            filled.notified().await;
+        }
+        let least = Duration::from_secs(1);
+        let period = least.max(least * args.nodes / REPORTS_PER_SECOND_MAX);
+        let config = AgentConfig { extenders: vec![base.to_owned()], period, clock: app.clock };
+        run_fleet(&config, &fleet, std::future::pending()).await
+    };
+    let life = async {
+        if is_large {
+            report_all(app, &fleet)?;
+            drive.fill_directly(&fleet.nodes, args.fill).await?;
+        } else {
+            all_reported(app).await?;
+            drive.fill(target).await?;
+        }
+        *filled_after = app.clock.precise();
+        if !args.once {
+            filled.notify_one();
+            tell_filled(args, app);
+        }
+        drive.run(args.arrivals()).await
+    };
+    tokio::select! {
+        result = life => result,
+        ended = agents => {
+            ended?;
+            bail!("the simulated agents ended")
+        }
+    }
+}
+
+/// The first report of each node, without HTTP: the handler is called directly.
+fn report_all(app: &App, fleet: &Fleet) -> Result<()> {
+    for node in &fleet.nodes {
+        let mut probe = SimulatedProbe::new(fleet, node);
+        let sample = probe.sample(ProcessSampling::List, app.clock.now())?;
+        let report = Session::new("demo-first-report").report(&sample);
+        let (status, body) = reports::answer(app, &node.name, &serde_json::to_vec(&report)?);
+        if !status.is_success() {
+            bail!("the report of {} is refused: {}", node.name, String::from_utf8_lossy(&body));
+        }
+    }
+    Ok(())
+}
+
+/// Waits until each node has reported over HTTP.
+async fn all_reported(app: &App) -> Result<()> {
+    let started = app.clock.now();
+    let reports = |state: &NodeState| *state == NodeState::Reporting;
+    while !app.ledger.node_states().iter().all(reports) {
+        if app.clock.now().since(started) > FIRST_REPORTS_WITHIN {
+            bail!("some of the simulated nodes do not report");
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+/// Where this process reaches its own service.
+fn own_address(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+/// Says where the page is and how to stop. Not on stdout where that is for programs.
+fn greet(args: &DemoArgs, base: &str, listen: SocketAddr) {
+    let mut text = format!(
+        "gpupack demo: {} nodes with {} GPUs each, seed {}\n  page    {base}/\n  state   \
+         {base}/v1/state   metrics {base}/metrics\n",
+        args.nodes, args.gpus_per_node, args.seed
+    );
+    if !listen.ip().is_loopback() {
+        text += "  Anyone who reaches this address can change the demo's books.\n";
+    }
+    text += if args.once { "\n" } else { "  Ctrl-C ends the demo with a summary.\n\n" };
+    let _ = match args.output {
+        Output::Table => demo_view::print(&text),
+        Output::Json => io::stderr().lock().write_all(text.as_bytes()),
+    };
+}
+
+/// Says in plain output that load tools may begin.
+fn tell_filled(args: &DemoArgs, app: &App) {
+    if args.look() == Look::Lines {
+        let seconds = app.clock.precise().as_secs_f64();
+        let _ = demo_view::print(&format!("base load placed {seconds:.1} s after the start\n"));
+    }
+}
+
+fn summary(args: &DemoArgs, app: &App, board: &Board, filled_after: Duration) -> Summary {
+    let figures = board.figures().clone();
+    let packing = app.ledger.packing();
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let not_placed = figures.by_reason().into_iter();
+    Summary {
+        nodes: u64::from(args.nodes),
+        seed: args.seed,
+        pods: figures.pods,
+        not_placed: not_placed
+            .map(|(reason, pods)| NotPlaced { reason: reason.to_owned(), pods })
+            .collect(),
+        packing: PackingView::of(&packing),
+        filter: figures.latency(Verb::Filter),
+        prioritize: figures.latency(Verb::Prioritize),
+        bind: figures.latency(Verb::Bind),
+        overbooked_max: figures.overbooked_max,
+        faults: faults(app, figures.overbooked_max),
+        filled_after_ms: millis(filled_after),
+        ended_after_ms: millis(app.clock.precise()),
+    }
+}
+
+/// What is wrong with the books: their sums worked out anew, and beside that the reservations of
+/// each device added up here and held against its capacity.
+fn faults(app: &App, overbooked_max: usize) -> Vec<String> {
+    let mut faults: Vec<String> =
+        app.ledger.audit().err().unwrap_or_default().iter().map(ToString::to_string).collect();
+    for node in app.ledger.nodes() {
+        let placed = || node.reservations().values().flat_map(|held| &held.placement.devices);
+        for books in node.devices() {
+            let device = books.device();
+            let here = || placed().filter(|placed| placed.id == device.id);
+            let memory: u64 = here().map(|placed| placed.demand.memory.mib()).sum();
+            let share: u64 = here().map(|placed| placed.demand.share.millionths()).sum();
+            if MemMib::new(memory) > device.capacity() || share > Share::WHOLE.millionths() {
+                faults.push(format!(
+                    "{} of node {} holds {memory} MiB and {share} millionths",
+                    device.id,
+                    node.name()
+                ));
+            }
+        }
+    }
+    if overbooked_max > 0 {
+        faults.push(format!("{overbooked_max} GPUs of one node were overbooked at one time"));
+    }
+    faults
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: DemoArgs,
+    }
+
+    fn parsed(line: &str) -> Result<DemoArgs, clap::Error> {
+        let words = std::iter::once("demo").chain(line.split_whitespace());
+        Command::try_parse_from(words).map(|command| command.args)
+    }
+
+    #[test]
+    fn amounts_have_defaults_and_limits() {
+        let args = parsed("").unwrap();
+        assert_eq!((args.gpus(), args.fill.millionths()), (160, 750_000));
+        for (text, millionths) in [("0", 0), ("0.0", 0), ("0.5", 500_000), ("1", 1_000_000)] {
+            let args = parsed(&format!("--fill {text}")).unwrap();
+            assert_eq!(args.fill.millionths(), millionths, "{text}");
+        }
+        for bad in [
+            "--fill 1.5",
+            "--fill -1",
+            "--fill x",
+            "--nodes 0",
+            "--gpus-per-node 65",
+            "--arrival-rate -1",
+            "--arrival-rate nan",
+            "--arrival-rate 1e-9",
+            "--pods x",
+            "--listen 8080",
+            "--output xml",
+        ] {
+            assert!(parsed(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn pods_come_at_a_pace_that_suits_the_fleet() {
+        let arrivals = |line| parsed(line).unwrap().arrivals();
+        let live = arrivals("");
+        assert_eq!((live.pods, live.per_second, live.is_alive), (None, Some(4.0), true));
+        assert_eq!(arrivals("--nodes 5000").per_second, Some(20.0));
+        let once = arrivals("--once --pods 7");
+        assert_eq!((once.pods, once.per_second, once.is_alive), (Some(7), None, false));
+        assert_eq!(arrivals("--once").pods, Some(0));
+        assert_eq!(arrivals("--arrival-rate 0").per_second, Some(0.0));
+    }
+}

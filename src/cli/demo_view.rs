@@ -1,0 +1,283 @@
+//! What the demo shows: a table that is drawn anew in place on a terminal, a line a second
+//! elsewhere, and the summary at the end.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::demo_board::{Board, Figures, Latency, PodCounts};
+use crate::extender::app::App;
+use crate::extender::inspect::PackingView;
+use crate::metrics::Verb;
+use crate::packing::fragmentation::Packing;
+
+/// Time between two drawings.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Reasons that a summary names.
+const NAMED_REASONS: usize = 8;
+
+/// How the present state is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// A table, redrawn in place.
+    Table,
+    /// One line a second.
+    Lines,
+    /// Nothing before the end.
+    Nothing,
+}
+
+impl Look {
+    /// The table on a terminal, lines elsewhere.
+    pub(super) fn of_stdout() -> Self {
+        if io::stdout().is_terminal() { Self::Table } else { Self::Lines }
+    }
+}
+
+/// Shows the present state until it is dropped. Ends when nobody reads any more.
+pub(super) async fn show(app: &App, board: &Board, look: Look) {
+    if look == Look::Nothing {
+        return std::future::pending().await;
+    }
+    let mut drawn_lines = 0;
+    loop {
+        let time = app.clock.precise();
+        let packing = app.ledger.packing();
+        let figures = board.figures().clone();
+        let text = match look {
+            Look::Table => {
+                let table = table(time, &packing, &figures);
+                // Up to the first line of the last drawing, and wipe from there to the end.
+                let again = if drawn_lines > 0 {
+                    format!("\x1b[{drawn_lines}A\x1b[J")
+                } else {
+                    String::new()
+                };
+                drawn_lines = table.lines().count();
+                again + &table
+            }
+            Look::Lines | Look::Nothing => line(time, &packing, &figures),
+        };
+        if print(&text).is_err() {
+            return std::future::pending().await;
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+/// Writes to stdout at once.
+///
+/// # Errors
+/// Nobody reads.
+pub(super) fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+fn table(time: Duration, packing: &Packing, figures: &Figures) -> String {
+    let PodCounts { arrived, placed, waiting, refused, ended, withdrawn, .. } = figures.pods;
+    let mut text = String::new();
+    let rows = [
+        format!("  time          {}", clock_face(time)),
+        format!(
+            "  pods          {arrived} arrived, {placed} placed, {waiting} waiting, \
+             {refused} refused"
+        ),
+        format!("                {ended} ended, {withdrawn} gave up waiting"),
+        format!(
+            "  GPUs          {} occupied, {} empty, {} overbooked",
+            packing.occupied,
+            packing.devices - packing.occupied,
+            packing.overbooked
+        ),
+        format!(
+            "  allocation    {:>6} %   packing efficiency {:>6} %   fragmentation {:>6} %",
+            percent(packing.allocation().millionths()),
+            percent(packing.efficiency().millionths()),
+            percent(packing.fragmentation().millionths())
+        ),
+    ];
+    for row in rows {
+        let _ = writeln!(text, "{row}");
+    }
+    text + &latencies(figures)
+}
+
+/// One aligned row per verb.
+fn latencies(figures: &Figures) -> String {
+    let mut text = format!(
+        "  {:<12}{:>12}{:>12}{:>12}{:>12}\n",
+        "verb", "calls", "p50 µs", "p99 µs", "max µs"
+    );
+    for verb in [Verb::Filter, Verb::Prioritize, Verb::Bind] {
+        let Latency { calls, p50_us, p99_us, max_us } = figures.latency(verb);
+        let _ =
+            writeln!(text, "  {:<12}{calls:>12}{p50_us:>12}{p99_us:>12}{max_us:>12}", verb.label());
+    }
+    text
+}
+
+fn line(time: Duration, packing: &Packing, figures: &Figures) -> String {
+    let pods = figures.pods;
+    let of = |verb| {
+        let latency = figures.latency(verb);
+        format!("{}/{}", latency.p50_us, latency.p99_us)
+    };
+    format!(
+        "{} pods: {} arrived {} placed {} waiting {} refused | GPUs: {} occupied {} empty {} \
+         overbooked | allocation {} % efficiency {} % fragmentation {} % | p50/p99 µs: filter {} \
+         prioritize {} bind {}\n",
+        clock_face(time),
+        pods.arrived,
+        pods.placed,
+        pods.waiting,
+        pods.refused,
+        packing.occupied,
+        packing.devices - packing.occupied,
+        packing.overbooked,
+        percent(packing.allocation().millionths()),
+        percent(packing.efficiency().millionths()),
+        percent(packing.fragmentation().millionths()),
+        of(Verb::Filter),
+        of(Verb::Prioritize),
+        of(Verb::Bind),
+    )
+}
+
+/// Everything at the end of a demo.
+#[derive(Debug, Serialize)]
+pub(super) struct Summary {
+    /// Nodes of the fleet.
+    pub(super) nodes: u64,
+    /// Seed of fleet and stream.
+    pub(super) seed: u64,
+    /// What became of the pods.
+    pub(super) pods: PodCounts,
+    /// Pods that wait or were refused, by reason.
+    pub(super) not_placed: Vec<NotPlaced>,
+    /// How full and fragmented the fleet is.
+    pub(super) packing: PackingView,
+    /// Whole HTTP calls of filter.
+    pub(super) filter: Latency,
+    /// Whole HTTP calls of prioritize.
+    pub(super) prioritize: Latency,
+    /// Whole HTTP calls of bind.
+    pub(super) bind: Latency,
+    /// Most GPUs ever seen with more booked than they have.
+    pub(super) overbooked_max: usize,
+    /// What is wrong with the books; nothing if all is well.
+    pub(super) faults: Vec<String>,
+    /// Milliseconds from the start until the base load was placed.
+    pub(super) filled_after_ms: u64,
+    /// Milliseconds from the start to the end.
+    pub(super) ended_after_ms: u64,
+}
+
+/// Pods that wait or were refused for one reason.
+#[derive(Debug, Serialize)]
+pub(super) struct NotPlaced {
+    /// The reason.
+    pub(super) reason: String,
+    /// How many pods.
+    pub(super) pods: usize,
+}
+
+impl Summary {
+    /// For people.
+    pub(super) fn to_text(&self, figures: &Figures) -> String {
+        let (pods, packing) = (self.pods, &self.packing);
+        let mut text = format!(
+            "\nSummary after {} s ({} nodes, {} GPUs, seed {})\n",
+            decimal(self.ended_after_ms, 1_000),
+            self.nodes,
+            packing.devices,
+            self.seed
+        );
+        let by = match pods.placed_without_http {
+            0 => String::new(),
+            direct => format!(" ({direct} of them as base load, without HTTP)"),
+        };
+        let rows = [
+            ("pods arrived", pods.arrived.to_string()),
+            ("placed", format!("{}{by}", pods.placed)),
+            ("still waiting", pods.waiting.to_string()),
+            ("refused", format!("{} (faulty requests)", pods.refused)),
+            ("ended, gave up", format!("{}, {}", pods.ended, pods.withdrawn)),
+            ("bind conflicts", pods.bind_conflicts.to_string()),
+            (
+                "GPUs",
+                format!(
+                    "{} occupied, {} empty, at most {} overbooked",
+                    packing.occupied,
+                    packing.devices - packing.occupied,
+                    self.overbooked_max
+                ),
+            ),
+            ("allocation", format!("{} %", percent(packing.allocation_millionths))),
+            ("packing efficiency", format!("{} %", percent(packing.efficiency_millionths))),
+            ("fragmentation", format!("{} %", percent(packing.fragmentation_millionths))),
+        ];
+        for (name, value) in rows {
+            let _ = writeln!(text, "  {name:<20}{value}");
+        }
+        if !self.not_placed.is_empty() {
+            text.push_str("\n  why pods wait or were refused\n");
+        }
+        for entry in self.not_placed.iter().take(NAMED_REASONS) {
+            let _ = writeln!(text, "  {:>6}  {}", entry.pods, entry.reason);
+        }
+        if self.not_placed.len() > NAMED_REASONS {
+            let _ = writeln!(text, "          and {} more", self.not_placed.len() - NAMED_REASONS);
+        }
+        text.push_str("\n  whole HTTP calls\n");
+        text.push_str(&latencies(figures));
+        match self.faults.as_slice() {
+            [] => text.push_str("\n  books audited: every sum is right, no GPU is overbooked\n"),
+            faults => faults.iter().for_each(|fault| {
+                let _ = writeln!(text, "\n  FAULT: {fault}");
+            }),
+        }
+        text
+    }
+}
+
+/// Hours, minutes and seconds.
+fn clock_face(time: Duration) -> String {
+    let seconds = time.as_secs();
+    format!("{:02}:{:02}:{:02}", seconds / 3_600, seconds / 60 % 60, seconds % 60)
+}
+
+/// Millionths in percent with one decimal.
+fn percent(millionths: u64) -> String {
+    decimal(millionths, 10_000)
+}
+
+/// `amount` in units of `unit`, with one decimal, rounded.
+fn decimal(amount: u64, unit: u64) -> String {
+    let tenths = (amount.saturating_mul(10) + unit / 2) / unit;
+    format!("{}.{}", tenths / 10, tenths % 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_rounded_and_times_read() {
+        assert_eq!(percent(0), "0.0");
+        assert_eq!(percent(912_499), "91.2");
+        assert_eq!(percent(912_500), "91.3");
+        assert_eq!(percent(1_000_000), "100.0");
+        assert_eq!(clock_face(Duration::from_secs(3_725)), "01:02:05");
+    }
+
+    #[test]
+    fn the_table_fits_80_columns() {
+        let text = table(Duration::ZERO, &Packing::default(), &Figures::default());
+        assert!(text.lines().all(|line| line.chars().count() <= 78), "{text}");
+    }
+}

@@ -123,5 +123,6 @@ pub mod cli {
     mod demo_scheduler;
     mod demo_drive;
     mod demo_view;
+    mod demo_summary;
     pub mod demo;
 }

@@ -14,7 +14,8 @@ use tokio::sync::{Notify, watch};
 use super::demo_board::Board;
 use super::demo_drive::{Arrivals, Drive};
 use super::demo_scheduler::Scheduler;
-use super::demo_view::{self, Look, NotPlaced, Summary};
+use super::demo_summary::Summary;
+use super::demo_view::{self, Look};
 use super::logging::{self, LogArgs};
 use crate::agent::fleet::Fleet;
 use crate::agent::probe::{Probe, ProcessSampling};
@@ -25,14 +26,12 @@ use crate::clock::Clock;
 use crate::cluster::quantity::parse_fraction;
 use crate::config::Config;
 use crate::extender::app::{App, Truth};
-use crate::extender::inspect::PackingView;
 use crate::extender::server::{Service, SetLogLevel, serve};
 use crate::extender::{background, reports};
 use crate::ledger::books::Ledger;
-use crate::metrics::Verb;
 use crate::packing::device::PoolName;
 use crate::packing::node::NodeState;
-use crate::packing::units::{MemMib, Share};
+use crate::packing::units::Share;
 
 /// Most nodes whose base load and first reports go over HTTP. Beyond it that would take minutes.
 const HTTP_FILL_MAX_NODES: usize = 200;
@@ -184,7 +183,7 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
             () = demo_view::show(&app, &board, args.look()) => Ok(()),
         }
     };
-    let summary = summary(args, &app, &board, filled_after);
+    let summary = Summary::of(&app, &board, args.seed, filled_after);
     stop.send_replace(true);
     let _ = tokio::time::timeout(GRACE, serving).await;
     let _ = beating.await;
@@ -324,56 +323,6 @@ fn tell_filled(args: &DemoArgs, app: &App) {
         let seconds = app.clock.precise().as_secs_f64();
         let _ = demo_view::print(&format!("base load placed {seconds:.1} s after the start\n"));
     }
-}
-
-fn summary(args: &DemoArgs, app: &App, board: &Board, filled_after: Duration) -> Summary {
-    let figures = board.figures().clone();
-    let packing = app.ledger.packing();
-    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let not_placed = figures.by_reason().into_iter();
-    Summary {
-        nodes: u64::from(args.nodes),
-        seed: args.seed,
-        pods: figures.pods,
-        not_placed: not_placed
-            .map(|(reason, pods)| NotPlaced { reason: reason.to_owned(), pods })
-            .collect(),
-        packing: PackingView::of(&packing),
-        filter: figures.latency(Verb::Filter),
-        prioritize: figures.latency(Verb::Prioritize),
-        bind: figures.latency(Verb::Bind),
-        overbooked_max: figures.overbooked_max,
-        faults: faults(app, figures.overbooked_max),
-        filled_after_ms: millis(filled_after),
-        ended_after_ms: millis(app.clock.precise()),
-    }
-}
-
-/// What is wrong with the books: their sums worked out anew, and beside that the reservations of
-/// each device added up here and held against its capacity.
-fn faults(app: &App, overbooked_max: usize) -> Vec<String> {
-    let mut faults: Vec<String> =
-        app.ledger.audit().err().unwrap_or_default().iter().map(ToString::to_string).collect();
-    for node in app.ledger.nodes() {
-        let placed = || node.reservations().values().flat_map(|held| &held.placement.devices);
-        for books in node.devices() {
-            let device = books.device();
-            let here = || placed().filter(|placed| placed.id == device.id);
-            let memory: u64 = here().map(|placed| placed.demand.memory.mib()).sum();
-            let share: u64 = here().map(|placed| placed.demand.share.millionths()).sum();
-            if MemMib::new(memory) > device.capacity() || share > Share::WHOLE.millionths() {
-                faults.push(format!(
-                    "{} of node {} holds {memory} MiB and {share} millionths",
-                    device.id,
-                    node.name()
-                ));
-            }
-        }
-    }
-    if overbooked_max > 0 {
-        faults.push(format!("{overbooked_max} GPUs of one node were overbooked at one time"));
-    }
-    faults
 }
 
 #[cfg(test)]

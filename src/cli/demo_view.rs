@@ -1,23 +1,17 @@
-//! What the demo shows: a table that is drawn anew in place on a terminal, a line a second
-//! elsewhere, and the summary at the end.
+//! What the demo shows while it runs: a table that is drawn anew in place on a terminal, a line a
+//! second elsewhere.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::demo_board::{Board, Figures, Latency, PodCounts};
 use crate::extender::app::App;
-use crate::extender::inspect::PackingView;
 use crate::metrics::Verb;
 use crate::packing::fragmentation::Packing;
 
 /// Time between two drawings.
 const EVERY: Duration = Duration::from_secs(1);
-
-/// Reasons that a summary names.
-const NAMED_REASONS: usize = 8;
 
 /// How the present state is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +102,7 @@ fn table(time: Duration, packing: &Packing, figures: &Figures) -> String {
 }
 
 /// One aligned row per verb.
-fn latencies(figures: &Figures) -> String {
+pub(super) fn latencies(figures: &Figures) -> String {
     let mut text = format!(
         "  {:<12}{:>12}{:>12}{:>12}{:>12}\n",
         "verb", "calls", "p50 µs", "p99 µs", "max µs"
@@ -148,103 +142,6 @@ fn line(time: Duration, packing: &Packing, figures: &Figures) -> String {
     )
 }
 
-/// Everything at the end of a demo.
-#[derive(Debug, Serialize)]
-pub(super) struct Summary {
-    /// Nodes of the fleet.
-    pub(super) nodes: u64,
-    /// Seed of fleet and stream.
-    pub(super) seed: u64,
-    /// What became of the pods.
-    pub(super) pods: PodCounts,
-    /// Pods that wait or were refused, by reason.
-    pub(super) not_placed: Vec<NotPlaced>,
-    /// How full and fragmented the fleet is.
-    pub(super) packing: PackingView,
-    /// Whole HTTP calls of filter.
-    pub(super) filter: Latency,
-    /// Whole HTTP calls of prioritize.
-    pub(super) prioritize: Latency,
-    /// Whole HTTP calls of bind.
-    pub(super) bind: Latency,
-    /// Most GPUs ever seen with more booked than they have.
-    pub(super) overbooked_max: usize,
-    /// What is wrong with the books; nothing if all is well.
-    pub(super) faults: Vec<String>,
-    /// Milliseconds from the start until the base load was placed.
-    pub(super) filled_after_ms: u64,
-    /// Milliseconds from the start to the end.
-    pub(super) ended_after_ms: u64,
-}
-
-/// Pods that wait or were refused for one reason.
-#[derive(Debug, Serialize)]
-pub(super) struct NotPlaced {
-    /// The reason.
-    pub(super) reason: String,
-    /// How many pods.
-    pub(super) pods: usize,
-}
-
-impl Summary {
-    /// For people.
-    pub(super) fn to_text(&self, figures: &Figures) -> String {
-        let (pods, packing) = (self.pods, &self.packing);
-        let mut text = format!(
-            "\nSummary after {} s ({} nodes, {} GPUs, seed {})\n",
-            decimal(self.ended_after_ms, 1_000),
-            self.nodes,
-            packing.devices,
-            self.seed
-        );
-        let by = match pods.placed_without_http {
-            0 => String::new(),
-            direct => format!(" ({direct} of them as base load, without HTTP)"),
-        };
-        let rows = [
-            ("pods arrived", pods.arrived.to_string()),
-            ("placed", format!("{}{by}", pods.placed)),
-            ("still waiting", pods.waiting.to_string()),
-            ("refused", format!("{} (faulty requests)", pods.refused)),
-            ("ended, gave up", format!("{}, {}", pods.ended, pods.withdrawn)),
-            ("bind conflicts", pods.bind_conflicts.to_string()),
-            (
-                "GPUs",
-                format!(
-                    "{} occupied, {} empty, at most {} overbooked",
-                    packing.occupied,
-                    packing.devices - packing.occupied,
-                    self.overbooked_max
-                ),
-            ),
-            ("allocation", format!("{} %", percent(packing.allocation_millionths))),
-            ("packing efficiency", format!("{} %", percent(packing.efficiency_millionths))),
-            ("fragmentation", format!("{} %", percent(packing.fragmentation_millionths))),
-        ];
-        for (name, value) in rows {
-            let _ = writeln!(text, "  {name:<20}{value}");
-        }
-        if !self.not_placed.is_empty() {
-            text.push_str("\n  why pods wait or were refused\n");
-        }
-        for entry in self.not_placed.iter().take(NAMED_REASONS) {
-            let _ = writeln!(text, "  {:>6}  {}", entry.pods, entry.reason);
-        }
-        if self.not_placed.len() > NAMED_REASONS {
-            let _ = writeln!(text, "          and {} more", self.not_placed.len() - NAMED_REASONS);
-        }
-        text.push_str("\n  whole HTTP calls\n");
-        text.push_str(&latencies(figures));
-        match self.faults.as_slice() {
-            [] => text.push_str("\n  books audited: every sum is right, no GPU is overbooked\n"),
-            faults => faults.iter().for_each(|fault| {
-                let _ = writeln!(text, "\n  FAULT: {fault}");
-            }),
-        }
-        text
-    }
-}
-
 /// Hours, minutes and seconds.
 fn clock_face(time: Duration) -> String {
     let seconds = time.as_secs();
@@ -252,12 +149,12 @@ fn clock_face(time: Duration) -> String {
 }
 
 /// Millionths in percent with one decimal.
-fn percent(millionths: u64) -> String {
+pub(super) fn percent(millionths: u64) -> String {
     decimal(millionths, 10_000)
 }
 
 /// `amount` in units of `unit`, with one decimal, rounded.
-fn decimal(amount: u64, unit: u64) -> String {
+pub(super) fn decimal(amount: u64, unit: u64) -> String {
     let tenths = (amount.saturating_mul(10) + unit / 2) / unit;
     format!("{}.{}", tenths / 10, tenths % 10)
 }

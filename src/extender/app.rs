@@ -118,7 +118,7 @@ impl App {
     /// Drops what nobody has mentioned for long.
     pub fn forget_unseen(&self) {
         self.waiting.tick(self.clock.now());
-        self.pending.retain(|uid, pod| pod.request.is_err() || self.waiting.pod(uid).is_some());
+        self.pending.retain(|uid, pod| pod.request.is_err() || self.waiting.has(uid));
     }
 
     /// Tells about a pod, where `kubectl describe` shows it. Never waits.

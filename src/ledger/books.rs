@@ -69,9 +69,17 @@ impl Slot {
 
     /// Changes the books; the version grows while they are held.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut NodeLedger) -> T) -> T {
+        self.change_if(|books| (change(books), true))
+    }
+
+    /// Changes the books; `change` says whether a question may be answered otherwise by it. Only then
+    /// the version grows.
+    pub(super) fn change_if<T>(&self, change: impl FnOnce(&mut NodeLedger) -> (T, bool)) -> T {
         let mut books = self.read();
-        let answer = change(&mut books);
-        self.version.fetch_add(1, Ordering::Release);
+        let (answer, is_news) = change(&mut books);
+        if is_news {
+            self.version.fetch_add(1, Ordering::Release);
+        }
         answer
     }
 }

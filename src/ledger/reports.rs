@@ -9,11 +9,11 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use super::books::Ledger;
-use super::effect::Effect;
-use crate::packing::device::{DeviceId, InventoryError, NodeInventory, NodeName, PodUid};
-use crate::packing::node::{DeviceUse, NodeState};
+use super::effect::{Effect, Standing};
+use crate::packing::device::{DeviceId, Health, InventoryError, NodeInventory, NodeName, PodUid};
+use crate::packing::node::{DeviceUse, NodeLedger, NodeState};
 use crate::packing::reservation::Reservation;
-use crate::packing::units::Timestamp;
+use crate::packing::units::{MemMib, Timestamp};
 
 /// What an agent reports, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,8 +114,13 @@ impl Ledger {
             if let Some(inventory) = &report.inventory {
                 effects.extend(self.take_inventory(at, inventory)?);
             }
-            let mut freed: Vec<PodUid> = Vec::new();
-            effects.extend(self.change_slot(at, |books| freed = books.observe(&report.uses, now)));
+            let (freed, told) = slot.change_if(|books| {
+                let (before, standing) = (outlook(books), Standing::of(books));
+                let freed: Vec<PodUid> = books.observe(&report.uses, now);
+                let is_news = !freed.is_empty() || outlook(books) != before;
+                ((freed, standing.effects(books)), is_news)
+            });
+            effects.extend(told);
             *session = Session {
                 id: Some(current),
                 agent: report.agent.clone(),
@@ -166,6 +171,13 @@ impl Ledger {
         });
         Ok(effects)
     }
+}
+
+/// What a report may change of the answers to questions, beside the room of pods that it frees. Nearly
+/// every report changes nothing of it, and then what is known about the node stays known.
+fn outlook(books: &NodeLedger) -> (NodeState, Vec<(Health, MemMib)>) {
+    let devices = books.devices().iter();
+    (books.state(), devices.map(|device| (device.health(), device.unbooked())).collect())
 }
 
 #[cfg(test)]

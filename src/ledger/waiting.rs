@@ -117,6 +117,11 @@ impl WaitingPods {
         self.pods().remove(uid);
     }
 
+    /// Whether the pod is one of those that wait.
+    pub fn has(&self, uid: &PodUid) -> bool {
+        self.pods().contains_key(uid)
+    }
+
     /// The pod with this UID.
     pub fn pod(&self, uid: &PodUid) -> Option<WaitingState> {
         self.pods().get(uid).cloned()

@@ -92,13 +92,20 @@ function showTiles(summary) {
     ["Allocation", none ? "–" : percent(packing.allocation_millionths), "of all compute is booked"],
     ["GPUs in use", number.format(packing.occupied), number.format(packing.devices - packing.occupied) + " of " + number.format(packing.devices) + " are empty"],
     ["GPUs overbooked", number.format(packing.overbooked), packing.overbooked ? "hold more than they have" : "none holds more than it has", packing.overbooked ? "bad" : "good"],
-    ["Pods waiting", number.format(summary.waiting), summary.waiting ? "no node fits them now" : "every pod has a place"],
+    ["Pods waiting", number.format(summary.waiting), summary.waiting ? "no node fits them now" : "every pod has a place", "", "#waiting-title"],
   ];
-  by("tiles").replaceChildren(...tiles.map(([title, figure, sentence, mood]) => {
-    const tile = make("div", undefined, "tile");
-    tile.append(make("dt", title), make("dd", figure, "number " + (mood || "")), make("dd", sentence, "soft small"));
+  const held = by("tiles").contains(document.activeElement);
+  by("tiles").replaceChildren(...tiles.map(([title, figure, sentence, mood, target]) => {
+    const tile = make("div", undefined, "tile"), shown = make("dd", target ? undefined : figure, "number " + (mood || ""));
+    if (target) {
+      const link = make("a", figure);
+      link.href = target;
+      shown.append(link);
+    }
+    tile.append(make("dt", title), shown, make("dd", sentence, "soft small"));
     return tile;
   }));
+  if (held) by("tiles").querySelector("a").focus();
 }
 
 function showWaiting(summary) {
@@ -173,14 +180,12 @@ function showMap(summary) {
 
 function addGroup(title) {
   const box = make("div", undefined, "group");
-  const head = make("div", undefined, "head");
-  const note = make("span", "", "soft small");
+  const note = make("p", "", "soft small");
   const canvas = make("canvas");
   canvas.tabIndex = 0;
   canvas.setAttribute("role", "application");
   canvas.setAttribute("aria-roledescription", "map of GPUs");
-  head.append(make("h3", title), note);
-  box.append(head, canvas);
+  box.append(make("h3", title), note, canvas);
   by("map").append(box);
   const group = { title, note, canvas, nodes: [] };
   canvas.addEventListener("pointermove", (event) => point(group, hit(group, event)));
@@ -210,24 +215,26 @@ function describe(group) {
 // Where everything is. Positions are worked out, never looked up: drawing and pointing agree.
 function layOut(group) {
   const most = group.nodes.reduce((most, node) => Math.max(most, node.gpus.length), 1);
-  const width = group.canvas.clientWidth || 1000;
+  const room = by("map").clientWidth || 1000;
   let shape;
   if (group.cells) {
     const cell = 5, columns = Math.min(4, most), rows = Math.ceil(most / columns);
     shape = { cell, columns, w: cell - 1, h: cell - 1, stepX: columns * cell + 4, stepY: rows * cell + 4, label: 0 };
   } else {
     const memory = group.nodes.length && group.nodes[0].gpus.length ? group.nodes[0].gpus[0][1] : 0;
-    const h = Math.round(26 + 46 * Math.sqrt(memory / group.largest)), w = 14, label = 18;
-    shape = { cell: w + 3, columns: most, w, h, stepX: Math.max(most * (w + 3) + 18, 96), stepY: h + label + 12, label };
+    const h = Math.round(24 + 44 * Math.sqrt(memory / group.largest)), w = 15, label = 16;
+    shape = { cell: w + 3, columns: most, w, h, stepX: Math.max(most * (w + 3) + 18, 96), stepY: h + label + 10, label };
   }
-  shape.perRow = Math.max(1, Math.floor((width + 4) / shape.stepX));
+  shape.perRow = Math.max(1, Math.floor(room / shape.stepX));
   group.shape = shape;
+  const width = Math.min(room, Math.min(group.nodes.length, shape.perRow) * shape.stepX + 4);
   const height = Math.ceil(group.nodes.length / shape.perRow) * shape.stepY + 4;
   const scale = window.devicePixelRatio || 1;
   const [pixelsX, pixelsY] = [Math.round(width * scale), Math.round(height * scale)];
   if (group.canvas.width !== pixelsX || group.canvas.height !== pixelsY) {
     group.canvas.width = pixelsX;
     group.canvas.height = pixelsY;
+    group.canvas.style.width = width + "px";
     group.canvas.style.height = height + "px";
   }
 }

@@ -1,7 +1,7 @@
 //! Who may speak for a node, in which order, and about which devices.
 
 use super::super::fixture::{
-    bound, free, hello, inventory, ledger, node, report, say, seconds, see_node, uid, uses,
+    asks, bound, free, hello, inventory, ledger, node, report, say, seconds, see_node, uid, uses,
 };
 use super::*;
 use crate::packing::fit::Misfit;
@@ -63,7 +63,7 @@ fn a_node_that_only_a_pod_names_takes_nobody() {
     let ledger = ledger("A");
     ledger.see_pod(&bound("p", "ghost", "G", 500_000), seconds(0));
     ledger.report("ghost", &hello("g", 1, "G"), seconds(0)).unwrap();
-    let question = super::super::fixture::asks(1000);
+    let question = asks(1000);
     assert_eq!(ledger.answers(&question, &["ghost"]), [Err(Misfit::NodeGone)]);
     see_node(&ledger, "ghost");
     assert_eq!(ledger.answers(&question, &["ghost"]), [Err(Misfit::Silent)]);
@@ -99,7 +99,7 @@ fn room_appears_with_health_and_not_with_a_mere_inventory() {
     let ledger = ledger("A");
     let mut sick = report("x", 7, 2, "A");
     for seen in &mut sick.uses {
-        seen.health = crate::packing::device::Health::Unhealthy;
+        seen.health = Health::Unhealthy;
     }
     assert_eq!(say(&ledger, &sick).unwrap().effects, []);
     let still = NodeReport { sequence: 3, inventory: Some(inventory("A")), ..sick };
@@ -112,4 +112,27 @@ fn room_appears_with_health_and_not_with_a_mere_inventory() {
     assert_eq!(silence, [Effect::Silent(NodeName::new("n"))]);
     let spoken = ledger.report("n", &report("x", 7, 6, "A"), seconds(61)).unwrap();
     assert_eq!(spoken.effects, [Effect::Room(NodeName::new("n"))]);
+}
+
+#[test]
+fn a_report_without_news_leaves_known_answers_known() {
+    let ledger = ledger("A");
+    let version = || ledger.slot(0).version.load(Ordering::Acquire);
+    let known = version();
+    let mut busier = report("x", 7, 2, "A");
+    (busier.uses[0].busy_percent, busier.uses[0].used) = (Some(90), Some(MemMib::new(10)));
+    say(&ledger, &busier).unwrap();
+    assert_eq!(version(), known, "how busy a GPU is decides nothing");
+    let mut unhealthy = report("x", 7, 3, "A");
+    unhealthy.uses[0].health = Health::Unhealthy;
+    say(&ledger, &unhealthy).unwrap();
+    assert!(version() > known);
+    assert_eq!(ledger.answers(&asks(500_000), &["n"]), [Err(Misfit::Unhealthy)]);
+    say(&ledger, &report("x", 7, 4, "A")).unwrap();
+    assert!(ledger.answers(&asks(500_000), &["n"])[0].is_ok(), "and it is back");
+    let known = version();
+    let mut foreign = report("x", 7, 5, "A");
+    foreign.uses[0].used = Some(MemMib::new(900));
+    say(&ledger, &foreign).unwrap();
+    assert!(version() > known, "memory that nobody booked is no longer free");
 }

@@ -1,0 +1,211 @@
+//! The other routes as agents, operators and browsers meet them: reports, state, explain, metrics, page.
+
+use axum::body::Body;
+use axum::http::{Method, Request, StatusCode};
+use http_bed::{Bed, data, hello, pod, read};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+mod http_bed;
+
+#[tokio::test]
+async fn reports_that_are_not_believed_have_their_status_and_change_nothing() {
+    let bed = Bed::warm().await;
+    let before = bed.books().await;
+    let good = hello("gpu-a", "Tesla T4", 15_360, 1);
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut report = good.clone();
+        report["agent"] = "another".into();
+        change(&mut report);
+        report
+    };
+    let unprocessable = StatusCode::UNPROCESSABLE_ENTITY;
+    for (name, node, report, status, part) in [
+        ("unknown node", "nowhere", good.clone(), StatusCode::NOT_FOUND, "`nowhere` is not known"),
+        (
+            "absurd memory",
+            "gpu-a",
+            with(&|r| r["inventory"][0]["memory_mib"] = json!(u64::MAX)),
+            unprocessable,
+            "",
+        ),
+        (
+            "a reserve beyond the memory",
+            "gpu-a",
+            with(&|r| r["inventory"][0]["reserved_mib"] = json!(15_361)),
+            unprocessable,
+            "",
+        ),
+        (
+            "absurd use",
+            "gpu-a",
+            with(&|r| r["devices"][0]["used_mib"] = json!(u64::MAX)),
+            unprocessable,
+            "",
+        ),
+        (
+            "busier than time",
+            "gpu-a",
+            with(&|r| r["devices"][0]["busy_percent"] = json!(101)),
+            unprocessable,
+            "101",
+        ),
+        (
+            "a negative number",
+            "gpu-a",
+            with(&|r| r["devices"][0]["used_mib"] = json!(-1)),
+            unprocessable,
+            "devices[0].used_mib",
+        ),
+        (
+            "a UUID twice",
+            "gpu-a",
+            with(&|r| {
+                let first = r["inventory"][0].clone();
+                r["inventory"].as_array_mut().unwrap().push(first);
+            }),
+            unprocessable,
+            "GPU-gpu-a-0",
+        ),
+        (
+            "a UUID of another node",
+            "gpu-a",
+            with(&|r| r["inventory"][0]["uuid"] = json!("GPU-gpu-b-0")),
+            unprocessable,
+            "belongs to node `gpu-b`",
+        ),
+        (
+            "hello without inventory",
+            "gpu-a",
+            with(&|r| r["inventory"] = Value::Null),
+            unprocessable,
+            "must carry the inventory",
+        ),
+        (
+            "an old session",
+            "gpu-a",
+            with(&|r| r["session"] = json!(7)),
+            StatusCode::CONFLICT,
+            "say hello",
+        ),
+        (
+            "a far schema",
+            "gpu-a",
+            with(&|r| r["schema_version"] = json!(9)),
+            unprocessable,
+            "schema version `9`",
+        ),
+    ] {
+        let (answered, refusal) = bed.report(node, &report).await;
+        assert_eq!(answered, status, "{name}: {refusal}");
+        assert!(refusal["error"].as_str().unwrap().contains(part), "{name}: {refusal}");
+        if answered == StatusCode::CONFLICT {
+            assert_eq!(refusal["reason"], "session_expired");
+        }
+        assert_eq!(bed.books().await, before, "{name}");
+    }
+    for body in [&b"{"[..], b"[]", b"\xff\xfe", b""] {
+        let (status, _) = bed.send(Method::PUT, "/v1/nodes/gpu-a/report", body.to_vec()).await;
+        assert_eq!(status, unprocessable);
+    }
+    assert_eq!(bed.books().await, before);
+}
+
+#[tokio::test]
+async fn a_repeated_report_is_ignored_and_a_vanished_gpu_keeps_its_pod_booked() {
+    let bed = Bed::warm().await;
+    let (status, reply) = bed.report("gpu-b", &hello("gpu-b", "Other", 1, 2)).await;
+    assert_eq!((status, &reply["outcome"]), (StatusCode::OK, &json!("ignored")));
+    bed.post("/v1/filter", data("filter.json")).await;
+    bed.post("/v1/bind", data("bind.json")).await;
+    let node = bed.app.ledger.node("gpu-b").unwrap();
+    let held = node.reservations().values().next().unwrap().placement.devices[0].id.to_string();
+    let mut fewer = hello("gpu-b", "NVIDIA A100-SXM4-80GB", 81_920, 2);
+    fewer["sequence"] = json!(2);
+    fewer["session"] = reply["session"].clone();
+    for list in ["inventory", "devices"] {
+        fewer[list].as_array_mut().unwrap().retain(|device| device["uuid"] != *held);
+    }
+    let (status, reply) = bed.report("gpu-b", &fewer).await;
+    assert_eq!((status, &reply["outcome"]), (StatusCode::OK, &json!("accepted")));
+    assert_eq!(reply["bookings"][0]["devices"][0]["uuid"], *held);
+    let node = bed.app.ledger.node("gpu-b").unwrap();
+    assert_eq!((node.devices().len(), node.reservations().len()), (1, 1));
+    bed.app.ledger.audit().unwrap();
+}
+
+#[tokio::test]
+async fn a_waiting_pod_is_listed_and_explained() {
+    let bed = Bed::warm().await;
+    let nodes = ["gpu-a", "gpu-b", "gpu-c"];
+    bed.filter(pod("huge", json!({"gpu-memory": "90000"})), &nodes).await;
+    let (status, text) = bed.get("/v1/explain?pod=team/huge").await;
+    let explanation = read(text.as_bytes());
+    assert_eq!((status, &explanation["fitting_nodes"]), (StatusCode::OK, &json!(0)));
+    assert_eq!(explanation["refusals"][0]["nodes"], 3);
+    assert_eq!(explanation["mends"][0], "ask for 8080 MiB less memory");
+    let summary = read(bed.get("/v1/summary").await.1.as_bytes());
+    assert_eq!(summary["waiting"], 1);
+    let waits = &summary["waiting_pods"][0];
+    assert_eq!((&waits["pod"], &waits["asks"]), (&json!("team/huge"), &json!("90000 MiB")));
+    assert_eq!(waits["reason"], "request exceeds the memory of every GPU of the node");
+    for (path, status) in [
+        ("/v1/explain", StatusCode::BAD_REQUEST),
+        ("/v1/explain?pod=huge", StatusCode::BAD_REQUEST),
+        ("/v1/explain?pod=team/nobody", StatusCode::NOT_FOUND),
+        ("/v1/explain?pod=%ff/%fe", StatusCode::NOT_FOUND),
+        ("/v1/state?node=nowhere", StatusCode::NOT_FOUND),
+    ] {
+        let (answered, text) = bed.get(path).await;
+        assert_eq!(answered, status, "{path}: {text}");
+    }
+    bed.post("/v1/filter", data("filter.json")).await;
+    bed.post("/v1/bind", data("bind.json")).await;
+    let (_, text) = bed.get("/v1/explain?pod=team-a/infer-7f9c6d5b8-x2kqz").await;
+    assert!(text.contains("placed on node gpu-b"), "{text}");
+    let node = read(bed.get("/v1/state?node=gpu-b").await.1.as_bytes());
+    assert_eq!(node["devices"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn operators_see_readiness_metrics_page_and_set_the_log_level() {
+    let bed = Bed::warm().await;
+    assert_eq!(bed.get("/readyz").await, (StatusCode::OK, "ready\n".to_owned()));
+    bed.filter(pod("a", json!({"gpu-fraction": "0.5"})), &["gpu-a", "gpu-b"]).await;
+    let (_, metrics) = bed.get("/metrics").await;
+    for line in [
+        "gpupack_ready 1",
+        r#"gpupack_nodes{state="reporting"} 3"#,
+        r#"gpupack_gpus{state="empty"} 4"#,
+        r#"gpupack_reports_total{result="accepted"} 3"#,
+        r#"gpupack_verb_duration_seconds_count{outcome="ok",verb="filter"} 1"#,
+    ] {
+        assert!(metrics.lines().any(|seen| seen == line), "{line} in {metrics}");
+    }
+    let (status, page) = bed.get("/").await;
+    assert!(status.is_success() && page.contains("page.js"));
+    assert_eq!(bed.get("/page.js").await.0, StatusCode::OK);
+    let (status, _) = bed.send(Method::PUT, "/v1/log-level", "debug\n").await;
+    assert_eq!(status, StatusCode::OK);
+    let (status, body) = bed.send(Method::PUT, "/v1/log-level", "loud").await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(String::from_utf8(body).unwrap().contains("`loud`"));
+}
+
+#[tokio::test]
+async fn the_page_loads_nothing_from_elsewhere_and_has_no_script_in_it() {
+    let bed = Bed::cold();
+    let request = Request::get("/").body(Body::empty()).unwrap();
+    let answer = bed.router.clone().oneshot(request).await.unwrap();
+    let policy = answer.headers()["content-security-policy"].to_str().unwrap().to_owned();
+    assert!(policy.contains("default-src 'none'") && policy.contains("script-src 'self'"));
+    let (_, page) = bed.get("/").await;
+    let (_, script) = bed.get("/page.js").await;
+    for forbidden in ["http://", "https://", "innerHTML", "insertAdjacentHTML", "eval(", "onclick="]
+    {
+        assert!(!page.contains(forbidden) && !script.contains(forbidden), "{forbidden}");
+    }
+    assert!(!page.contains("<script>"));
+    // Relative paths: the page also lives below a prefix, behind the API server's proxy.
+    assert!(!page.contains("href=\"/") && !page.contains("src=\"/") && !script.contains("\"/v1"));
+}

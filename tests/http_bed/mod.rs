@@ -1,0 +1,141 @@
+//! An extender behind its router, and the recorded bodies: what the HTTP tests share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Method, Request, StatusCode};
+use gpupack::clock::Clock;
+use gpupack::config::Config;
+use gpupack::extender::app::{App, Truth};
+use gpupack::extender::server::{Service, router};
+use gpupack::ledger::books::{Ledger, Settings};
+use gpupack::packing::device::{NodeName, PoolName};
+use gpupack::packing::units::{HostAmount, MemMib, MilliCpu};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+/// An extender whose own books are the truth.
+pub(crate) struct Bed {
+    pub(crate) app: Arc<App>,
+    pub(crate) router: Router,
+}
+
+pub(crate) fn data(name: &str) -> Vec<u8> {
+    let path = format!("{}/tests/data/extender/{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read(&path).expect(&path)
+}
+
+impl Bed {
+    /// An extender that knows no node and has listed nothing.
+    pub(crate) fn cold() -> Self {
+        let config = Config { max_body_bytes: 1 << 20, ..Config::default() };
+        let settings = Settings {
+            claim_for: config.claim_for,
+            stale_after: Duration::from_secs(3_600),
+            drain_limit: config.drain_limit,
+            warm_up: config.warm_up,
+            unmanaged_tolerance: config.unmanaged_tolerance,
+            first_session: 100,
+        };
+        let ledger = Arc::new(Ledger::new(settings));
+        let app = Arc::new(App::new(ledger, Clock::start(), config, Truth::Books));
+        let set_log_level = Arc::new(|level: &str| match level {
+            "info" | "debug" => Ok(()),
+            _ => Err(format!("log level `{level}` is unknown")),
+        });
+        let router = router(Service { app: Arc::clone(&app), set_log_level });
+        Self { app, router }
+    }
+
+    /// An extender with the nodes of the recorded bodies: `gpu-a` has a T4, `gpu-b` two A100 and
+    /// `gpu-c` an L4.
+    pub(crate) async fn warm() -> Self {
+        let bed = Self::cold();
+        for node in ["gpu-a", "gpu-b", "gpu-c"] {
+            let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(256 << 10) };
+            bed.app.ledger.see_node(&NodeName::new(node), host, PoolName::new(""));
+        }
+        bed.app.ledger.set_listed(bed.app.clock.now());
+        bed.app.set_fenced();
+        for (node, model, memory, count) in [
+            ("gpu-a", "Tesla T4", 15_360, 1),
+            ("gpu-b", "NVIDIA A100-SXM4-80GB", 81_920, 2),
+            ("gpu-c", "NVIDIA L4", 23_034, 1),
+        ] {
+            let report = hello(node, model, memory, count);
+            let (status, reply) = bed.report(node, &report).await;
+            assert_eq!(status, StatusCode::OK, "{reply}");
+        }
+        bed
+    }
+
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: impl Into<Body>,
+    ) -> (StatusCode, Vec<u8>) {
+        let request = Request::builder().method(method).uri(path).body(body.into());
+        let request = request.expect("a request of constants");
+        let answer = self.router.clone().oneshot(request).await.expect("a router cannot fail");
+        let status = answer.status();
+        (status, answer.into_body().collect().await.expect("a whole body").to_bytes().to_vec())
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: impl Into<Body>) -> (StatusCode, Value) {
+        let (status, body) = self.send(Method::POST, path, body).await;
+        (status, read(&body))
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> (StatusCode, String) {
+        let (status, body) = self.send(Method::GET, path, Body::empty()).await;
+        (status, String::from_utf8(body).expect("answers are text"))
+    }
+
+    pub(crate) async fn report(&self, node: &str, report: &Value) -> (StatusCode, Value) {
+        let path = format!("/v1/nodes/{node}/report");
+        let (status, body) = self.send(Method::PUT, &path, report.to_string()).await;
+        (status, read(&body))
+    }
+
+    /// Everything in the books.
+    pub(crate) async fn books(&self) -> Value {
+        self.app.ledger.audit().expect("the sums are right");
+        read(self.get("/v1/state").await.1.as_bytes())["nodes"].take()
+    }
+
+    pub(crate) async fn filter(&self, pod: Value, nodes: &[&str]) -> Value {
+        let body = json!({"Pod": pod, "Nodes": null, "NodeNames": nodes}).to_string();
+        let (status, answer) = self.post("/v1/filter", body).await;
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        answer
+    }
+}
+
+pub(crate) fn read(body: &[u8]) -> Value {
+    serde_json::from_slice(body).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(body)))
+}
+
+pub(crate) fn hello(node: &str, model: &str, memory_mib: u64, count: u32) -> Value {
+    let uuid = |index| format!("GPU-{node}-{index}");
+    let inventory = (0..count).map(|index| {
+        json!({"uuid": uuid(index), "index": index, "model": model, "memory_mib": memory_mib,
+            "reserved_mib": 0, "kind": "gpu", "healthy": true})
+    });
+    let uses = (0..count)
+        .map(|index| json!({"uuid": uuid(index), "used_mib": 0, "healthy": true, "processes": []}));
+    json!({
+        "schema_version": 1, "agent": format!("agent-of-{node}"), "sequence": 1,
+        "inventory": inventory.collect::<Vec<_>>(), "devices": uses.collect::<Vec<_>>(),
+    })
+}
+
+pub(crate) fn pod(uid: &str, annotations: Value) -> Value {
+    json!({
+        "metadata": {"name": uid, "namespace": "team", "uid": uid, "annotations": annotations},
+        "spec": {"schedulerName": "gpupack", "containers": [{"name": "main"}]},
+    })
+}

@@ -10,6 +10,7 @@ use gpupack::ledger::effect::Effect;
 use gpupack::ledger::facts::PodFact;
 use gpupack::ledger::questions::Question;
 use gpupack::ledger::reports::NodeReport;
+use gpupack::packing::baseline::Baseline;
 use gpupack::packing::device::{
     Device, DeviceIndex, DeviceKind, Health, MigProfile, ModelName, NodeInventory, NodeName,
     PodUid, PoolName,
@@ -68,14 +69,25 @@ pub(crate) fn question() -> impl Strategy<Value = Question> {
         1 => Just(Amount::MigInstance(MigProfile::new("1g.5gb"))),
     ];
     let models = prop::sample::select(vec![vec![], vec![], vec!["T4"], vec!["A100", "H100"]]);
-    let policy = prop::sample::select(Policy::ALL.to_vec());
+    let ranking = prop_oneof![
+        3 => prop::sample::select(Policy::ALL.to_vec()).prop_map(Ranking::Policy),
+        1 => prop::sample::select(vec![
+            Baseline::Random { chance: 1 },
+            Baseline::Random { chance: 2 },
+            Baseline::DotProd,
+            Baseline::GpuClustering,
+            Baseline::GpuPacking,
+            Baseline::BestFit,
+        ])
+        .prop_map(Ranking::Baseline),
+    ];
     let gpu = (amount, 1..=3_u32, models).prop_map(|(amount, count, models)| GpuRequest {
         models: ModelFilter::new(models),
         ..GpuRequest::several(amount, count.try_into().expect("at least one"))
     });
     let cpu = prop::sample::select(vec![0, 500, 9_000]);
-    (prop::option::weighted(0.9, gpu), cpu, any::<bool>(), policy).prop_map(
-        |(gpu, cpu, is_checked, policy)| Question {
+    (prop::option::weighted(0.9, gpu), cpu, any::<bool>(), ranking).prop_map(
+        |(gpu, cpu, is_checked, strategy)| Question {
             gpu,
             host: HostAmount { cpu: MilliCpu::new(cpu), memory: MemMib::new(cpu) },
             host_rule: if is_checked {
@@ -83,7 +95,7 @@ pub(crate) fn question() -> impl Strategy<Value = Question> {
             } else {
                 gpupack::packing::fit::HostRule::Trusted
             },
-            strategy: Ranking::Policy(policy),
+            strategy,
         },
     )
 }

@@ -185,21 +185,13 @@ const FAULTY: [(&str, &str, &str); 21] = [
     ),
     (r#"{"gpu-fraction":"1","gpupack.dev/policy":"best"}"#, "{}", "the policy is unknown"),
     (r#"{"gpu-fraction":"1","gpupack.dev/isolation":"x"}"#, "{}", "the isolation is unknown"),
-    (
-        r#"{"gpu-fraction":"0.5","gpu-fraction.limit":"0.4"}"#,
-        "{}",
-        "a limit is below its request",
-    ),
+    (r#"{"gpu-fraction":"0.5","gpu-fraction.limit":"0.4"}"#, "{}", "a limit is below its request"),
     (
         r#"{"gpu-fraction":"0.5","gpu-memory.limit":"8Gi"}"#,
         "{}",
         "a limit has no request of its style",
     ),
-    (
-        r#"{"gpupack.dev/policy":"binpack"}"#,
-        "{}",
-        "a key qualifies a request that is missing",
-    ),
+    (r#"{"gpupack.dev/policy":"binpack"}"#, "{}", "a key qualifies a request that is missing"),
     (
         r#"{"gpu-fraction":"0.5","gpu-fraction.limit":"0.6","gpu-fraction-limit":"0.7"}"#,
         "{}",
@@ -207,11 +199,7 @@ const FAULTY: [(&str, &str, &str); 21] = [
     ),
     (r#"{"gpu-fractions":"0.5"}"#, "{}", "an annotation is unknown"),
     (r#"{"gpupack.dev/polizy":"binpack"}"#, "{}", "an annotation is unknown"),
-    (
-        r#"{"placed.gpupack.dev/placement":"{}"}"#,
-        "{}",
-        "it carries a key that only gpupack writes",
-    ),
+    (r#"{"placed.gpupack.dev/placement":"{}"}"#, "{}", "it carries a key that only gpupack writes"),
     ("{}", r#"{"nvidia.com/gpu":"0.5"}"#, "a GPU resource of a container is out of range"),
     (
         "{}",

@@ -82,6 +82,15 @@ fn table(document: &str, heading: &str) -> Table {
     .collect()
 }
 
+/// The Rust files that the map of the document names: the first cells of the table of files.
+fn mapped_files(document: &str) -> BTreeSet<&str> {
+    let rows = document.lines().skip_while(|line| !line.starts_with("| File |"));
+    let rows = rows.take_while(|line| line.starts_with('|'));
+    let cells = rows.filter_map(|row| row.split('|').nth(1));
+    let ticked = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    ticked.filter(|path| path.ends_with(".rs")).collect()
+}
+
 /// The Rust files of the product.
 fn product(files: &[SourceFile]) -> impl Iterator<Item = &SourceFile> {
     files.iter().filter(|file| file.path.starts_with("src/") && file.path.ends_with(".rs"))
@@ -275,6 +284,20 @@ fn modules_use_what_the_table_allows_and_nothing_else() {
 }
 
 #[test]
+fn the_map_names_every_file_and_no_other() {
+    let files = files();
+    let is_mapped = |path: &&str| !path.ends_with("/tests.rs") && !path.ends_with("/fixture.rs");
+    let exist: BTreeSet<&str> = product(&files)
+        .filter_map(|file| file.path.strip_prefix("src/"))
+        .filter(is_mapped)
+        .collect();
+    let mapped = mapped_files(ARCHITECTURE);
+    let missing: Vec<_> = exist.difference(&mapped).collect();
+    let stale: Vec<_> = mapped.difference(&exist).collect();
+    assert!(missing.is_empty() && stale.is_empty(), "lacks {missing:?}, still has {stale:?}");
+}
+
+#[test]
 fn foreign_crates_and_special_words_stay_in_their_places() {
     let bound = table(ARCHITECTURE, WORDS);
     let mut faults = Vec::new();
@@ -335,6 +358,13 @@ mod scanner {
         assert_eq!(imported(path, "pub(crate) fn f() {} // crate::z"), Vec::<String>::new());
         assert_eq!(imported("src/main.rs", "use gpupack::cli;"), ["cli"]);
         assert_eq!(imported("src/clock.rs", "use super::config;"), ["config"]);
+    }
+
+    #[test]
+    fn the_map_is_read_from_the_first_cells() {
+        let text =
+            "`no.rs`\n| File | Duty |\n|---|---|\n| `a.rs`, `b/c.rs` | like `d.rs` |\n\n| `e.rs` |";
+        assert_eq!(mapped_files(text), BTreeSet::from(["a.rs", "b/c.rs"]));
     }
 
     #[test]

@@ -89,7 +89,7 @@ fn table(time: Duration, packing: &Packing, figures: &Figures) -> String {
             packing.overbooked
         ),
         format!(
-            "  allocation    {:>6} %   packing efficiency {:>6} %   fragmentation {:>6} %",
+            "  allocation    {:>5} %   packing efficiency {:>5} %   fragmentation {:>5} %",
             percent(packing.allocation().millionths()),
             percent(packing.efficiency().millionths()),
             percent(packing.fragmentation().millionths())

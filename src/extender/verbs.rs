@@ -6,7 +6,7 @@
 //! changes makes it retry without pause; `Error` is for "not ready" only; every node gets a score,
 //! because unscored nodes lose ties; prioritize is not called for a single node, so filter claims it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::app::App;
@@ -172,52 +172,58 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
             objects.iter().map(|object| template::answer(&app.ledger, &question, object)).collect()
         }
     };
-    let order = in_order(&names, &answers);
-    if let (Some(best), NodesArg::Names(_)) = (order.first(), &args.nodes) {
+    let best = favourite(&names, &answers);
+    if let (Some(best), NodesArg::Names(_)) = (best, &args.nodes) {
         let now = app.clock.now();
-        app.outbox.push(app.ledger.claim(&pod.pod.uid, names[*best], &question, now));
+        app.outbox.push(app.ledger.claim(&pod.pod.uid, names[best], &question, now));
     }
-    let outcome = if order.is_empty() { Outcome::Refused } else { Outcome::Ok };
-    Ok((host_priorities_json(&scores(&names, &order)), outcome))
+    let outcome = if best.is_some() { Outcome::Ok } else { Outcome::Refused };
+    Ok((host_priorities_json(&scores(&names, &answers, best)), outcome))
 }
 
-/// Positions of the nodes that fit, the best first; ties by name.
-fn in_order(names: &[&str], answers: &[Answer]) -> Vec<usize> {
-    let mut ranked: Vec<(Rank, &str, usize)> = answers
-        .iter()
-        .enumerate()
-        .filter_map(|(at, answer)| answer.ok().map(|rank| (rank, names[at], at)))
-        .collect();
-    ranked.sort_unstable();
-    ranked.into_iter().map(|(_, _, at)| at).collect()
+/// Position of the best node that fits; ties go to the first name.
+fn favourite(names: &[&str], answers: &[Answer]) -> Option<usize> {
+    let fitting = answers.iter().enumerate().filter_map(|(at, answer)| Some((answer.ok()?, at)));
+    fitting.min_by_key(|(rank, at)| (*rank, names[*at])).map(|(_, at)| at)
 }
 
-/// A score for every node: the best has [`BEST_SCORE`], the others follow in order, those that do not
-/// fit have 0.
-fn scores<'a>(names: &[&'a str], order: &[usize]) -> Vec<HostPriority<'a>> {
-    let mut scores: Vec<_> = names.iter().map(|host| HostPriority { host, score: 0 }).collect();
-    let others = i64::try_from(order.len()).unwrap_or(i64::MAX).max(2) - 1;
-    for (place, at) in order.iter().enumerate() {
-        let place = i64::try_from(place).unwrap_or(i64::MAX);
-        scores[*at].score =
-            if place == 0 { BEST_SCORE } else { NEXT_SCORE * (others + 1 - place) / others };
-    }
-    scores
+/// A score for every node: the best has [`BEST_SCORE`], the others follow in the order of their ranks,
+/// equal ranks with equal scores, and those that do not fit have 0.
+fn scores<'a>(names: &[&'a str], answers: &[Answer], best: Option<usize>) -> Vec<HostPriority<'a>> {
+    let ranks: BTreeSet<Rank> = answers.iter().filter_map(|answer| answer.ok()).collect();
+    let ranks: Vec<Rank> = ranks.into_iter().collect();
+    let levels = i64::try_from(ranks.len()).unwrap_or(i64::MAX).max(1);
+    let score = |at: usize| match &answers[at] {
+        Ok(_) if best == Some(at) => BEST_SCORE,
+        Ok(rank) => {
+            let level = ranks.partition_point(|better| better < rank);
+            NEXT_SCORE * (levels - i64::try_from(level).unwrap_or(levels)) / levels
+        }
+        Err(_) => 0,
+    };
+    names.iter().enumerate().map(|(at, host)| HostPriority { host, score: score(at) }).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn rank(score_missing: u8) -> Answer {
+        Ok(Rank::Fragmentation { score_missing })
+    }
+
     #[test]
     fn the_best_node_stands_out_and_every_node_is_scored() {
-        let names = ["a", "b", "c", "d"];
-        let score = |order: &[usize]| -> Vec<i64> {
-            scores(&names, order).iter().map(|priority| priority.score).collect()
+        let names = ["d", "c", "b", "a"];
+        let score = |answers: &[Answer]| -> Vec<i64> {
+            let best = favourite(&names, answers);
+            scores(&names, answers, best).iter().map(|priority| priority.score).collect()
         };
-        assert_eq!(score(&[2, 0, 3]), [50, 0, 100, 25]);
-        assert_eq!(score(&[1]), [0, 100, 0, 0]);
-        assert_eq!(score(&[]), [0, 0, 0, 0]);
-        assert_eq!(score(&[3, 2, 1, 0]), [16, 33, 50, 100]);
+        let none = Err(Misfit::Silent);
+        assert_eq!(score(&[rank(7), rank(5), rank(9), none]), [33, 100, 16, 0]);
+        assert_eq!(score(&[none, rank(5), none, none]), [0, 100, 0, 0]);
+        assert_eq!(score(&[none; 4]), [0, 0, 0, 0]);
+        let ties = [rank(5), rank(5), rank(5), rank(6)];
+        assert_eq!(score(&ties), [50, 50, 100, 25], "of equal ranks the first name");
     }
 }

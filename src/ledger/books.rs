@@ -2,7 +2,7 @@
 //! `facts`, `commands`, `questions`, `reports`, `reading`.
 //!
 //! Everything is behind `&self`: one short lock per node, no lock across I/O. What a call changed
-//! beyond the books is returned as [`Effect`](super::effect::Effect)s; the caller tells the world.
+//! beyond the books is returned as [`Effect`]s; the caller tells the world.
 //!
 //! Lock order, so that nothing can wait in a circle: a session, `world`, a shape table or an entry of
 //! `pods`, an entry of `claims`, the books of one node. `slots`, `ended` and entries of `owners` may be

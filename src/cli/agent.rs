@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::logging::{self, LogArgs};
+use super::signals::stop_asked;
 use crate::agent::fleet::Fleet;
 use crate::agent::nvml::NvmlProbe;
 use crate::agent::processes::PodsByProcess;
@@ -67,13 +67,9 @@ pub fn run(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
 
 /// Runs the agent that `args` describe.
 async fn run_until_told(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let asked = stop_asked()?;
     let stop = async {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        asked.await;
         tracing::info!("told to stop");
     };
     let period = Duration::from_millis(args.period_ms);

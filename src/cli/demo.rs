@@ -169,8 +169,9 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let serving = tokio::spawn(serve(service, listener, stopped.clone()));
     let beating = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
     let told = stop.clone();
+    let asked = super::signals::stop_asked()?;
     tokio::spawn(async move {
-        super::signals::stopped().await;
+        asked.await;
         told.send_replace(true);
     });
     greet(args, &base, listen);

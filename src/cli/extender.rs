@@ -122,8 +122,9 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
                 stopped.clone(),
             )),
         ];
+        let asked = super::signals::stop_asked()?;
         tokio::spawn(async move {
-            super::signals::stopped().await;
+            asked.await;
             tracing::info!("stopping");
             stop.send_replace(true);
         });

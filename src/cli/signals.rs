@@ -1,20 +1,19 @@
 //! The signals that end a service.
 
+use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Returns when the process is asked to end: Ctrl-C or SIGTERM.
-pub(super) async fn stopped() {
-    let interrupt = tokio::signal::ctrl_c();
-    match signal(SignalKind::terminate()) {
-        Ok(mut terminate) => {
-            tokio::select! {
-                _ = interrupt => {}
-                _ = terminate.recv() => {}
-            }
+/// Listens from now on; what it returns ends when the process is asked to end: Ctrl-C or SIGTERM.
+///
+/// # Errors
+/// What the operating system says about listening.
+pub(super) fn stop_asked() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
         }
-        Err(error) => {
-            tracing::warn!(%error, "SIGTERM cannot be listened to");
-            let _ = interrupt.await;
-        }
-    }
+    })
 }

@@ -14,6 +14,19 @@ use crate::packing::units::{HostAmount, MemMib, MilliCpu};
 /// and small enough that no sum over a cluster leaves the range of the types.
 const MAX_AMOUNT: u64 = 1 << 40;
 
+/// What a node offers to pods: its `allocatable` processor time and memory, zero where it says nothing
+/// that can be read.
+pub fn host_offer<'a>(allocatable: impl Fn(&str) -> Option<&'a str>) -> HostAmount {
+    HostAmount {
+        cpu: allocatable("cpu")
+            .and_then(|text| parse_milli(text).ok())
+            .map_or(MilliCpu::ZERO, MilliCpu::new),
+        memory: allocatable("memory")
+            .and_then(|text| parse_memory(text).ok())
+            .unwrap_or(MemMib::ZERO),
+    }
+}
+
 /// What `spec` asks of its node: the sum over regular containers and sidecars, or the largest moment
 /// of the start-up sequence where that is more, plus the overhead of the runtime class.
 /// `spec.resources` overrides the containers where it names an amount.

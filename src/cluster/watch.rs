@@ -12,14 +12,14 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tokio::sync::watch;
 
+use super::host::host_offer;
 use super::pod::SeenPod;
-use super::quantity::{parse_memory, parse_milli};
 use crate::clock::Clock;
 use crate::ledger::books::Ledger;
 use crate::ledger::effect::Effect;
 use crate::ledger::facts::PodFact;
 use crate::packing::device::{NodeName, PodUid, PoolName};
-use crate::packing::units::{HostAmount, MemMib, MilliCpu};
+use crate::packing::units::HostAmount;
 
 /// What the watch tells beyond the books.
 pub trait Sink: Send + Sync {
@@ -196,14 +196,8 @@ impl NodeWatch {
     }
 }
 
-/// What a node offers to pods: its allocatable processor time and memory, zero where it says nothing.
+/// What a node offers to pods.
 fn host_of(node: &Node) -> HostAmount {
     let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-    let quantity = |name: &str| allocatable.and_then(|all| all.get(name)).map(|q| q.0.as_str());
-    HostAmount {
-        cpu: quantity("cpu")
-            .and_then(|text| parse_milli(text).ok())
-            .map_or(MilliCpu::ZERO, MilliCpu::new),
-        memory: quantity("memory").and_then(|text| parse_memory(text).ok()).unwrap_or(MemMib::ZERO),
-    }
+    host_offer(|name| allocatable.and_then(|all| all.get(name)).map(|quantity| quantity.0.as_str()))
 }

@@ -267,7 +267,7 @@ impl ExtenderBindingResult {
 
 /// One complete document. Only strings, numbers, lists and maps with text keys are written, into
 /// memory, which cannot fail.
-fn to_json<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
+pub(super) fn to_json<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).expect("answers are made of texts and numbers")
 }
 

@@ -3,6 +3,7 @@
 use axum::http::StatusCode;
 
 use super::app::App;
+use super::protocol::to_json;
 use crate::ledger::reading::Readiness;
 use crate::ledger::reports::ReportRefusal;
 use crate::metrics::ReportResult;
@@ -60,8 +61,4 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
 fn refuse(status: StatusCode, error: &str, reason: Option<&str>) -> (StatusCode, Vec<u8>) {
     let body = Refusal { error: error.to_owned(), reason: reason.map(str::to_owned) };
     (status, to_json(&body))
-}
-
-fn to_json<T: serde::Serialize>(value: &T) -> Vec<u8> {
-    serde_json::to_vec(value).expect("these types have text keys and no fallible serialiser")
 }

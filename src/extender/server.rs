@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::app::App;
 use super::inspect;
-use super::protocol::ProtocolError;
+use super::protocol::{ProtocolError, to_json};
 use super::verbs::{self, VerbAnswer};
 use super::{bind, reports, summary};
 use crate::ledger::reading::Readiness;
@@ -244,8 +244,7 @@ fn json(status: StatusCode, body: Vec<u8>) -> Response {
 }
 
 fn encoded<T: serde::Serialize>(value: &T) -> Response {
-    let body = serde_json::to_vec(value).expect("views have text keys and no fallible serialiser");
-    json(StatusCode::OK, body)
+    json(StatusCode::OK, to_json(value))
 }
 
 fn refusal(status: StatusCode, error: &str) -> Response {

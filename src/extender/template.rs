@@ -4,10 +4,9 @@
 //! A node that the ledger knows is answered from its books. Any other is taken as an empty node with
 //! the GPUs that its allocatable resources and the labels of GPU feature discovery name.
 
-use std::sync::Arc;
-
 use super::protocol::NodeObject;
-use crate::cluster::quantity::{parse_count, parse_memory, parse_milli, parse_whole};
+use crate::cluster::host::host_offer;
+use crate::cluster::quantity::{parse_count, parse_whole};
 use crate::ledger::books::Ledger;
 use crate::ledger::questions::{Answer, Question};
 use crate::packing::device::{
@@ -16,7 +15,7 @@ use crate::packing::device::{
 };
 use crate::packing::fit::Misfit;
 use crate::packing::node::NodeLedger;
-use crate::packing::units::{HostAmount, MemMib, MilliCpu, Timestamp};
+use crate::packing::units::{MemMib, Timestamp};
 
 /// Count of GPUs in a node's allocatable resources.
 const GPU_RESOURCE: &str = "nvidia.com/gpu";
@@ -30,15 +29,25 @@ const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
 /// Label of GPU feature discovery: product name, blanks written as `-`.
 const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
 
-/// The answer for one Node object. Changes nothing.
-///
-/// # Errors
-/// The [`Misfit`].
-pub fn answer(ledger: &Arc<Ledger>, question: &Question, object: &NodeObject<'_>) -> Answer {
-    if ledger.node(&object.name).is_some_and(|node| node.placeable().is_ok()) {
-        let answers = ledger.answers(question, &[object.name.as_str()]);
-        return answers.into_iter().next().unwrap_or(Err(Misfit::UnknownNode));
-    }
+/// The answer for each Node object, in their order. Changes nothing.
+pub fn answers(ledger: &Ledger, question: &Question, objects: &[NodeObject<'_>]) -> Vec<Answer> {
+    let names: Vec<&str> = objects.iter().map(|object| object.name.as_str()).collect();
+    let known = ledger.answers(question, &names);
+    let answer = |(object, known): (&NodeObject<'_>, Answer)| match known {
+        Err(
+            Misfit::UnknownNode
+            | Misfit::NodeGone
+            | Misfit::NeverReported
+            | Misfit::Silent
+            | Misfit::NoDevices,
+        ) => answer_as_empty(ledger, question, object),
+        answer => answer,
+    };
+    objects.iter().zip(known).map(answer).collect()
+}
+
+/// The answer for an object whose node the books cannot judge.
+fn answer_as_empty(ledger: &Ledger, question: &Question, object: &NodeObject<'_>) -> Answer {
     let mut classes = DeviceClasses::default();
     let node = empty_node(object, &mut classes).ok_or(Misfit::NoDevices)?;
     ledger.answer_on(question, &node, &classes)
@@ -67,16 +76,8 @@ fn empty_node(object: &NodeObject<'_>, classes: &mut DeviceClasses) -> Option<No
         })
         .collect();
     let inventory = NodeInventory::new(devices?).ok()?;
-    let host = HostAmount {
-        cpu: allocatable("cpu")
-            .and_then(|text| parse_milli(text).ok())
-            .map_or(MilliCpu::ZERO, MilliCpu::new),
-        memory: allocatable("memory")
-            .and_then(|text| parse_memory(text).ok())
-            .unwrap_or(MemMib::ZERO),
-    };
     let mut node = NodeLedger::new(NodeName::new(object.name.as_str()), MemMib::ZERO);
-    node.see_node(host, PoolName::new(""));
+    node.see_node(host_offer(allocatable), PoolName::new(""));
     node.replace_inventory(&inventory, classes);
     node.observe(&[], Timestamp::START);
     Some(node)

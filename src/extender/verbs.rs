@@ -65,10 +65,10 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         return Ok((result.to_json(), Outcome::Error));
     }
     let answers = match &args.nodes {
-        NodesArg::Objects(objects) => objects
-            .iter()
-            .map(|object| template::answer(&app.ledger, &question, object).err())
-            .collect(),
+        NodesArg::Objects(objects) => {
+            let answers = template::answers(&app.ledger, &question, objects);
+            answers.into_iter().map(Result::err).collect()
+        }
         NodesArg::Names(_) => ask(app, &pod, &question, &names),
     };
     Ok(encode_filter(&args.nodes, &names, &answers))
@@ -168,9 +168,7 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
             app.outbox.push(app.ledger.drop_claim(&pod.pod.uid));
             app.ledger.answers(&question, &names)
         }
-        NodesArg::Objects(objects) => {
-            objects.iter().map(|object| template::answer(&app.ledger, &question, object)).collect()
-        }
+        NodesArg::Objects(objects) => template::answers(&app.ledger, &question, objects),
     };
     let best = favourite(&names, &answers);
     if let (Some(best), NodesArg::Names(_)) = (best, &args.nodes) {

@@ -71,6 +71,7 @@ pub mod cluster {
 pub mod extender {
     mod wire;
     pub mod protocol;
+    pub mod turns;
     pub mod app;
     pub mod template;
     pub mod verbs;

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
+use super::turns::Turns;
 use crate::clock::Clock;
 use crate::cluster::events::{Notice, NoticeReason, NoticeSender};
 use crate::cluster::pod::SeenPod;
-use crate::cluster::target::{BindTarget, PodKey};
+use crate::cluster::target::PodKey;
 use crate::cluster::watch::Sink;
 use crate::cluster::write::ApiWriter;
 use crate::config::Config;
@@ -50,8 +51,8 @@ pub struct App {
     pub waiting: WaitingPods,
     /// The same pods as the API server shows them: what a Binding needs.
     pub pending: DashMap<PodUid, Arc<SeenPod>>,
-    /// Bindings on their way: what to ask the API server about when an answer is lost.
-    pub binds: DashMap<PodUid, BindTarget>,
+    /// The binds that are going on.
+    pub binds: Turns,
     /// The clock.
     pub clock: Clock,
     /// The configuration.
@@ -73,7 +74,7 @@ impl App {
             ledger,
             waiting: WaitingPods::default(),
             pending: DashMap::new(),
-            binds: DashMap::new(),
+            binds: Turns::default(),
             clock,
             config,
             metrics: Metrics::new(),

@@ -9,7 +9,7 @@ use futures::StreamExt;
 use tokio::sync::watch;
 
 use super::app::{App, Truth, rooms};
-use super::bind::settle_overdue;
+use super::bind::settle_abandoned;
 use crate::cluster::events::NoticeReason;
 use crate::cluster::target::PodKey;
 use crate::cluster::write::TouchOutcome;
@@ -94,7 +94,7 @@ async fn beats(app: &Arc<App>) {
         let now = app.clock.now();
         app.outbox.push(app.ledger.tick(now));
         app.forget_unseen();
-        settle_overdue(app).await;
+        settle_abandoned(app).await;
         if beat.is_multiple_of(AUDIT_EVERY) {
             audit(app);
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::app::{App, ClusterTruth, Truth};
 use super::protocol::{ExtenderBindingArgs, ExtenderBindingResult, ProtocolError};
+use super::turns::Turn;
 use super::verbs::VerbAnswer;
 use crate::cluster::pod::SeenPod;
 use crate::cluster::target::{BindTarget, PodKey, TargetError};
@@ -128,6 +129,7 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
         return Err(BindError::WarmingUp);
     }
     let uid = PodUid::new(args.pod_uid.as_str());
+    let mut turn = app.binds.take(&uid).await;
     if is_in_the_books(app, &uid, &args.node) {
         return Ok(()); // a repeated call
     }
@@ -147,7 +149,7 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
     match &app.truth {
         Truth::Books => app.ledger.confirm(&uid),
         Truth::Cluster(cluster) => {
-            decide(app, cluster, &pod, &placement).await?;
+            decide(app, cluster, &mut turn, &pod, &placement).await?;
             app.tell_placed(&pod.pod, &placement);
         }
     }
@@ -202,6 +204,7 @@ async fn bind_without_gpu(app: &App, pod: &SeenPod, node: &NodeName) -> Result<(
 async fn decide(
     app: &Arc<App>,
     cluster: &ClusterTruth,
+    turn: &mut Turn<'_>,
     pod: &SeenPod,
     placement: &Placement,
 ) -> Result<(), BindError> {
@@ -209,29 +212,34 @@ async fn decide(
     for _ in 0..ATTEMPTS {
         let target = match BindTarget::new(&pod, placement) {
             Ok(target) => target,
-            Err(error) => return Err(taken_back(app, &pod.pod.uid, error.into())),
+            Err(error) => return Err(taken_back(app, turn, &pod.pod.uid, error.into())),
         };
-        app.binds.insert(pod.pod.uid.clone(), target.clone());
+        *turn.on_its_way = Some(target.clone());
         match cluster.writer.bind(&target).await {
             BindOutcome::Bound => {
-                settled_bound(app, target.uid());
+                settled_bound(app, turn, target.uid());
                 return Ok(());
             }
-            BindOutcome::Gone => return Err(taken_back(app, target.uid(), gone(&target))),
+            BindOutcome::Gone => return Err(taken_back(app, turn, target.uid(), gone(&target))),
             BindOutcome::Refused { code, message } => {
-                return Err(taken_back(app, target.uid(), BindError::Refused { code, message }));
+                return Err(taken_back(
+                    app,
+                    turn,
+                    target.uid(),
+                    BindError::Refused { code, message },
+                ));
             }
             BindOutcome::Conflict => {}
             BindOutcome::Undecided { cause } => {
                 tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is undecided");
             }
         }
-        if settle(app, cluster, &target).await? {
+        if settle(app, cluster, turn, &target).await? {
             return Ok(());
         }
-        pod = unbound_again(app, cluster, &target, &pod).await?;
+        pod = unbound_again(app, cluster, turn, &target, &pod).await?;
     }
-    Err(taken_back(app, &pod.pod.uid, BindError::Unsteady))
+    Err(taken_back(app, turn, &pod.pod.uid, BindError::Unsteady))
 }
 
 /// Finds out what became of a Binding: whether the pod is bound as decided. If not, this Binding can
@@ -239,20 +247,21 @@ async fn decide(
 async fn settle(
     app: &Arc<App>,
     cluster: &ClusterTruth,
+    turn: &mut Turn<'_>,
     target: &BindTarget,
 ) -> Result<bool, BindError> {
     let started = app.clock.now();
     loop {
         match cluster.writer.settle(target).await {
             Settled::Bound { .. } => {
-                settled_bound(app, target.uid());
+                settled_bound(app, turn, target.uid());
                 return Ok(true);
             }
             Settled::NotBound => return Ok(false),
             Settled::BoundElsewhere { .. } => {
-                return Err(taken_back(app, target.uid(), BindError::BoundElsewhere));
+                return Err(taken_back(app, turn, target.uid(), BindError::BoundElsewhere));
             }
-            Settled::Gone => return Err(taken_back(app, target.uid(), gone(target))),
+            Settled::Gone => return Err(taken_back(app, turn, target.uid(), gone(target))),
             Settled::StillUndecided { cause } => {
                 tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is still undecided");
                 if app.clock.now().since(started) >= STAY_FOR {
@@ -268,6 +277,7 @@ async fn settle(
 async fn unbound_again(
     app: &App,
     cluster: &ClusterTruth,
+    turn: &mut Turn<'_>,
     target: &BindTarget,
     before: &SeenPod,
 ) -> Result<SeenPod, BindError> {
@@ -275,44 +285,45 @@ async fn unbound_again(
     let read = match cluster.writer.read_back(target.key()).await {
         Err(cause) => {
             let pod = target.key().to_string();
-            return Err(taken_back(app, uid, BindError::Unreadable { pod, cause }));
+            return Err(taken_back(app, turn, uid, BindError::Unreadable { pod, cause }));
         }
         Ok(read) => read.map(|pod| SeenPod::from_api(&pod)),
     };
     let Some(pod) = read.filter(|pod| pod.pod.uid == *uid) else {
-        return Err(taken_back(app, uid, gone(target)));
+        return Err(taken_back(app, turn, uid, gone(target)));
     };
     if pod.node.is_some() {
-        return Err(taken_back(app, uid, BindError::BoundElsewhere));
+        return Err(taken_back(app, turn, uid, BindError::BoundElsewhere));
     }
     if pod.request != before.request {
-        return Err(taken_back(app, uid, BindError::Unsteady));
+        return Err(taken_back(app, turn, uid, BindError::Unsteady));
     }
     Ok(pod)
 }
 
 /// Asks about Bindings that no caller waits for any more.
-pub async fn settle_overdue(app: &Arc<App>) {
+pub async fn settle_abandoned(app: &Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return };
-    for pod in app.ledger.overdue(STAY_FOR, app.clock.now()) {
-        let Some(target) = app.binds.get(&pod.uid).map(|target| target.clone()) else { continue };
+    for uid in app.binds.abandoned() {
+        let turn = &mut app.binds.take(&uid).await;
+        let Some(target) = turn.on_its_way.clone() else { continue };
         match cluster.writer.settle(&target).await {
-            Settled::Bound { .. } => settled_bound(app, target.uid()),
+            Settled::Bound { .. } => settled_bound(app, turn, &uid),
             Settled::NotBound | Settled::BoundElsewhere { .. } | Settled::Gone => {
-                taken_back(app, target.uid(), BindError::Undecided);
+                taken_back(app, turn, &uid, BindError::Undecided);
             }
             Settled::StillUndecided { .. } => {}
         }
     }
 }
 
-fn settled_bound(app: &App, uid: &PodUid) {
+fn settled_bound(app: &App, turn: &mut Turn<'_>, uid: &PodUid) {
     app.ledger.confirm(uid);
-    app.binds.remove(uid);
+    *turn.on_its_way = None;
 }
 
-fn taken_back(app: &App, uid: &PodUid, error: BindError) -> BindError {
-    app.binds.remove(uid);
+fn taken_back(app: &App, turn: &mut Turn<'_>, uid: &PodUid, error: BindError) -> BindError {
+    *turn.on_its_way = None;
     app.outbox.push(app.ledger.forget(uid));
     error
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use super::books::{Ledger, Slot};
 use crate::packing::device::{DeviceId, PodUid};
@@ -95,11 +94,6 @@ impl Ledger {
     pub fn reservation(&self, uid: &PodUid) -> Option<Reservation> {
         let at = self.pods.get(uid).map(|at| *at)?;
         self.slot(at).read().reservation(uid).cloned()
-    }
-
-    /// Pods whose Binding has been undecided for `limit`.
-    pub fn overdue(&self, limit: Duration, now: Timestamp) -> Vec<PodRef> {
-        self.slots().iter().flat_map(|slot| slot.read().overdue(limit, now)).collect()
     }
 
     /// How full and how fragmented the cluster is: O(nodes × typical requests × devices).

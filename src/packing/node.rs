@@ -14,7 +14,7 @@ use super::device_books::unbooked;
 pub use super::device_books::{Claim, ClaimRule, DeviceBooks, DeviceUse, ProcessUse};
 use super::fit::Misfit;
 use super::request::Demand;
-use super::reservation::{PlacedDevice, PodRef, Reservation, ReservationState};
+use super::reservation::{PlacedDevice, Reservation, ReservationState};
 use super::units::{HostAmount, MemMib, Timestamp};
 
 /// Reports without a process of an ended pod that free its room. One is not enough: it may have been
@@ -344,16 +344,6 @@ impl NodeLedger {
             }
         }
         ended
-    }
-
-    /// Pods whose Binding has been undecided since before `limit` ago; the caller asks the API
-    /// server and decides, time alone never does.
-    pub fn overdue(&self, limit: Duration, now: Timestamp) -> Vec<PodRef> {
-        let is_overdue = |held: &&Reservation| match held.state {
-            ReservationState::Assumed { since } => now.since(since) >= limit,
-            ReservationState::Confirmed | ReservationState::Draining { .. } => false,
-        };
-        self.reservations.values().filter(is_overdue).map(|held| held.pod.clone()).collect()
     }
 
     /// Holds a place back for a pod. Replaces its earlier claim here.

@@ -1,9 +1,11 @@
 //! The writer to the API server, against a fake one with named scenarios.
 //!
+//! `binding` asks the same of the verb, with the books.
 //! Each scenario asserts what `bind` says and what `settle` makes of it.
 
 #![expect(clippy::unwrap_used, reason = "test fixtures outside of test functions")]
 
+mod binding;
 mod fake;
 
 use std::io::{Read, Write};

@@ -2,7 +2,7 @@
 //! are on their way to the API server.
 
 use gpupack::packing::device::PodUid;
-use gpupack::packing::reservation::Placement;
+use gpupack::packing::reservation::{Placement, ReservationState};
 use rand::Rng;
 
 use crate::cluster::NODES;
@@ -95,8 +95,13 @@ impl World {
 
     /// Bindings without a decision: the pod is touched, so that a late one conflicts, and read.
     pub(crate) fn look_into_undecided(&mut self) {
-        for pod in self.ledger.overdue(UNDECIDED, self.now) {
-            self.read_back(&pod.uid);
+        let is_overdue = |uid: &&PodUid| match self.ledger.reservation(uid).map(|held| held.state) {
+            Some(ReservationState::Assumed { since }) => self.now.since(since) >= UNDECIDED,
+            _ => false,
+        };
+        let overdue: Vec<_> = self.questions.keys().filter(is_overdue).cloned().collect();
+        for uid in overdue {
+            self.read_back(&uid);
         }
     }
 

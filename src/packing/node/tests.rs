@@ -1,7 +1,7 @@
 //! What facts from outside may do to a node's books, and what they may not.
 
 use super::super::device::{Device, DeviceIndex, DeviceKind, Health, ModelName};
-use super::super::reservation::{PlacedDevice, Placement, Protection};
+use super::super::reservation::{PlacedDevice, Placement, PodRef, Protection};
 use super::super::units::{MilliCpu, Share};
 use super::*;
 

@@ -1,0 +1,74 @@
+//! One bind of a pod at a time.
+//!
+//! Two kube-schedulers may bind one pod to one node at once, and both then stand on the same
+//! reservation: were the first refused and the reservation taken back while the second is still on
+//! its way to the API server, a bound pod would be in no book until the watch shows it.
+
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use crate::cluster::target::BindTarget;
+use crate::packing::device::PodUid;
+
+/// The Binding that is on its way for a pod: what to ask the API server about when its answer is lost.
+type OnItsWay = Option<BindTarget>;
+
+/// The binds that are going on, by pod. It holds no pod whose Binding is decided.
+#[derive(Default)]
+pub struct Turns {
+    turns: DashMap<PodUid, Arc<Mutex<OnItsWay>>>,
+}
+
+/// The right to bind one pod. Others wait until it is dropped.
+pub struct Turn<'a> {
+    turns: &'a Turns,
+    uid: PodUid,
+    /// The pod's undecided Binding; it outlives the turn.
+    pub on_its_way: OwnedMutexGuard<OnItsWay>,
+}
+
+impl Turns {
+    /// Waits for the pod's turn.
+    pub async fn take(&self, uid: &PodUid) -> Turn<'_> {
+        let turn = Arc::clone(&self.turns.entry(uid.clone()).or_default());
+        Turn { turns: self, uid: uid.clone(), on_its_way: turn.lock_owned().await }
+    }
+
+    /// The pods whose Binding is undecided and which nobody sees to at this moment.
+    pub fn abandoned(&self) -> Vec<PodUid> {
+        let is_abandoned = |turn: &Mutex<OnItsWay>| turn.try_lock().is_ok_and(|on| on.is_some());
+        let pods = self.turns.iter().filter(|entry| is_abandoned(entry.value()));
+        pods.map(|entry| entry.key().clone()).collect()
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Two hold it, the map and this turn: nobody waits. New ones come only through the map.
+        let is_last = |turn: &Arc<Mutex<OnItsWay>>| Arc::strong_count(turn) <= 2;
+        let is_decided = self.on_its_way.is_none();
+        self.turns.turns.remove_if(&self.uid, |_, turn| is_decided && is_last(turn));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn binds_of_one_pod_take_turns_and_nothing_is_left() {
+        let turns = Turns::default();
+        let (one, other) = (PodUid::new("one"), PodUid::new("other"));
+        let first = turns.take(&one).await;
+        let apart = turns.take(&other).await;
+        let mut second = Box::pin(turns.take(&one));
+        assert!(futures::poll!(second.as_mut()).is_pending());
+        drop(first);
+        assert_eq!(turns.turns.len(), 2, "one waits for it");
+        drop(second.await);
+        drop(apart);
+        assert!(turns.turns.is_empty());
+    }
+}

@@ -49,10 +49,43 @@ pub struct DeviceBooks {
     pub(super) tenants: BTreeMap<PodUid, Demand>,
     pub(super) used: Option<MemMib>,
     pub(super) busy_percent: Option<u8>,
+    /// Use that the last list of processes shows outside the books, and what ended tenants whose
+    /// processes outlived them leave in use.
+    pub(super) foreign: MemMib,
+    /// What of each tenant's booking was in use at the last list of processes.
+    pub(super) covered: BTreeMap<PodUid, MemMib>,
     pub(super) unbooked: MemMib,
 }
 
 impl DeviceBooks {
+    /// Books of a device that holds nobody yet; what was seen of it `before` still counts.
+    pub(super) fn new(device: Device, class: ClassId, before: Option<Self>) -> Self {
+        let fresh = Self {
+            class,
+            health: device.health,
+            booked: Demand::ZERO,
+            claimed: Demand::ZERO,
+            tenants: BTreeMap::new(),
+            used: None,
+            busy_percent: None,
+            foreign: MemMib::ZERO,
+            covered: BTreeMap::new(),
+            unbooked: MemMib::ZERO,
+            device,
+        };
+        let Some(before) = before else { return fresh };
+        // Health is the worse of both until use is seen.
+        Self {
+            health: fresh.health.max(before.health),
+            used: before.used,
+            busy_percent: before.busy_percent,
+            foreign: before.foreign,
+            covered: before.covered,
+            unbooked: before.unbooked,
+            ..fresh
+        }
+    }
+
     /// The device as it was reported.
     pub fn device(&self) -> &Device {
         &self.device
@@ -165,27 +198,44 @@ pub struct Claim {
     pub expires: Timestamp,
 }
 
-/// Memory in use on a device that no booking covers, zero within the tolerance.
-///
-/// Each tenant's use counts up to what it booked. Where the driver cannot say what a tenant uses, or
-/// processes were not sampled, the tenant is taken to use all it booked.
-pub(super) fn unbooked(books: &DeviceBooks, seen: &DeviceUse, tolerance: MemMib) -> MemMib {
-    let Some(used) = seen.used else { return books.unbooked };
-    let mut covered = MemMib::ZERO;
-    for (uid, held) in &books.tenants {
-        let own = match &seen.processes {
-            None => None,
-            Some(processes) => processes
-                .iter()
-                .filter(|process| process.pod.as_ref() == Some(uid))
-                .map(|process| process.memory)
-                .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?)),
-        };
-        let counted = own.map_or(held.memory, |own| own.min(held.memory));
-        covered = covered.checked_add(counted).unwrap_or(BEYOND.memory);
+impl DeviceBooks {
+    /// Takes in what an agent saw. Use within `tolerance` of what the books explain is explained.
+    ///
+    /// Each tenant's use counts up to what it booked; where the driver cannot say what a tenant uses,
+    /// it is taken to use all of that. A report without the list of processes cannot tell who uses
+    /// the memory: what the last list showed to be foreign stays so, as far as that much is in use.
+    pub(super) fn observe(&mut self, seen: &DeviceUse, tolerance: MemMib) {
+        self.health = seen.health.max(self.device.health);
+        self.busy_percent = seen.busy_percent;
+        self.used = seen.used;
+        let Some(used) = seen.used else { return };
+        if let Some(processes) = &seen.processes {
+            let covered = self.tenants.iter().map(|(uid, held)| {
+                let own = processes.iter().filter(|process| process.pod.as_ref() == Some(uid));
+                let own = own
+                    .map(|process| process.memory)
+                    .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?));
+                (uid.clone(), own.map_or(held.memory, |own| own.min(held.memory)))
+            });
+            self.covered = covered.collect();
+            self.foreign = beyond(used, self.covered.values().copied());
+        }
+        let booked = beyond(used, self.tenants.values().map(|held| held.memory));
+        let unbooked = self.foreign.min(used).max(booked);
+        self.unbooked = if unbooked > tolerance { unbooked } else { MemMib::ZERO };
     }
-    match used.checked_sub(covered) {
-        Some(rest) if rest > tolerance => rest,
-        _ => MemMib::ZERO,
+
+    /// Notes that a tenant is taken out of the books although its processes may go on: what they were
+    /// seen to use stays in use.
+    pub(super) fn outlived(&mut self, uid: &PodUid) {
+        let left = self.covered.remove(uid).unwrap_or(MemMib::ZERO);
+        self.foreign = self.foreign.checked_add(left).unwrap_or(BEYOND.memory);
+        self.unbooked = self.unbooked.checked_add(left).unwrap_or(BEYOND.memory);
     }
+}
+
+/// What of `used` the `parts` do not explain.
+fn beyond(used: MemMib, mut parts: impl Iterator<Item = MemMib>) -> MemMib {
+    let explained = parts.try_fold(MemMib::ZERO, MemMib::checked_add);
+    explained.and_then(|explained| used.checked_sub(explained)).unwrap_or(MemMib::ZERO)
 }

@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use self::sums::AuditError;
-use super::device::{DeviceClasses, DeviceId, NodeInventory, NodeName, PodUid, PoolName};
-use super::device_books::unbooked;
+use super::device::{
+    DeviceClasses, DeviceId, DeviceKind, NodeInventory, NodeName, PodUid, PoolName,
+};
 pub use super::device_books::{Claim, ClaimRule, DeviceBooks, DeviceUse, ProcessUse};
 use super::fit::Misfit;
-use super::request::Demand;
 use super::reservation::{PlacedDevice, Reservation, ReservationState};
 use super::units::{HostAmount, MemMib, Timestamp};
 
@@ -174,18 +174,7 @@ impl NodeLedger {
             .iter()
             .map(|device| {
                 let before = old.remove(&device.id);
-                let seen = before.as_ref().map(|books| books.health);
-                DeviceBooks {
-                    class: classes.id_of(device),
-                    health: device.health.max(seen.unwrap_or_default()), // until use is seen
-                    device: device.clone(),
-                    booked: Demand::ZERO,
-                    claimed: Demand::ZERO,
-                    tenants: BTreeMap::new(),
-                    used: before.as_ref().and_then(|books| books.used),
-                    busy_percent: before.as_ref().and_then(|books| books.busy_percent),
-                    unbooked: before.map_or(MemMib::ZERO, |books| books.unbooked),
-                }
+                DeviceBooks::new(device.clone(), classes.id_of(device), before)
             })
             .collect();
         self.recompute_devices();
@@ -206,10 +195,7 @@ impl NodeLedger {
         for seen in uses {
             let tolerance = self.unmanaged_tolerance;
             if let Some(books) = self.devices.iter_mut().find(|books| books.device.id == seen.id) {
-                books.used = seen.used;
-                books.busy_percent = seen.busy_percent;
-                books.health = seen.health.max(books.device.health);
-                books.unbooked = unbooked(books, seen, tolerance);
+                books.observe(seen, tolerance);
             }
         }
         freed
@@ -217,9 +203,18 @@ impl NodeLedger {
 
     /// Counts this report for every draining pod that it proves to be without a process; lists those
     /// with enough. It proves nothing about a pod when it leaves out a device of the pod, or when
-    /// processes were not sampled somewhere: they may run on any device.
+    /// processes were not sampled somewhere: they may run on any device. The parent of MIG instances
+    /// has no processes of its own, so there is nothing to sample.
     fn count_clean_report(&mut self, uses: &[DeviceUse]) -> Vec<PodUid> {
-        if uses.iter().any(|seen| seen.processes.is_none()) {
+        let is_parent = |seen: &DeviceUse| {
+            let mut parents = self
+                .devices
+                .iter()
+                .map(DeviceBooks::device)
+                .filter(|d| d.kind == DeviceKind::MigParent);
+            parents.any(|device| device.id == seen.id)
+        };
+        if uses.iter().any(|seen| seen.processes.is_none() && !is_parent(seen)) {
             return Vec::new();
         }
         let runs = |uid: &PodUid| {
@@ -340,6 +335,7 @@ impl NodeLedger {
         for uid in &ended {
             self.unclaim(uid);
             if self.reservations.get(uid).is_some_and(overdue) {
+                self.devices.iter_mut().for_each(|books| books.outlived(uid));
                 self.remove(uid);
             }
         }

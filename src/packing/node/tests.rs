@@ -1,6 +1,7 @@
 //! What facts from outside may do to a node's books, and what they may not.
 
 use super::super::device::{Device, DeviceIndex, DeviceKind, Health, ModelName};
+use super::super::request::Demand;
 use super::super::reservation::{PlacedDevice, Placement, PodRef, Protection};
 use super::super::units::{MilliCpu, Share};
 use super::*;
@@ -194,6 +195,59 @@ fn memory_outside_the_books_is_taken_off_what_is_free() {
         assert_eq!(device.free().memory.mib(), 600_u64.saturating_sub(unbooked));
         assert_eq!(device.free().share.millionths(), 600_000);
     }
+}
+
+#[test]
+fn a_report_without_processes_forgets_no_stranger() {
+    let unlisted = |total| DeviceUse { processes: None, ..used("A", total, &[]) };
+    let mut node = node();
+    node.book(held("p", "A", demand(400, 400_000)));
+    // p uses 10 of its 400 MiB, a stranger 300
+    let listed = used("A", 310, &[(Some("p"), Some(10)), (None, Some(300))]);
+    node.observe(&[listed], Timestamp::START);
+    for (total, unbooked) in [(310, 300), (700, 300), (500, 300), (900, 500), (200, 200)] {
+        node.observe(&[unlisted(total)], Timestamp::START);
+        assert_eq!(node.devices()[0].unbooked().mib(), unbooked, "{total} in use");
+    }
+    // one who came after the list does not hide the stranger either
+    node.book(held("q", "A", demand(200, 200_000)));
+    node.observe(&[unlisted(310)], Timestamp::START);
+    assert_eq!(free(&node)[0], (100, 400_000));
+    node.observe(&[used("A", 10, &[(Some("p"), Some(10))])], Timestamp::START);
+    assert_eq!(free(&node)[0], (400, 400_000));
+}
+
+#[test]
+fn processes_that_outlive_the_drain_keep_their_memory() {
+    let now = Timestamp::from_millis(30_000);
+    let mut node = node();
+    node.book(held("p", "A", demand(400, 400_000)));
+    node.book(held("q", "A", demand(300, 300_000)));
+    node.observe(&[used("A", 350, &[(Some("p"), Some(350))])], Timestamp::START);
+    node.drain(&uid("p"), Timestamp::START);
+    assert_eq!(node.expire(Duration::from_secs(30), now), [uid("p")]);
+    assert_eq!(free(&node)[0], (350, 700_000));
+    // the next report lists nothing, the one after it shows a process of no known tenant
+    node.observe(&[DeviceUse { processes: None, ..used("A", 350, &[]) }], now);
+    assert_eq!(free(&node)[0], (350, 700_000));
+    node.observe(&[used("A", 350, &[(Some("p"), Some(350))])], now);
+    assert_eq!(free(&node)[0], (350, 700_000));
+    node.observe(&[clean("A")], now);
+    assert_eq!(free(&node)[0], (700, 700_000));
+    assert_eq!(node.audit(), Ok(()));
+}
+
+#[test]
+fn the_parent_of_mig_instances_holds_up_no_drain() {
+    let mut devices = inventory(&["A", "B"], 1000).devices().to_vec();
+    devices[1].kind = DeviceKind::MigParent;
+    let mut node = node();
+    node.replace_inventory(&NodeInventory::new(devices).unwrap(), &mut DeviceClasses::default());
+    node.book(held("p", "A", demand(400, 400_000)));
+    node.drain(&uid("p"), Timestamp::START);
+    let reports = [clean("A"), DeviceUse { processes: None, ..clean("B") }];
+    assert_eq!(node.observe(&reports, Timestamp::START), []);
+    assert_eq!(node.observe(&reports, Timestamp::START), [uid("p")]);
 }
 
 #[test]

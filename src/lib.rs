@@ -43,7 +43,7 @@ pub mod ledger {
     pub mod reading;
     pub mod waiting;
     #[cfg(test)]
-    mod fixture;
+    pub(crate) mod fixture;
 }
 
 pub mod clock;
@@ -79,6 +79,7 @@ pub mod extender {
     pub mod reports;
     pub mod inspect;
     pub mod summary;
+    pub mod wakes;
     pub mod background;
     pub mod server;
 }

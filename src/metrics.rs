@@ -43,7 +43,7 @@ pub struct Metrics {
     wakeups: IntCounter,
     reports: IntCounterVec,
     report_interval: Histogram,
-    events_dropped: IntCounter,
+    events_lost: IntCounter,
     audits: IntCounter,
     audit_failures: IntCounter,
     ready: IntGauge,
@@ -102,7 +102,7 @@ impl Metrics {
                 )
                 .buckets(vec![0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]),
             )),
-            events_dropped: counter(
+            events_lost: counter(
                 "gpupack_events_dropped_total",
                 "Pod events not written because the queue was full.",
             ),
@@ -154,7 +154,7 @@ impl Metrics {
             Box::new(self.wakeups.clone()),
             Box::new(self.reports.clone()),
             Box::new(self.report_interval.clone()),
-            Box::new(self.events_dropped.clone()),
+            Box::new(self.events_lost.clone()),
             Box::new(self.audits.clone()),
             Box::new(self.audit_failures.clone()),
             Box::new(self.ready.clone()),
@@ -228,15 +228,15 @@ impl Metrics {
         }
     }
 
-    /// Notes an event that was not written.
-    pub fn event_dropped(&self) {
-        self.events_dropped.inc();
-    }
-
     /// Notes an audit of the ledger.
     pub fn audited(&self, faults: usize) {
         self.audits.inc();
         self.audit_failures.inc_by(u64::try_from(faults).unwrap_or(u64::MAX));
+    }
+
+    /// Takes over how many events were lost since the start.
+    pub fn set_events_lost(&self, lost: u64) {
+        self.events_lost.inc_by(lost.saturating_sub(self.events_lost.get()));
     }
 
     /// Sets the gauges of the service.

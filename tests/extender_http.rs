@@ -1,6 +1,8 @@
 //! The verbs over HTTP as kube-scheduler meets them, with good and bad input. The books themselves are
 //! the truth here, so nothing of Kubernetes is needed.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::{Method, StatusCode};
 use gpupack::packing::units::{MemMib, MilliCpu};
@@ -323,4 +325,23 @@ async fn full_node_objects_are_answered_without_a_trace() {
     assert_eq!(bed.books().await, before, "no claim, no booking, no node");
     assert!(bed.get("/v1/summary").await.1.contains(r#""waiting":0"#), "nobody waits by it");
     assert_eq!(bed.app.ledger.claim_count(), 0);
+}
+
+#[tokio::test]
+async fn a_node_object_of_a_silent_node_is_not_taken_for_an_empty_one() {
+    let bed = Bed::warm().await;
+    bed.app.ledger.tick(bed.app.clock.now().plus(Duration::from_secs(7_200)));
+    let labels = json!({"nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920",
+        "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"});
+    let node = |name: &str| {
+        json!({"metadata": {"name": name, "labels": labels},
+            "status": {"allocatable": {"cpu": "32", "memory": "128Gi"}}})
+    };
+    let asks = pod("a", json!({"gpu-fraction": "0.5"}));
+    let items = [node("gpu-b"), node("thought-of")];
+    let body = json!({"Pod": asks, "Nodes": {"items": items}, "NodeNames": null}).to_string();
+    let (_, answer) = bed.post("/v1/filter", body).await;
+    assert_eq!(answer["Nodes"]["items"], json!([node("thought-of")]));
+    let silent = json!({"gpu-b": "the node's gpupack agent is silent"});
+    assert_eq!(answer["FailedAndUnresolvableNodes"], silent);
 }

@@ -110,27 +110,37 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         let app = Arc::new(App::new(ledger, clock, config, truth));
         let (stop, stopped) = watch::channel(false);
         let service = Service { app: Arc::clone(&app), set_log_level };
-        let loops = [
-            tokio::spawn(notice_writer.run()),
-            tokio::spawn(background::run(Arc::clone(&app), stopped.clone())),
-            tokio::spawn(cluster_watch::run(
-                client,
-                Arc::clone(&app.ledger),
-                app.clone(),
-                clock,
-                pool_label,
-                stopped.clone(),
-            )),
-        ];
+        let writing = tokio::spawn(notice_writer.run());
+        let beating = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
+        let watching = tokio::spawn(cluster_watch::run(
+            client,
+            Arc::clone(&app.ledger),
+            app.clone(),
+            clock,
+            pool_label,
+            stopped.clone(),
+        ));
         let asked = super::signals::stop_asked()?;
         tokio::spawn(async move {
             asked.await;
             tracing::info!("stopping");
             stop.send_replace(true);
         });
-        serve(service, listener, stopped).await.context("the HTTP service failed")?;
-        loops.into_iter().for_each(|running| running.abort());
-        Ok(())
+        let has_stopped = stopped.clone();
+        let serving = serve(service, listener, stopped);
+        tokio::pin!(serving);
+        // Without its loops the books grow old unnoticed: better to end, and be started again.
+        let ended = tokio::select! {
+            served = &mut serving => return served.context("the HTTP service failed"),
+            ended = writing => ("writer of events", ended),
+            ended = beating => ("background loops", ended),
+            ended = watching => ("watch of pods and nodes", ended),
+        };
+        match ended {
+            (_, Ok(_)) if *has_stopped.borrow() => serving.await.context("the HTTP service failed"),
+            (name, Ok(_)) => anyhow::bail!("the {name} ended by itself"),
+            (name, Err(fault)) => Err(fault).with_context(|| format!("the {name} failed")),
+        }
     })
 }
 

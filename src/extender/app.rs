@@ -241,7 +241,10 @@ impl Outbox {
 pub fn rooms(effects: &[Effect]) -> Vec<NodeName> {
     let room = |effect: &Effect| match effect {
         Effect::Room(node) => Some(node.clone()),
-        Effect::Overbooked { .. } | Effect::Unplaced { .. } | Effect::Silent(_) => None,
+        Effect::Overbooked { .. }
+        | Effect::DeviceLost { .. }
+        | Effect::Unplaced { .. }
+        | Effect::Silent(_) => None,
     };
     effects.iter().filter_map(room).collect()
 }

@@ -1,23 +1,23 @@
 //! What goes on between the questions: time passes, room appears, Bindings get settled, the books are
 //! audited. Each loop ends when `stop` says so.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
 
 use super::app::{App, Truth, rooms};
 use super::bind::settle_abandoned;
+use super::wakes::Wakes;
 use crate::cluster::events::NoticeReason;
 use crate::cluster::target::PodKey;
 use crate::cluster::write::TouchOutcome;
 use crate::ledger::effect::Effect;
 use crate::ledger::reading::Readiness;
 use crate::ledger::waiting::WaitingPod;
-use crate::packing::device::{NodeName, PodUid};
-use crate::packing::units::Timestamp;
+use crate::packing::device::NodeName;
 
 /// Beat of the slow loop: silence, claims and drains are exact to this.
 const BEAT: Duration = Duration::from_secs(1);
@@ -28,13 +28,14 @@ const AUDIT_EVERY: u64 = 60;
 /// Pods that are touched at once at the start.
 const TOUCHES_AT_ONCE: usize = 32;
 
+/// How long a pod that cannot be touched holds up the start, be it for an admission webhook that is
+/// down: a request that a dead process sent has ended by then, as the API server gives each 60 seconds
+/// (`--request-timeout`).
+const FENCE_FOR: Duration = Duration::from_secs(90);
+
 /// Room that appears within this time is handled together: one event of the API server often brings
 /// several.
 const GATHER_FOR: Duration = Duration::from_millis(10);
-
-/// A pod that was woken and is still waiting after this time will not take the room: kube-scheduler
-/// asks within milliseconds, in-tree filters or a queue of thousands may hold it longer.
-const NEXT_AFTER: Duration = Duration::from_secs(2);
 
 /// Runs all loops until `stop`.
 pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
@@ -43,18 +44,21 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
         () = beats(&app) => {}
         () = async { fence(&app).await; std::future::pending::<()>().await } => {}
         () = effects(&app) => {}
+        () = settling(&app) => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
 }
 
 /// Makes every Binding that an earlier run may have left on its way conflict, before the first
 /// question is answered: it asks for the version of its pod that was decided on, and a touch ends that
-/// version. Room that such a Binding would take could otherwise be given away twice.
+/// version. Where a pod cannot be touched, time has to pass instead. Room that such a Binding would
+/// take could otherwise be given away twice.
 async fn fence(app: &Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return app.set_fenced() };
     while app.ledger.readiness(app.clock.now()) == Readiness::NotListed {
         tokio::time::sleep(GATHER_FOR).await;
     }
+    let started = app.clock.now();
     let pending: Vec<WaitingPod> =
         app.waiting.all().into_iter().map(|state| state.waiting).collect();
     let count = pending.len();
@@ -68,6 +72,9 @@ async fn fence(app: &Arc<App>) {
                     match cluster.writer.touch(&key, &pod.pod.uid, None, value).await {
                         TouchOutcome::Undecided { cause } => {
                             tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not fence a pod");
+                            if app.clock.now().since(started) >= FENCE_FOR {
+                                return;
+                            }
                             tokio::time::sleep(BEAT).await;
                         }
                         TouchOutcome::Touched { .. }
@@ -94,7 +101,6 @@ async fn beats(app: &Arc<App>) {
         let now = app.clock.now();
         app.outbox.push(app.ledger.tick(now));
         app.forget_unseen();
-        settle_abandoned(app).await;
         if beat.is_multiple_of(AUDIT_EVERY) {
             audit(app);
         }
@@ -103,6 +109,17 @@ async fn beats(app: &Arc<App>) {
             tracing::info!(is_ready, "readiness changed");
             was_ready = is_ready;
         }
+    }
+}
+
+/// Asks what became of Bindings that nobody waits for. The API server may take its time for that, and
+/// nothing else waits for it.
+async fn settling(app: &Arc<App>) {
+    let mut interval = tokio::time::interval(BEAT);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        settle_abandoned(app).await;
     }
 }
 
@@ -130,8 +147,8 @@ async fn effects(app: &Arc<App>) {
         }
         let now = app.clock.now();
         wakes.room(rooms(&taken), now);
-        for pod in wakes.due(app, now) {
-            wake(app, pod);
+        for (node, pod) in wakes.due(&app.waiting, &app.ledger, now) {
+            wake(app, node, pod);
         }
     }
 }
@@ -148,6 +165,15 @@ fn tell(app: &App, effect: &Effect) {
                 app.tell(&pod, NoticeReason::Overbooked, note.clone());
             }
         }
+        Effect::DeviceLost { node, device } => {
+            tracing::error!(%node, %device, "a device that holds pods has vanished or is ill");
+            let note = format!(
+                "its device {device} on node {node} has vanished or is ill: it stays booked, nothing more is placed there"
+            );
+            for pod in app.ledger.tenants(node.as_str(), device) {
+                app.tell(&pod, NoticeReason::DeviceLost, note.clone());
+            }
+        }
         Effect::Unplaced { pod, node } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, %node, "a pod with a GPU request runs without a placement of gpupack: only its observed use counts");
             let note = format!(
@@ -162,7 +188,7 @@ fn tell(app: &App, effect: &Effect) {
 }
 
 /// Touches a waiting pod, so that kube-scheduler looks at it again.
-fn wake(app: &Arc<App>, pod: WaitingPod) {
+fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
     app.metrics.woke();
     tracing::debug!(pod_uid = %pod.pod.uid, pod = %pod.pod, "woken: room appeared");
     let app = Arc::clone(app);
@@ -170,65 +196,16 @@ fn wake(app: &Arc<App>, pod: WaitingPod) {
         let Truth::Cluster(cluster) = &app.truth else { return };
         let Ok(key) = PodKey::new(&pod.namespace, &pod.name) else { return };
         let value = format!("wake-{}-{}", app.clock.unix_seconds(), app.clock.now().millis());
-        let touched = cluster.writer.touch(&key, &pod.pod.uid, None, &value).await;
-        if let TouchOutcome::Refused { .. } | TouchOutcome::Undecided { .. } = touched {
-            tracing::warn!(pod_uid = %pod.pod.uid, pod = %pod.pod, ?touched, "could not wake a waiting pod");
+        match cluster.writer.touch(&key, &pod.pod.uid, None, &value).await {
+            TouchOutcome::Touched { .. } | TouchOutcome::Conflict | TouchOutcome::Gone => {}
+            TouchOutcome::Refused { code, message } => {
+                tracing::warn!(pod_uid = %pod.pod.uid, code, message, "may not wake a waiting pod");
+            }
+            TouchOutcome::Undecided { cause } => {
+                tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not wake a waiting pod");
+                tokio::time::sleep(BEAT).await;
+                app.outbox.push(vec![Effect::Room(node)]); // the room still waits for somebody
+            }
         }
     });
-}
-
-/// Nodes with new room, and the pods that were woken for it. One pod at a time is woken per node; the
-/// next one only when the first did not take the room, so that nothing is woken in vain.
-#[derive(Default)]
-struct Wakes {
-    nodes: BTreeMap<NodeName, Chain>,
-}
-
-/// The pods woken for the room of one node.
-struct Chain {
-    tried: BTreeSet<PodUid>,
-    last: Option<PodUid>,
-    due: Timestamp,
-}
-
-impl Wakes {
-    fn room(&mut self, nodes: Vec<NodeName>, now: Timestamp) {
-        for node in nodes {
-            self.nodes.insert(node, Chain { tried: BTreeSet::new(), last: None, due: now });
-        }
-    }
-
-    /// How long until a chain is due.
-    fn rest(&self, now: Timestamp) -> Duration {
-        let next = self.nodes.values().map(|chain| chain.due).min();
-        next.map_or(Duration::from_secs(3600), |due| due.since(now))
-    }
-
-    /// The pods to wake now.
-    fn due(&mut self, app: &App, now: Timestamp) -> Vec<WaitingPod> {
-        let mut due: Vec<NodeName> = Vec::new();
-        self.nodes.retain(|node, chain| {
-            let is_taken = chain.last.as_ref().is_some_and(|last| app.waiting.pod(last).is_none());
-            if chain.due <= now && !is_taken {
-                due.push(node.clone());
-            }
-            !is_taken
-        });
-        let mut woken = Vec::new();
-        for node in due {
-            let Some(chain) = self.nodes.get_mut(&node) else { continue };
-            match app.waiting.to_wake(&app.ledger, &node, &chain.tried, now) {
-                Some(pod) => {
-                    chain.tried.insert(pod.pod.uid.clone());
-                    chain.last = Some(pod.pod.uid.clone());
-                    chain.due = now.plus(NEXT_AFTER);
-                    woken.push(pod);
-                }
-                None => {
-                    self.nodes.remove(&node);
-                }
-            }
-        }
-        woken
-    }
 }

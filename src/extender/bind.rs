@@ -18,7 +18,6 @@ use crate::ledger::commands::ReserveError;
 use crate::ledger::reading::Readiness;
 use crate::metrics::{BindResult, Outcome};
 use crate::packing::device::{NodeName, PodUid};
-use crate::packing::reservation::Placement;
 
 /// Times a Binding is posted again after the pod changed under it: each needs a further change of
 /// the pod within milliseconds, so a third is hardly ever seen.
@@ -143,13 +142,17 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
     }
     let node = NodeName::new(args.node.as_str());
     let Some(question) = app.question(&pod) else {
-        return bind_without_gpu(app, &pod, &node).await;
+        let Truth::Cluster(cluster) = &app.truth else { return Err(gone(&pod.pod)) };
+        return decide(app, cluster, &mut turn, &pod, |pod| BindTarget::without_gpu(pod, &node))
+            .await;
     };
+    app.outbox.push(app.ledger.drop_claim_elsewhere(&uid, &args.node));
     let placement = app.ledger.reserve(&pod.pod, &args.node, &question, app.clock.now())?;
     match &app.truth {
         Truth::Books => app.ledger.confirm(&uid),
         Truth::Cluster(cluster) => {
-            decide(app, cluster, &mut turn, &pod, &placement).await?;
+            let target = |pod: &SeenPod| BindTarget::new(pod, &placement);
+            decide(app, cluster, &mut turn, &pod, target).await?;
             app.tell_placed(&pod.pod, &placement);
         }
     }
@@ -180,37 +183,18 @@ async fn read_pod(app: &App, args: &ExtenderBindingArgs) -> Result<Arc<SeenPod>,
     same.map(Arc::new).ok_or(BindError::Gone { pod })
 }
 
-/// A pod without a GPU request is bound as kube-scheduler itself would.
-async fn bind_without_gpu(app: &App, pod: &SeenPod, node: &NodeName) -> Result<(), BindError> {
-    let gone = || BindError::Gone { pod: pod.pod.to_string() };
-    let Truth::Cluster(cluster) = &app.truth else { return Err(gone()) };
-    let target = BindTarget::without_gpu(pod, node)?;
-    match cluster.writer.bind(&target).await {
-        BindOutcome::Bound => return Ok(()),
-        BindOutcome::Gone => return Err(gone()),
-        BindOutcome::Refused { code, message } => return Err(BindError::Refused { code, message }),
-        BindOutcome::Conflict | BindOutcome::Undecided { .. } => {}
-    }
-    match cluster.writer.settle(&target).await {
-        Settled::Bound { .. } => Ok(()),
-        Settled::Gone => Err(gone()),
-        Settled::BoundElsewhere { .. } => Err(BindError::BoundElsewhere),
-        Settled::NotBound => Err(BindError::Unsteady),
-        Settled::StillUndecided { .. } => Err(BindError::Undecided),
-    }
-}
-
-/// Posts the Binding until it is decided, and brings the books in line.
+/// Posts the Binding that `target` makes of the pod until it is decided, and brings the books in line.
+/// A pod without a GPU request is in no book, and is bound as kube-scheduler itself would.
 async fn decide(
     app: &Arc<App>,
     cluster: &ClusterTruth,
     turn: &mut Turn<'_>,
     pod: &SeenPod,
-    placement: &Placement,
+    target: impl Fn(&SeenPod) -> Result<BindTarget, TargetError>,
 ) -> Result<(), BindError> {
     let mut pod = pod.clone();
     for _ in 0..ATTEMPTS {
-        let target = match BindTarget::new(&pod, placement) {
+        let target = match target(&pod) {
             Ok(target) => target,
             Err(error) => return Err(taken_back(app, turn, &pod.pod.uid, error.into())),
         };
@@ -220,7 +204,9 @@ async fn decide(
                 settled_bound(app, turn, target.uid());
                 return Ok(());
             }
-            BindOutcome::Gone => return Err(taken_back(app, turn, target.uid(), gone(&target))),
+            BindOutcome::Gone => {
+                return Err(taken_back(app, turn, target.uid(), gone(target.key())));
+            }
             BindOutcome::Refused { code, message } => {
                 return Err(taken_back(
                     app,
@@ -261,7 +247,7 @@ async fn settle(
             Settled::BoundElsewhere { .. } => {
                 return Err(taken_back(app, turn, target.uid(), BindError::BoundElsewhere));
             }
-            Settled::Gone => return Err(taken_back(app, turn, target.uid(), gone(target))),
+            Settled::Gone => return Err(taken_back(app, turn, target.uid(), gone(target.key()))),
             Settled::StillUndecided { cause } => {
                 tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is still undecided");
                 if app.clock.now().since(started) >= STAY_FOR {
@@ -290,7 +276,7 @@ async fn unbound_again(
         Ok(read) => read.map(|pod| SeenPod::from_api(&pod)),
     };
     let Some(pod) = read.filter(|pod| pod.pod.uid == *uid) else {
-        return Err(taken_back(app, turn, uid, gone(target)));
+        return Err(taken_back(app, turn, uid, gone(target.key())));
     };
     if pod.node.is_some() {
         return Err(taken_back(app, turn, uid, BindError::BoundElsewhere));
@@ -328,6 +314,6 @@ fn taken_back(app: &App, turn: &mut Turn<'_>, uid: &PodUid, error: BindError) ->
     error
 }
 
-fn gone(target: &BindTarget) -> BindError {
-    BindError::Gone { pod: target.key().to_string() }
+fn gone(pod: &impl ToString) -> BindError {
+    BindError::Gone { pod: pod.to_string() }
 }

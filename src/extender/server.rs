@@ -13,7 +13,7 @@ use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::app::App;
+use super::app::{App, Truth};
 use super::inspect;
 use super::protocol::{ProtocolError, to_json};
 use super::verbs::{self, VerbAnswer};
@@ -220,6 +220,10 @@ async fn metrics(State(service): State<Service>) -> Response {
     }
     let is_ready = app.readiness() == Readiness::Ready;
     app.metrics.set_service(is_ready, app.ledger.claim_count(), app.waiting.refused_count());
+    if let Truth::Cluster(cluster) = &app.truth {
+        let counts = cluster.notices.counts();
+        app.metrics.set_events_lost(counts.dropped + counts.failed);
+    }
     app.metrics.set_fleet(&app.ledger.packing(), counts);
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     (kind, app.metrics.text()).into_response()

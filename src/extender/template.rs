@@ -34,19 +34,13 @@ pub fn answers(ledger: &Ledger, question: &Question, objects: &[NodeObject<'_>])
     let names: Vec<&str> = objects.iter().map(|object| object.name.as_str()).collect();
     let known = ledger.answers(question, &names);
     let answer = |(object, known): (&NodeObject<'_>, Answer)| match known {
-        Err(
-            Misfit::UnknownNode
-            | Misfit::NodeGone
-            | Misfit::NeverReported
-            | Misfit::Silent
-            | Misfit::NoDevices,
-        ) => answer_as_empty(ledger, question, object),
+        Err(Misfit::UnknownNode | Misfit::NodeGone) => answer_as_empty(ledger, question, object),
         answer => answer,
     };
     objects.iter().zip(known).map(answer).collect()
 }
 
-/// The answer for an object whose node the books cannot judge.
+/// The answer for an object that stands for no node of the books: one that an autoscaler thinks of.
 fn answer_as_empty(ledger: &Ledger, question: &Question, object: &NodeObject<'_>) -> Answer {
     let mut classes = DeviceClasses::default();
     let node = empty_node(object, &mut classes).ok_or(Misfit::NoDevices)?;

@@ -1,7 +1,7 @@
 //! What a change of the books means beyond them: whom to wake, what to tell.
 
-use crate::packing::device::{DeviceId, NodeName};
-use crate::packing::node::NodeLedger;
+use crate::packing::device::{DeviceId, Health, NodeName};
+use crate::packing::node::{DeviceBooks, NodeLedger};
 use crate::packing::reservation::PodRef;
 
 /// What a change means beyond the books.
@@ -11,6 +11,13 @@ pub enum Effect {
     Room(NodeName),
     /// From now on more is booked on a device than it has.
     Overbooked {
+        /// The node.
+        node: NodeName,
+        /// The device.
+        device: DeviceId,
+    },
+    /// A device that holds pods has vanished or is no longer healthy.
+    DeviceLost {
         /// The node.
         node: NodeName,
         /// The device.
@@ -31,6 +38,8 @@ pub enum Effect {
 pub(super) struct Standing {
     free: Vec<(DeviceId, u64, u64)>,
     overbooked: Vec<DeviceId>,
+    /// Healthy devices that hold pods.
+    tenanted: Vec<DeviceId>,
 }
 
 impl Standing {
@@ -40,6 +49,10 @@ impl Standing {
         Self {
             free: free_by_device(books),
             overbooked: overbooked.map(|device| device.device().id.clone()).collect(),
+            tenanted: healthy(books)
+                .filter(|device| !device.tenants().is_empty())
+                .map(|device| device.device().id.clone())
+                .collect(),
         }
     }
 
@@ -50,8 +63,15 @@ impl Standing {
         let grew = has_grown(&self.free, &now.free).then(|| Effect::Room(node.clone()));
         let fresh = now.overbooked.into_iter().filter(|device| !self.overbooked.contains(device));
         let overbooked = fresh.map(|device| Effect::Overbooked { node: node.clone(), device });
-        grew.into_iter().chain(overbooked).collect()
+        let is_well = |id: &DeviceId| healthy(books).any(|device| device.device().id == *id);
+        let lost = self.tenanted.iter().filter(|id| !is_well(id)).cloned();
+        let lost = lost.map(|device| Effect::DeviceLost { node: node.clone(), device });
+        grew.into_iter().chain(overbooked).chain(lost).collect()
     }
+}
+
+fn healthy(books: &NodeLedger) -> impl Iterator<Item = &DeviceBooks> {
+    books.devices().iter().filter(|device| device.health() == Health::Healthy)
 }
 
 /// Free memory and share of each device that can be placed on, in millionths and MiB.

@@ -18,7 +18,7 @@ use crate::packing::reservation::{PlacedDevice, Placement, PodRef, Protection};
 use crate::packing::units::{HostAmount, MemMib, Share, Timestamp};
 
 /// Claims last 5 s, nodes are silent after 10 s, drains end after 30 s.
-pub(super) fn settings() -> Settings {
+pub(crate) fn settings() -> Settings {
     Settings {
         claim_for: Duration::from_secs(5),
         stale_after: Duration::from_secs(10),
@@ -29,20 +29,20 @@ pub(super) fn settings() -> Settings {
     }
 }
 
-pub(super) fn seconds(seconds: u64) -> Timestamp {
+pub(crate) fn seconds(seconds: u64) -> Timestamp {
     Timestamp::from_millis(1000 * seconds)
 }
 
-pub(super) fn uid(text: &str) -> PodUid {
+pub(crate) fn uid(text: &str) -> PodUid {
     PodUid::new(text)
 }
 
-pub(super) fn pod(text: &str) -> PodRef {
+pub(crate) fn pod(text: &str) -> PodRef {
     PodRef { uid: uid(text), name: text.into() }
 }
 
 /// GPUs of 1000 MiB, named in one text: `A B`.
-pub(super) fn inventory(names: &str) -> NodeInventory {
+pub(crate) fn inventory(names: &str) -> NodeInventory {
     let devices = names.split_whitespace().zip(0..).map(|(name, index)| Device {
         id: DeviceId::new(name).expect("a legal id"),
         index: DeviceIndex(index),
@@ -56,7 +56,7 @@ pub(super) fn inventory(names: &str) -> NodeInventory {
 }
 
 /// What an agent sees on the devices of `names`: healthy, and a process of each of `pods`.
-pub(super) fn uses(names: &str, pods: &[&str]) -> Vec<DeviceUse> {
+pub(crate) fn uses(names: &str, pods: &[&str]) -> Vec<DeviceUse> {
     let process = |pod: &&str| ProcessUse { pod: Some(uid(pod)), memory: None };
     let seen = |name: &str| DeviceUse {
         id: DeviceId::new(name).expect("a legal id"),
@@ -69,7 +69,7 @@ pub(super) fn uses(names: &str, pods: &[&str]) -> Vec<DeviceUse> {
 }
 
 /// A hello of `agent` with the devices of `names`.
-pub(super) fn hello(agent: &str, sequence: u64, names: &str) -> NodeReport {
+pub(crate) fn hello(agent: &str, sequence: u64, names: &str) -> NodeReport {
     NodeReport {
         agent: agent.to_owned(),
         session: None,
@@ -80,12 +80,12 @@ pub(super) fn hello(agent: &str, sequence: u64, names: &str) -> NodeReport {
 }
 
 /// A report of the use of the devices of `names`.
-pub(super) fn report(agent: &str, session: u64, sequence: u64, names: &str) -> NodeReport {
+pub(crate) fn report(agent: &str, session: u64, sequence: u64, names: &str) -> NodeReport {
     NodeReport { session: Some(session), inventory: None, ..hello(agent, sequence, names) }
 }
 
 /// A ledger of one node `n` with the devices of `names`; its agent `x` speaks in session 7.
-pub(super) fn ledger(names: &str) -> Ledger {
+pub(crate) fn ledger(names: &str) -> Ledger {
     let ledger = Ledger::new(settings());
     see_node(&ledger, "n");
     let receipt = say(&ledger, &hello("x", 1, names)).expect("a hello is accepted");
@@ -93,16 +93,16 @@ pub(super) fn ledger(names: &str) -> Ledger {
     ledger
 }
 
-pub(super) fn see_node(ledger: &Ledger, name: &str) {
+pub(crate) fn see_node(ledger: &Ledger, name: &str) {
     ledger.see_node(&NodeName::new(name), HostAmount::ZERO, PoolName::new(""));
 }
 
-pub(super) fn say(ledger: &Ledger, report: &NodeReport) -> Result<Receipt, ReportRefusal> {
+pub(crate) fn say(ledger: &Ledger, report: &NodeReport) -> Result<Receipt, ReportRefusal> {
     ledger.report("n", report, Timestamp::START)
 }
 
 /// A question for a share of one GPU, in millionths.
-pub(super) fn asks(millionths: u64) -> Question {
+pub(crate) fn asks(millionths: u64) -> Question {
     Question {
         gpu: Some(GpuRequest::one(Amount::Fraction(Share::from_millionths(millionths)))),
         host: HostAmount::ZERO,
@@ -112,7 +112,7 @@ pub(super) fn asks(millionths: u64) -> Question {
 }
 
 /// The pod as the API server shows it: bound to `node`, with that share of `device`.
-pub(super) fn bound(pod_uid: &str, node: &str, device: &str, millionths: u64) -> PodFact {
+pub(crate) fn bound(pod_uid: &str, node: &str, device: &str, millionths: u64) -> PodFact {
     let share = Share::from_millionths(millionths);
     let demand = Demand { memory: share.of(MemMib::new(1000)), share };
     let id = DeviceId::new(device).expect("a legal id");
@@ -130,12 +130,12 @@ pub(super) fn bound(pod_uid: &str, node: &str, device: &str, millionths: u64) ->
     }
 }
 
-pub(super) fn node(ledger: &Ledger, name: &str) -> NodeLedger {
+pub(crate) fn node(ledger: &Ledger, name: &str) -> NodeLedger {
     ledger.node(name).expect("the node is known")
 }
 
 /// Free share of each device of node `n` in thousandths, claims counted as taken.
-pub(super) fn free(ledger: &Ledger) -> Vec<u64> {
+pub(crate) fn free(ledger: &Ledger) -> Vec<u64> {
     let node = node(ledger, "n");
     node.devices().iter().map(|device| device.free().share.millionths() / 1000).collect()
 }

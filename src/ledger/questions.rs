@@ -242,6 +242,12 @@ impl Ledger {
         })
     }
 
+    /// Ends the claim of a pod that is about to be booked on `node`, where it has one elsewhere.
+    pub fn drop_claim_elsewhere(&self, pod: &PodUid, node: &str) -> Vec<Effect> {
+        let is_there = self.claims.get(pod).is_none_or(|at| Some(*at) == self.position(node));
+        if is_there { Vec::new() } else { self.drop_claim(pod) }
+    }
+
     /// Ends the claim of a pod, where it has one: its next question sees that room again.
     pub fn drop_claim(&self, pod: &PodUid) -> Vec<Effect> {
         self.unclaim(pod).into_iter().collect()

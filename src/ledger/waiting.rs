@@ -57,6 +57,17 @@ pub struct WaitingState {
     woken: Option<Timestamp>,
 }
 
+/// Whom to wake for room that appeared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// This pod, now.
+    Pod(Box<WaitingPod>),
+    /// Nobody before then: whoever fits was woken a moment ago for other room.
+    Later(Timestamp),
+    /// Nobody who waits fits there.
+    Nobody,
+}
+
 /// All waiting pods.
 #[derive(Default)]
 pub struct WaitingPods {
@@ -155,34 +166,41 @@ impl WaitingPods {
 
     /// The pod to wake now that room appeared on `node`: the first refused pod that fits there and
     /// was not `tried` for that room yet. One that was woken a moment ago, for room elsewhere, is
-    /// left to take that.
+    /// left to take that; where it alone fits, it is woken again if it does not.
     pub fn to_wake(
         &self,
         ledger: &Ledger,
         node: &NodeName,
         tried: &BTreeSet<PodUid>,
         now: Timestamp,
-    ) -> Option<WaitingPod> {
-        let mut refused: Vec<WaitingPod> = self
+    ) -> Wake {
+        let mut refused: Vec<(WaitingPod, Option<Timestamp>)> = self
             .pods()
             .values()
             .filter(|state| state.refused.is_some())
-            .filter(|state| state.woken.is_none_or(|at| now.since(at) >= WAKE_AGAIN_AFTER))
-            .map(|state| state.waiting.clone())
-            .filter(|waiting| !tried.contains(&waiting.pod.uid))
+            .filter(|state| !tried.contains(&state.waiting.pod.uid))
+            .map(|state| (state.waiting.clone(), state.woken))
             .collect();
-        refused.sort_by(|a, b| order(a).cmp(&order(b)));
+        refused.sort_by(|(a, _), (b, _)| order(a).cmp(&order(b)));
         let mut known: BTreeMap<Question, bool> = BTreeMap::new();
-        let chosen = refused.into_iter().find(|waiting| {
-            let question = &waiting.question;
+        let mut fits = |question: &Question| {
             *known.entry(question.clone()).or_insert_with(|| {
                 ledger.answers(question, &[node.as_str()]).iter().all(Result::is_ok)
             })
-        })?;
-        if let Some(state) = self.pods().get_mut(&chosen.pod.uid) {
-            state.woken = Some(now);
+        };
+        let mut later: Option<Timestamp> = None;
+        for (waiting, woken) in refused.into_iter().filter(|(waiting, _)| fits(&waiting.question)) {
+            let again = woken.map(|woken| woken.plus(WAKE_AGAIN_AFTER)).filter(|at| *at > now);
+            if again.is_some() {
+                later = later.min(again).or(again);
+                continue;
+            }
+            if let Some(state) = self.pods().get_mut(&waiting.pod.uid) {
+                state.woken = Some(now);
+            }
+            return Wake::Pod(Box::new(waiting));
         }
-        Some(chosen)
+        later.map_or(Wake::Nobody, Wake::Later)
     }
 
     fn pods(&self) -> MutexGuard<'_, BTreeMap<PodUid, WaitingState>> {

@@ -14,6 +14,9 @@ pub(crate) const PLACEMENT: &str = "placed.gpupack.dev/placement";
 /// The same devices in the form the container runtime takes.
 pub(crate) const DEVICES: &str = "placed.gpupack.dev/devices";
 
+/// The container resource of whole GPUs.
+pub(crate) const GPU: &str = "nvidia.com/gpu";
+
 /// A whole GPU's compute share.
 const WHOLE: u64 = 1_000_000;
 
@@ -66,8 +69,9 @@ pub(crate) fn tenancy(pod: &Pod, fleet: &Fleet) -> Result<Option<Tenancy>, Strin
     }
     let foreign = pod.metadata.labels.iter().flatten().any(|(key, _)| key == FOREIGN);
     let Some(text) = annotation(pod, PLACEMENT) else {
-        let asks =
-            annotation(pod, "gpu-fraction").is_some() || annotation(pod, "gpu-memory").is_some();
+        let asks = annotation(pod, "gpu-fraction").is_some()
+            || annotation(pod, "gpu-memory").is_some()
+            || whole(pod).is_some();
         return if asks && !foreign {
             Err(format!("{name} asks for a GPU and is bound to {node} without a placement"))
         } else {
@@ -139,7 +143,7 @@ fn own_faults(tenancy: &Tenancy, version: u64, pod: &Pod, fleet: &Fleet) -> Resu
     if devices != expected {
         return Err(format!("{DEVICES} is `{devices}`, the placement has `{expected}`"));
     }
-    let count = match annotation(pod, "gpu-fraction-num-devices") {
+    let count = match annotation(pod, "gpu-fraction-num-devices").or(whole(pod)) {
         None => 1,
         Some(text) => text.parse().map_err(|_| format!("bound with the device count `{text}`"))?,
     };
@@ -184,8 +188,16 @@ fn demand(pod: &Pod, capacity: u64) -> Result<(u64, u64), String> {
         (Some(share), None) => Ok((share * capacity / WHOLE, share)),
         (None, Some(mib)) => Ok((mib, mib * WHOLE / capacity)),
         (Some(share), Some(mib)) => Ok((mib, share)),
+        (None, None) if whole(pod).is_some() => Ok((capacity, WHOLE)),
         (None, None) => Err("has a placement but no request".to_owned()),
     }
+}
+
+/// The whole GPUs that its container asks for.
+fn whole(pod: &Pod) -> Option<&str> {
+    let container = pod.spec.as_ref()?.containers.first()?;
+    let limits = container.resources.as_ref()?.limits.as_ref()?;
+    limits.get(GPU).map(|quantity| quantity.0.as_str())
 }
 
 /// `0.5` is 500,000.

@@ -6,6 +6,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
+use crate::checker::GPU;
 use crate::clock;
 use crate::fleet::{A10, A100, Fleet, T4};
 use crate::pods::PodPlan;
@@ -59,7 +60,11 @@ fn plans(seed: u64) -> Vec<PodPlan> {
     plans.extend((0..100).map(|i| PodPlan::memory(format!("memory-{i}"), mib(i))));
     plans.extend((0..100).map(both));
     plans.extend((0..100).map(two));
-    plans.extend((0..50).map(|i| PodPlan::fraction(format!("whole-{i}"), "1")));
+    plans.extend((0..40).map(|i| PodPlan::fraction(format!("whole-{i}"), "1")));
+    // ten pods that ask as the device plugin has taught people to
+    let named =
+        |i: usize| PodPlan::new(format!("named-{i}")).limited(GPU, if i < 5 { "1" } else { "2" });
+    plans.extend((0..10).map(named));
     plans.extend((0..TOO_LARGE).map(|i| PodPlan::memory(format!("too-large-{i}"), 100_000)));
     plans.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
     plans

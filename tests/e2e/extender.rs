@@ -120,6 +120,19 @@ impl Extender {
         text.lines().filter_map(sample).filter(|(_, count)| *count > 0.0).collect()
     }
 
+    /// The same once `count` binds have ended: a watch may show a pod as bound before the verb that
+    /// bound it has its answer. Gives up after some seconds, and returns what there is.
+    pub(crate) async fn binds_of(&self, count: f64) -> BTreeMap<String, f64> {
+        let started = clock::now();
+        loop {
+            let binds = self.binds().await;
+            if binds.values().sum::<f64>() >= count || started.elapsed() > Duration::from_secs(5) {
+                return binds;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     /// What the extender itself says is booked on each device. Only compared with, never judged by.
     pub(crate) async fn booked(&self) -> Load {
         let state: Value = serde_json::from_str(&self.page("/v1/state").await).expect("JSON");

@@ -46,7 +46,7 @@ async fn burst(stage: &Stage, schedulers: &[&str]) {
     stage.cluster.add_pods(&plans).await;
     stage.watching.until_bound(320, Duration::from_secs(180)).await;
     stage.figure(&format!("320 pods fill 80 GPUs in {} ms", clock::ms(started.elapsed())));
-    let binds = stage.extender.binds().await;
+    let binds = stage.extender.binds_of(320.0).await;
     let total: f64 = binds.values().sum();
     // The pods are 320, so every further bind is one that did not succeed at once.
     let conflicts = total - 320.0;

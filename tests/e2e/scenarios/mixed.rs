@@ -36,7 +36,7 @@ fn five_hundred_mixed_pods_fit_on_fifty_nodes() {
         let wrong = (0..TOO_LARGE)
             .any(|i| stage.watching.ask(|pods| is_bound(pods, &format!("too-large-{i}"))));
         assert!(!wrong, "a pod larger than every GPU is bound");
-        stage.figure(&format!("binds by outcome: {:?}", stage.extender.binds().await));
+        stage.figure(&format!("binds by outcome: {:?}", stage.extender.binds_of(500.0).await));
         stage.until_books_agree().await;
         stage.judge().await;
     });

@@ -23,11 +23,15 @@ pub mod packing {
     pub mod device_books;
     pub mod node;
     pub mod fit;
+    pub mod supply;
     pub mod mix;
+    pub mod holes;
+    pub mod forecast;
     pub mod fragmentation;
     pub mod policy;
     pub mod baseline;
     pub mod plan;
+    pub mod moves;
     #[cfg(test)]
     mod fixture;
 }
@@ -41,6 +45,7 @@ pub mod ledger {
     pub mod questions;
     pub mod reports;
     pub mod reading;
+    pub mod moves;
     pub mod waiting;
     #[cfg(test)]
     pub(crate) mod fixture;
@@ -77,6 +82,7 @@ pub mod extender {
     pub mod verbs;
     pub mod bind;
     pub mod reports;
+    pub mod proposals;
     pub mod inspect;
     pub mod summary;
     pub mod wakes;

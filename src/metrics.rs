@@ -11,6 +11,7 @@ use prometheus::{
 pub use self::labels::{BindResult, Outcome, ReportResult, Verb};
 use crate::packing::fit::Misfit;
 use crate::packing::fragmentation::Packing;
+use crate::packing::moves::MOST_MOVES;
 use crate::packing::units::{MemMib, Share};
 
 /// The values of labels.
@@ -48,6 +49,8 @@ pub struct Metrics {
     audit_failures: IntCounter,
     ready: IntGauge,
     waiting: IntGauge,
+    placeable_by_moves: IntGaugeVec,
+    emptiable: IntGauge,
     nodes: IntGaugeVec,
     gpus: IntGaugeVec,
     overbooked: IntGauge,
@@ -113,6 +116,15 @@ impl Metrics {
             ),
             ready: int_gauge("gpupack_ready", "1 when questions are answered."),
             waiting: int_gauge("gpupack_waiting_pods", "GPU pods that no node fitted last time."),
+            placeable_by_moves: int_gauges(
+                "gpupack_waiting_pods_movable",
+                "Waiting pods for which so many moves of running pods would make room.",
+                &["moves"],
+            ),
+            emptiable: int_gauge(
+                "gpupack_gpus_emptiable",
+                "GPUs whose tenants would fit on other GPUs in use; looked for while no pod waits.",
+            ),
             nodes: int_gauges("gpupack_nodes", "Nodes by the state of their agent.", &["state"]),
             gpus: int_gauges("gpupack_gpus", "Devices by occupation.", &["state"]),
             overbooked: int_gauge(
@@ -159,6 +171,8 @@ impl Metrics {
             Box::new(self.audit_failures.clone()),
             Box::new(self.ready.clone()),
             Box::new(self.waiting.clone()),
+            Box::new(self.placeable_by_moves.clone()),
+            Box::new(self.emptiable.clone()),
             Box::new(self.nodes.clone()),
             Box::new(self.gpus.clone()),
             Box::new(self.overbooked.clone()),
@@ -191,6 +205,7 @@ impl Metrics {
         for result in [ReportResult::Accepted, ReportResult::Ignored, ReportResult::Refused] {
             self.reports.with_label_values(&[result.label()]);
         }
+        self.set_moves(&[0; MOST_MOVES], 0);
     }
 
     /// Notes a call of a verb.
@@ -237,6 +252,16 @@ impl Metrics {
     /// Takes over how many events were lost since the start.
     pub fn set_events_lost(&self, lost: u64) {
         self.events_lost.inc_by(lost.saturating_sub(self.events_lost.get()));
+    }
+
+    /// Sets how many waiting pods so many moves would help, for each number of moves, and how many
+    /// GPUs moves would empty.
+    pub fn set_moves(&self, placeable: &[usize; MOST_MOVES], emptiable: usize) {
+        for (moves, pods) in (1..).zip(placeable) {
+            let gauge = self.placeable_by_moves.with_label_values(&[&format!("{moves}")]);
+            gauge.set(i64::try_from(*pods).unwrap_or(i64::MAX));
+        }
+        self.emptiable.set(i64::try_from(emptiable).unwrap_or(i64::MAX));
     }
 
     /// Sets the gauges of the service.

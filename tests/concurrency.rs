@@ -181,6 +181,7 @@ fn bound(uid: &str, placement: &Placement) -> PodFact {
         node: Some(placement.node.clone()),
         host: HostAmount::ZERO,
         is_terminal: false,
+        request: None,
         wants_gpu: true,
         placement: Some(placement.clone()),
     }

@@ -156,3 +156,31 @@ async fn the_page_loads_nothing_from_elsewhere_and_has_no_script_in_it() {
     // Relative paths: the page also lives below a prefix, behind the API server's proxy.
     assert!(!page.contains("href=\"/") && !page.contains("src=\"/") && !script.contains("\"/v1"));
 }
+
+#[tokio::test]
+async fn moves_that_would_help_are_proposed() {
+    let bed = Bed::warm().await;
+    let place = async |name: &str, fraction: &str, node: &str| {
+        bed.filter(pod(name, json!({"gpu-fraction": fraction})), &[node]).await;
+        let bind = json!({"PodName": name, "PodNamespace": "team", "PodUID": name, "Node": node});
+        let (_, answer) = bed.post("/v1/bind", bind.to_string()).await;
+        assert_eq!(answer, json!({"Error": ""}), "{name}");
+    };
+    // gpu-b has two A100: two large tenants fill both half-way once the first two are gone
+    place("a", "0.6", "gpu-b").await;
+    place("b", "0.6", "gpu-b").await;
+    let proposals = read(bed.get("/v1/moves").await.1.as_bytes());
+    assert_eq!(proposals["to_place"], json!([]));
+    place("c", "0.3", "gpu-c").await;
+    place("d", "0.4", "gpu-a").await;
+    let nodes = ["gpu-a", "gpu-b", "gpu-c"];
+    bed.filter(pod("whole", json!({"gpu-fraction": "1"})), &nodes).await;
+    let proposals = read(bed.get("/v1/moves").await.1.as_bytes());
+    assert_eq!(proposals["to_empty"], json!([]), "a pod waits");
+    let proposal = &proposals["to_place"][0];
+    assert_eq!((&proposal["pod"], &proposal["pods"]), (&json!("team/whole"), &json!(1)));
+    assert_eq!(proposal["moves"][0]["pod"], "team/c", "the smallest tenant moves");
+    assert_eq!(proposal["to"]["node"], "gpu-c");
+    let explanation = read(bed.get("/v1/explain?pod=team/whole").await.1.as_bytes());
+    assert_eq!(explanation["moves"], proposal["moves"]);
+}

@@ -55,6 +55,7 @@ fn bound(round: u64, node: &str) -> PodFact {
         node: Some(NodeName::new(node)),
         host: HostAmount::ZERO,
         is_terminal: false,
+        request: None,
         wants_gpu: true,
         placement: Some(Placement {
             node: NodeName::new(node),

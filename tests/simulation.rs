@@ -135,6 +135,7 @@ impl World {
             node: None,
             host: HostAmount::ZERO,
             is_terminal: false,
+            request: None,
             wants_gpu: true,
             placement: None,
         });

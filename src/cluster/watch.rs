@@ -122,6 +122,7 @@ impl PodWatch {
             host: seen.host,
             is_terminal: seen.is_terminal,
             wants_gpu: !matches!(seen.request, Ok(None)),
+            request: seen.request.as_ref().ok().cloned().flatten().map(Arc::new),
             placement: seen.placement.as_ref().ok().cloned().flatten(),
         };
         let effects = self.ledger.see_pod(&fact, self.clock.now());

@@ -10,6 +10,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::app::{App, Truth, rooms};
 use super::bind::settle_abandoned;
+use super::proposals::{Proposals, proposals};
 use super::wakes::Wakes;
 use crate::cluster::events::NoticeReason;
 use crate::cluster::target::PodKey;
@@ -18,12 +19,16 @@ use crate::ledger::effect::Effect;
 use crate::ledger::reading::Readiness;
 use crate::ledger::waiting::WaitingPod;
 use crate::packing::device::NodeName;
+use crate::packing::moves::MOST_MOVES;
 
 /// Beat of the slow loop: silence, claims and drains are exact to this.
 const BEAT: Duration = Duration::from_secs(1);
 
 /// Beats between two audits of the whole ledger.
 const AUDIT_EVERY: u64 = 60;
+
+/// Pause between two looks for moves that would help.
+const PROPOSE_EVERY: Duration = Duration::from_secs(30);
 
 /// Pods that are touched at once at the start.
 const TOUCHES_AT_ONCE: usize = 32;
@@ -45,6 +50,7 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
         () = async { fence(&app).await; std::future::pending::<()>().await } => {}
         () = effects(&app) => {}
         () = settling(&app) => {}
+        () = proposing(&app) => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
 }
@@ -120,6 +126,25 @@ async fn settling(app: &Arc<App>) {
     loop {
         interval.tick().await;
         settle_abandoned(app).await;
+    }
+}
+
+/// Keeps the figures about moves fresh, off the threads that answer questions.
+async fn proposing(app: &Arc<App>) {
+    let mut interval = tokio::time::interval(PROPOSE_EVERY);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        let worker = Arc::clone(app);
+        let found = tokio::task::spawn_blocking(move || proposals(&worker)).await;
+        let Ok(Proposals { to_place, to_empty }) = found else { continue };
+        let mut placeable = [0; MOST_MOVES];
+        for proposal in to_place {
+            if let Some(pods) = placeable.get_mut(proposal.moves.len() - 1) {
+                *pods += proposal.pods;
+            }
+        }
+        app.metrics.set_moves(&placeable, to_empty.len());
     }
 }
 

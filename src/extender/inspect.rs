@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::app::App;
+use super::proposals::{MoveView, views};
 use crate::ledger::questions::Question;
 use crate::ledger::waiting::WaitingState;
 use crate::packing::device::{DeviceKind, Health};
 use crate::packing::fit::{Misfit, Room};
 use crate::packing::fragmentation::Packing;
+use crate::packing::moves::MOST_MOVES;
 use crate::packing::node::{ClaimRule, DeviceBooks, NodeLedger, NodeState};
 use crate::packing::reservation::{Reservation, ReservationState};
 
@@ -226,6 +228,9 @@ pub struct Explanation {
     pub refusals: Vec<RefusalView>,
     /// The smallest changes that would help, the closest obstacle's first.
     pub mends: Vec<String>,
+    /// The cheapest moves of running pods that would make room, where some few do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub moves: Vec<MoveView>,
     /// Each node that refuses, by name.
     pub nodes: Vec<NodeRefusal>,
 }
@@ -329,7 +334,12 @@ pub fn explain(app: &App, waiting: &WaitingState) -> Explanation {
         let (name, reason) = ((*name).to_owned(), misfit.reason());
         Some(NodeRefusal { name, reason, missing: misfit.missing() })
     });
+    let way = match fitting_nodes {
+        0 => app.ledger.moves(question, MOST_MOVES),
+        _ => None,
+    };
     Explanation {
+        moves: way.map(|way| views(&way.moves)).unwrap_or_default(),
         nodes: refusing.collect(),
         pod: waiting.waiting.pod.to_string(),
         verdict: verdict(fitting_nodes, nodes.len(), groups.first().map(|group| group.1.1)),

@@ -17,7 +17,7 @@ use super::app::{App, Truth};
 use super::inspect;
 use super::protocol::{ProtocolError, to_json};
 use super::verbs::{self, VerbAnswer};
-use super::{bind, reports, summary};
+use super::{bind, proposals, reports, summary};
 use crate::ledger::reading::Readiness;
 use crate::metrics::{NodeCounts, Outcome, Verb};
 use crate::packing::node::NodeState;
@@ -54,6 +54,7 @@ pub fn router(service: Service) -> Router {
         .route("/v1/state", get(state))
         .route("/v1/summary", get(summary))
         .route("/v1/explain", get(explain))
+        .route("/v1/moves", get(moves))
         .route("/v1/log-level", put(log_level))
         .route("/v1/{verb}", post(unknown_verb))
         .layer(DefaultBodyLimit::max(limit))
@@ -164,6 +165,15 @@ async fn summary(State(service): State<Service>) -> Response {
 #[derive(Deserialize)]
 struct ExplainQuery {
     pod: Option<String>,
+}
+
+/// Looks at every node, so it is kept off the threads that answer questions.
+async fn moves(State(service): State<Service>) -> Response {
+    let app = Arc::clone(&service.app);
+    match tokio::task::spawn_blocking(move || proposals::proposals(&app)).await {
+        Ok(found) => json(StatusCode::OK, to_json(&found)),
+        Err(_) => refusal(StatusCode::INTERNAL_SERVER_ERROR, "looking for moves failed"),
+    }
 }
 
 async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuery>) -> Response {

@@ -206,8 +206,8 @@ fn scores<'a>(names: &[&'a str], answers: &[Answer], best: Option<usize>) -> Vec
 mod tests {
     use super::*;
 
-    fn rank(score_missing: u8) -> Answer {
-        Ok(Rank::Fragmentation { score_missing })
+    fn rank(cost: i64) -> Answer {
+        Ok(Rank::Fragmentation { cost })
     }
 
     #[test]

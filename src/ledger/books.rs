@@ -5,8 +5,9 @@
 //! beyond the books is returned as [`Effect`]s; the caller tells the world.
 //!
 //! Lock order, so that nothing can wait in a circle: a session, `world`, a shape table or an entry of
-//! `pods`, an entry of `claims`, the books of one node. `slots`, `ended` and entries of `owners` may be
-//! taken under any of these, and nothing is taken under them.
+//! `pods`, an entry of `claims`, the books of one node, what the node supplies. `slots`, `ended`, entries
+//! of `owners` and the supply of the cluster may be taken under any of these, and nothing is taken under
+//! them.
 //!
 //! Calls about one pod come from several threads (verbs, watch, timers). What they find out about the
 //! pod and what they do about it is one step, since the pod's entry of `pods` is held meanwhile.
@@ -24,6 +25,7 @@ use super::reports::Session;
 use crate::packing::device::{DeviceClasses, DeviceId, NodeName, PodUid};
 use crate::packing::mix::{CompiledMix, Mix, MixWindow};
 use crate::packing::node::NodeLedger;
+use crate::packing::supply::{Census, NodeSupply, Supply};
 use crate::packing::units::MemMib;
 
 /// What the ledger is told once, at the start.
@@ -48,15 +50,20 @@ pub(super) struct Slot {
     pub(super) name: NodeName,
     pub(super) version: AtomicU64,
     books: Mutex<NodeLedger>,
+    /// What the node adds to the supply of the cluster; changed while the books are held.
+    supplied: Mutex<NodeSupply>,
+    supply: Arc<Mutex<Supply>>,
     pub(super) session: Mutex<Session>,
 }
 
 impl Slot {
-    fn new(books: NodeLedger) -> Self {
+    fn new(books: NodeLedger, supply: Arc<Mutex<Supply>>) -> Self {
         Self {
             name: books.name().clone(),
             version: AtomicU64::new(1),
             books: Mutex::new(books),
+            supplied: Mutex::default(),
+            supply,
             session: Mutex::new(Session::default()),
         }
     }
@@ -79,15 +86,31 @@ impl Slot {
         let (answer, is_news) = change(&mut books);
         if is_news {
             self.version.fetch_add(1, Ordering::Release);
+            self.supply_again(&books);
         }
         answer
     }
+
+    /// Brings the supply of the cluster in line with the books.
+    fn supply_again(&self, books: &NodeLedger) {
+        let now = NodeSupply::of(books);
+        let mut before = locked(&self.supplied);
+        if *before != now {
+            locked(&self.supply).replace(&before, &now);
+            *before = now;
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What is the same for all nodes: the classes of devices and the request mix worked out for them.
 pub(super) struct World {
     pub(super) classes: DeviceClasses,
     mix: Mix,
+    census: Census,
     pub(super) compiled: Arc<CompiledMix>,
     pub(super) mix_generation: u64,
 }
@@ -98,7 +121,7 @@ impl World {
         let before = self.classes.count();
         let answer = change(&mut self.classes);
         if self.classes.count() != before {
-            self.compiled = Arc::new(self.mix.compile(&self.classes));
+            self.compiled = Arc::new(self.mix.compile(&self.classes, &self.census));
         }
         answer
     }
@@ -108,10 +131,16 @@ impl World {
         &self.mix
     }
 
-    /// Judges by another mix from now on.
-    pub(super) fn replace_mix(&mut self, mix: Mix) {
-        self.compiled = Arc::new(mix.compile(&self.classes));
+    /// The nodes by shape.
+    pub(super) fn census(&self) -> &Census {
+        &self.census
+    }
+
+    /// Judges by another mix and other nodes from now on.
+    fn replace_mix(&mut self, mix: Mix, census: Census) {
+        self.compiled = Arc::new(mix.compile(&self.classes, &census));
         self.mix = mix;
+        self.census = census;
         self.mix_generation += 1;
     }
 }
@@ -125,6 +154,9 @@ pub struct Ledger {
     pub(super) claims: DashMap<PodUid, usize>,
     pub(super) owners: DashMap<DeviceId, usize>,
     world: RwLock<World>,
+    supply: Arc<Mutex<Supply>>,
+    /// Whether nodes have come, gone or changed their size since the census.
+    pub(super) is_census_old: AtomicBool,
     pub(super) window: Mutex<MixWindow>,
     ended: Mutex<Ended>,
     pub(super) shapes: ShapeTables,
@@ -138,7 +170,8 @@ impl Ledger {
     pub fn new(settings: Settings) -> Self {
         let classes = DeviceClasses::default();
         let mix = Mix::default();
-        let compiled = Arc::new(mix.compile(&classes));
+        let census = Census::default();
+        let compiled = Arc::new(mix.compile(&classes, &census));
         Self {
             settings,
             slots: RwLock::default(),
@@ -146,7 +179,9 @@ impl Ledger {
             pods: DashMap::new(),
             claims: DashMap::new(),
             owners: DashMap::new(),
-            world: RwLock::new(World { classes, mix, compiled, mix_generation: 0 }),
+            world: RwLock::new(World { classes, mix, census, compiled, mix_generation: 0 }),
+            supply: Arc::default(),
+            is_census_old: AtomicBool::new(false),
             window: Mutex::default(),
             ended: Mutex::default(),
             shapes: ShapeTables::default(),
@@ -173,6 +208,21 @@ impl Ledger {
         self.world.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What is free in the whole cluster now.
+    pub(super) fn supply(&self) -> MutexGuard<'_, Supply> {
+        locked(&self.supply)
+    }
+
+    /// Judges by another mix from now on, or by the same one for other nodes.
+    pub(super) fn replace_mix(&self, mix: Option<Mix>) {
+        self.is_census_old.store(false, Ordering::Release);
+        let mut census = Census::default();
+        self.slots().iter().for_each(|slot| census.count(&slot.read()));
+        let mut world = self.world_mut();
+        let mix = mix.unwrap_or_else(|| world.mix.clone());
+        world.replace_mix(mix, census);
+    }
+
     pub(super) fn ended(&self) -> MutexGuard<'_, Ended> {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -190,7 +240,8 @@ impl Ledger {
         *self.index.entry(name.clone()).or_insert_with(|| {
             let mut books = NodeLedger::new(name.clone(), self.settings.unmanaged_tolerance);
             books.lose_node(); // until its Node object is seen: a pod may name a node that is gone
-            Arc::make_mut(&mut slots).push(Arc::new(Slot::new(books)));
+            let slot = Slot::new(books, Arc::clone(&self.supply));
+            Arc::make_mut(&mut slots).push(Arc::new(slot));
             slots.len() - 1
         })
     }

@@ -1,5 +1,7 @@
 //! Commands: reserve room for a pod, confirm it, take it back.
 
+use std::sync::Arc;
+
 use dashmap::Entry;
 
 use super::books::Ledger;
@@ -119,6 +121,7 @@ fn assume(
         placement: placement.clone(),
         host: ask.host,
         state: ReservationState::Assumed { since: now },
+        request: ask.gpu.clone().map(Arc::new),
     });
     Ok(placement)
 }

@@ -1,8 +1,8 @@
 //! Facts: what the API server says about nodes and pods, what was asked for, and that time passes.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use dashmap::Entry;
 
@@ -12,6 +12,7 @@ use super::effect::Effect;
 use crate::packing::device::{NodeName, PodUid, PoolName};
 use crate::packing::mix::{Mix, RequestType};
 use crate::packing::node::NodeLedger;
+use crate::packing::request::GpuRequest;
 use crate::packing::reservation::{Placement, PodRef, Reservation, ReservationState};
 use crate::packing::units::{HostAmount, Timestamp};
 
@@ -32,6 +33,8 @@ pub struct PodFact {
     pub is_terminal: bool,
     /// Whether it asks for GPU room, in whatever valid or invalid form.
     pub wants_gpu: bool,
+    /// What it asks for, where that is valid.
+    pub request: Option<Arc<GpuRequest>>,
     /// The placement written on it, where there is a valid one.
     pub placement: Option<Placement>,
 }
@@ -40,13 +43,20 @@ impl Ledger {
     /// Notes that a node exists, with what it offers outside its GPUs.
     pub fn see_node(&self, name: &NodeName, host: HostAmount, pool: PoolName) -> Vec<Effect> {
         let at = self.slot_of(name);
-        self.change_slot(at, |books| books.see_node(host, pool))
+        let mut is_new = false;
+        let effects = self.change_slot(at, |books| {
+            is_new = books.host_capacity() != host;
+            books.see_node(host, pool);
+        });
+        self.is_census_old.fetch_or(is_new, Ordering::AcqRel);
+        effects
     }
 
     /// Notes that a node was deleted. Its tenants stay booked until their pods are gone.
     pub fn lose_node(&self, name: &NodeName) {
         let Some(at) = self.position(name.as_str()) else { return };
         self.slot(at).change(NodeLedger::lose_node);
+        self.is_census_old.store(true, Ordering::Release);
         self.recycle(at);
     }
 
@@ -117,6 +127,9 @@ impl Ledger {
     /// Time has passed: silent nodes, drains that lasted too long, claims that are due.
     pub fn tick(&self, now: Timestamp) -> Vec<Effect> {
         let mut effects = Vec::new();
+        if self.is_census_old.load(Ordering::Acquire) {
+            self.replace_mix(None);
+        }
         let slots = self.slots();
         for (at, slot) in slots.iter().enumerate() {
             let (is_stale, is_due) = {
@@ -145,13 +158,13 @@ impl Ledger {
             window.observe(uid, kind).then(|| window.mix())
         };
         if let Some(mix) = mix {
-            self.world_mut().replace_mix(mix);
+            self.replace_mix(Some(mix));
         }
     }
 
     /// Sets the mix, where it is known beforehand (simulation).
     pub fn set_mix(&self, mix: Mix) {
-        self.world_mut().replace_mix(mix);
+        self.replace_mix(Some(mix));
     }
 }
 
@@ -161,7 +174,8 @@ fn confirmed(fact: &PodFact, written: Placement, held: Option<&Reservation>) -> 
         Some(state @ ReservationState::Draining { .. }) => state,
         _ => ReservationState::Confirmed,
     };
-    Reservation { pod: fact.pod.clone(), placement: written, host: fact.host, state }
+    let request = fact.request.clone().or_else(|| held.and_then(|held| held.request.clone()));
+    Reservation { pod: fact.pod.clone(), placement: written, host: fact.host, state, request }
 }
 
 /// Whether the pod runs on devices of its reservation, whatever is written on it now.

@@ -122,6 +122,7 @@ pub(crate) fn bound(pod_uid: &str, node: &str, device: &str, millionths: u64) ->
         host: HostAmount::ZERO,
         is_terminal: false,
         wants_gpu: true,
+        request: Some(GpuRequest::one(Amount::Fraction(share)).into()),
         placement: Some(Placement {
             node: NodeName::new(node),
             devices: vec![PlacedDevice { id, demand }],

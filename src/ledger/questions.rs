@@ -17,9 +17,10 @@ use super::books::{Ledger, Slot, World};
 use super::effect::Effect;
 use crate::packing::device::{DeviceClasses, NodeName, PodUid};
 use crate::packing::fit::{Ask, HostRule, Misfit};
+use crate::packing::forecast::Prices;
 use crate::packing::node::{Claim, ClaimRule, NodeLedger};
 use crate::packing::plan::{self, Place};
-use crate::packing::policy::{Rank, Strategy};
+use crate::packing::policy::{Merit, Policy, Rank, Strategy};
 use crate::packing::request::GpuRequest;
 use crate::packing::units::{HostAmount, Timestamp};
 
@@ -59,6 +60,9 @@ impl Question {
 /// An answer for one node: how good the best place is, or why there is none.
 pub type Answer = Result<Rank, Misfit>;
 
+/// What is kept of an answer: all of it but the prices of the day.
+type Kept = Result<Merit, Misfit>;
+
 /// What decides the answer on given books.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Shape {
@@ -72,7 +76,7 @@ struct Shape {
 #[derive(Default)]
 struct ShapeTable {
     mix_generation: u64,
-    answers: Vec<Option<(u64, Answer)>>,
+    answers: Vec<Option<(u64, Kept)>>,
 }
 
 /// The kept answers to the shapes asked last.
@@ -138,12 +142,26 @@ impl Ledger {
         best.map(|(rank, at)| (slots[at].name.clone(), rank))
     }
 
+    /// The rank of each node that fits and that `is_asked`, by position.
+    pub(super) fn ranked(
+        &self,
+        question: &Question,
+        is_asked: impl Fn(usize) -> bool,
+    ) -> Vec<(Rank, usize)> {
+        let count = self.slots().len();
+        self.asked(question, |answer_at| {
+            let asked = (0..count).filter(|at| is_asked(*at));
+            asked.filter_map(|at| Some((answer_at(at).ok()?, at))).collect()
+        })
+    }
+
     /// The answer for one node, worked out afresh without any kept answer: the oracle.
     pub fn fresh_answer(&self, question: &Question, node: &str) -> Answer {
         let at = self.position(node).ok_or(Misfit::UnknownNode)?;
         let world = self.world();
         let ask = question.ask(&world.classes);
-        evaluate(&self.slot(at).read(), &ask, question, &world).map(|place| place.rank)
+        let place = evaluate(&self.slot(at).read(), &ask, question, &world)?;
+        Ok(place.merit.rank(&world.compiled.prices(&self.supply())))
     }
 
     /// The answer on books that are not part of the ledger (an autoscaler's template node).
@@ -155,9 +173,9 @@ impl Ledger {
     ) -> Answer {
         let world = self.world();
         let ask = question.ask(classes);
-        let mix = world.mix().compile(classes);
-        let place = plan::evaluate(node, &ask, question.strategy, &mix, ClaimRule::Respected);
-        place.map(|place| place.rank)
+        let mix = world.mix().compile(classes, world.census());
+        let place = plan::evaluate(node, &ask, question.strategy, &mix, ClaimRule::Respected)?;
+        Ok(place.merit.rank(&world.compiled.prices(&self.supply())))
     }
 
     /// Runs `body` with a function that answers for the node at a position.
@@ -172,13 +190,17 @@ impl Ledger {
         let fresh = |slot: &Slot| {
             let books = slot.read();
             let version = slot.version.load(Ordering::Acquire);
-            (version, evaluate(&books, &ask, question, &world).map(|place| place.rank))
+            (version, evaluate(&books, &ask, question, &world).map(|place| place.merit))
         };
         let shape = Shape {
             gpu: question.gpu.as_ref().map(GpuRequest::shape),
             host: question.host,
             host_rule: question.host_rule,
             strategy: question.strategy.without_chance(),
+        };
+        let prices = match question.strategy {
+            Strategy::Policy(Policy::Fragmentation) => world.compiled.prices(&self.supply()),
+            _ => Prices::default(),
         };
         let table = self.shapes.table(shape, slots.len());
         let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
@@ -190,7 +212,7 @@ impl Ledger {
         table.answers.resize(known.max(slots.len()), None);
         body(&mut |at| {
             let slot = &slots[at];
-            match &table.answers[at] {
+            let found = match &table.answers[at] {
                 Some((version, kept)) if *version == slot.version.load(Ordering::Acquire) => *kept,
                 _ => {
                     let (version, answer) = fresh(slot);
@@ -199,7 +221,8 @@ impl Ledger {
                     }
                     answer
                 }
-            }
+            };
+            found.map(|merit| merit.rank(&prices))
         })
     }
 
@@ -255,7 +278,7 @@ impl Ledger {
 }
 
 /// A rank may depend on the mix. A misfit does not: it is kept as long as the books are the same.
-fn forget_rank(kept: &mut Option<(u64, Answer)>) {
+fn forget_rank(kept: &mut Option<(u64, Kept)>) {
     if matches!(kept, Some((_, Ok(_)))) {
         *kept = None;
     }

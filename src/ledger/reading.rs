@@ -9,6 +9,7 @@ use crate::packing::fragmentation::Packing;
 use crate::packing::mix::{CompiledMix, Mix};
 use crate::packing::node::{AuditError, NodeLedger, NodeState};
 use crate::packing::reservation::{PodRef, Reservation};
+use crate::packing::supply::Census;
 use crate::packing::units::Timestamp;
 
 /// Whether questions can be answered.
@@ -103,7 +104,8 @@ impl Ledger {
 
     /// The same against a mix from outside, so that two clusters can be compared by one measure.
     pub fn packing_against(&self, mix: &Mix) -> Packing {
-        self.packed(&mix.compile(&self.world().classes))
+        let world = self.world();
+        self.packed(&mix.compile(&world.classes, &Census::default()))
     }
 
     fn packed(&self, mix: &CompiledMix) -> Packing {

@@ -166,6 +166,7 @@ impl Ledger {
             self.owners.insert(device.id.clone(), at);
         }
         let mut effects = Vec::new();
+        self.is_census_old.store(true, Ordering::Release);
         world.change_classes(|classes| {
             effects = self.change_slot(at, |books| books.replace_inventory(inventory, classes));
         });

@@ -7,6 +7,8 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
+use super::fragmentation::Usability;
+use super::mix::CompiledMix;
 use super::policy::{Rank, Scene, Taken};
 use super::request::Demand;
 use super::reservation::Reservation;
@@ -34,28 +36,53 @@ pub enum Baseline {
     GpuPacking,
     /// Least left of CPU and GPU after placement (Protean, OSDI'20).
     BestFit,
+    /// Least new fragmentation (FGD, USENIX ATC'23). It takes the mix of the whole trace for known.
+    Fgd,
 }
 
 impl Baseline {
     /// The devices this rule takes on a node, and its rank.
-    pub(super) fn choose(self, scene: &Scene<'_>) -> (Rank, Vec<Taken>) {
-        let taken = match self {
-            Self::Random { chance } => scene.first_by(|(at, _)| {
-                mixed(chance ^ mixed(u64::try_from(*at).expect("positions are small")))
-            }),
-            Self::DotProd | Self::GpuClustering | Self::GpuPacking | Self::BestFit => {
-                scene.first_by(|(at, _)| scene.rooms[*at].free.share)
-            }
+    pub(super) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>) {
+        let by_chance = |chance: u64, at: usize| {
+            mixed(chance ^ mixed(u64::try_from(at).expect("positions are small")))
         };
-        let score = match self {
-            Self::Random { chance } => random_score(scene, chance),
-            Self::DotProd => dot_product_score(scene),
-            Self::GpuClustering => clustering_score(scene),
-            Self::GpuPacking => packing_score(scene, &taken),
-            Self::BestFit => best_fit_score(scene, &taken),
+        let fullest = || scene.first_by(|(at, _)| scene.rooms[*at].free.share);
+        let (score, taken) = match self {
+            Self::Random { chance } => {
+                let taken = scene.first_by(|(at, _)| by_chance(chance, *at));
+                (random_score(scene, chance), taken)
+            }
+            Self::DotProd => (dot_product_score(scene), fullest()),
+            Self::GpuClustering => (clustering_score(scene), fullest()),
+            Self::GpuPacking => scored(fullest(), |taken| packing_score(scene, taken)),
+            Self::BestFit => scored(fullest(), |taken| best_fit_score(scene, taken)),
+            Self::Fgd => least_fragmenting(scene, mix),
         };
         (Rank::Baseline { score: Reverse(score) }, taken)
     }
+}
+
+fn scored(taken: Vec<Taken>, score: impl Fn(&[Taken]) -> i64) -> (i64, Vec<Taken>) {
+    (score(&taken), taken)
+}
+
+/// The devices whose use gains the highest score. Whole devices of one class are all alike, so the
+/// first ones are taken; of several others each is judged alone, then all together.
+fn least_fragmenting(scene: &Scene<'_>, mix: &CompiledMix) -> (i64, Vec<Taken>) {
+    let usability = Usability::of(&mix.typical, scene.rooms);
+    let before = usability.fragments(scene.host_free.cpu);
+    let score = |taken: &[Taken]| {
+        let after = usability.fragments_after(taken, scene.host_left().cpu);
+        i64::from(usability.score(before, after))
+    };
+    if scene.ask.count() == 0 || (scene.ask.is_whole() && scene.is_of_one_class()) {
+        let taken = scene.fits[..scene.ask.count()].to_vec();
+        return (score(&taken), taken);
+    }
+    let alone = |fit: &Taken| Reverse(score(std::slice::from_ref(fit)));
+    let (Reverse(first_score), taken) = scene.first_of_distinct_by(alone);
+    let score = if taken.len() == 1 { first_score } else { score(&taken) };
+    (score, taken)
 }
 
 /// A bijection that scatters its input: the finaliser of SplitMix64 (Steele et al., OOPSLA'14).
@@ -152,17 +179,19 @@ mod tests {
     use super::super::fixture;
     use super::super::node::ClaimRule;
     use super::super::plan;
-    use super::super::policy::Strategy;
+    use super::super::policy::{Merit, Strategy};
     use super::*;
 
     /// The score of the best place, and the position of its first device.
     fn place(baseline: Baseline, node: &str, request: &str) -> (i64, Option<usize>) {
         let (node, classes) = fixture::node(node);
         let ask = fixture::ask(request, &classes);
-        let mix = fixture::mix("").compile(&classes);
+        let mix = fixture::compiled("", &node, &classes);
         let strategy = Strategy::Baseline(baseline);
         let place = plan::evaluate(&node, &ask, strategy, &mix, ClaimRule::Respected).unwrap();
-        let Rank::Baseline { score: Reverse(score) } = place.rank else { panic!("{place:?}") };
+        let Merit::Ranked(Rank::Baseline { score: Reverse(score) }) = place.merit else {
+            panic!("{place:?}")
+        };
         (score, place.taken.first().map(|(position, _)| *position))
     }
 

@@ -15,12 +15,13 @@ use super::device::{
     NodeInventory, NodeName, PodUid, PoolName,
 };
 use super::fit::{Ask, HostRule};
-use super::mix::{Mix, RequestType};
+use super::mix::{CompiledMix, Mix, RequestType};
 use super::node::NodeLedger;
 use super::request::{Amount, Demand, GpuRequest, ModelFilter};
 use super::reservation::{
     PlacedDevice, Placement, PodRef, Protection, Reservation, ReservationState,
 };
+use super::supply::Census;
 use super::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 
 /// Millionths of a decimal fraction.
@@ -99,6 +100,7 @@ pub(crate) fn tenant(name: &str, devices: Vec<PlacedDevice>) -> Reservation {
         placement: Placement { node: NodeName::new("n"), devices, protection: Protection::None },
         host: HostAmount::ZERO,
         state: ReservationState::Confirmed,
+        request: None,
     }
 }
 
@@ -150,5 +152,12 @@ pub(crate) fn mix(text: &str) -> Mix {
         let (gpu, cpu) = request(request_text);
         (RequestType::new(gpu.as_ref(), cpu), number(weight))
     });
-    Mix::typical(&counts.collect())
+    Mix::of(&counts.collect())
+}
+
+/// The mix of the text, worked out for a cluster of this one node.
+pub(crate) fn compiled(text: &str, node: &NodeLedger, classes: &DeviceClasses) -> CompiledMix {
+    let mut census = Census::default();
+    census.count(node);
+    mix(text).compile(classes, &census)
 }

@@ -21,7 +21,7 @@
 
 use super::device::Health;
 use super::fit::Room;
-use super::mix::CompiledMix;
+use super::mix::{CompiledMix, MixRows};
 use super::node::{ClaimRule, NodeLedger};
 use super::request::Demand;
 use super::units::{MemMib, MilliCpu, Share};
@@ -31,7 +31,7 @@ type Weighted = i128;
 
 /// What each typical request can use of a node as it is now; the base for "what if".
 pub(super) struct Usability<'a> {
-    mix: &'a CompiledMix,
+    mix: &'a MixRows,
     rooms: &'a [Room],
     total_free: u64,
     per_row: Vec<RowUse>,
@@ -45,7 +45,7 @@ struct RowUse {
 
 impl<'a> Usability<'a> {
     /// Looks at each typical GPU request on each kind of room: O(requests × devices) at worst.
-    pub(super) fn of(mix: &'a CompiledMix, rooms: &'a [Room]) -> Self {
+    pub(super) fn of(mix: &'a MixRows, rooms: &'a [Room]) -> Self {
         let mut total_free = 0;
         let mut kinds: Vec<(Room, u32)> = Vec::with_capacity(rooms.len());
         for room in rooms.iter().filter(|room| is_counted(mix, room)) {
@@ -125,7 +125,7 @@ impl<'a> Usability<'a> {
     }
 }
 
-fn is_counted(mix: &CompiledMix, room: &Room) -> bool {
+fn is_counted(mix: &MixRows, room: &Room) -> bool {
     room.health == Health::Healthy && *mix.shareable.of(room.class)
 }
 
@@ -190,6 +190,7 @@ impl Packing {
     /// # Panics
     /// Never for amounts that passed the limits at the edge.
     pub fn of(node: &NodeLedger, mix: &CompiledMix) -> Self {
+        let mix = &mix.typical;
         let mut sum = Self { weight: mix.total, ..Self::default() };
         for books in node.devices().iter().filter(|books| books.is_placeable()) {
             let (capacity, booked) = (books.capacity(), books.booked());
@@ -298,7 +299,7 @@ mod tests {
 
     fn packing(node: &str, mix: &str) -> Packing {
         let (node, classes) = fixture::node(node);
-        Packing::of(&node, &fixture::mix(mix).compile(&classes))
+        Packing::of(&node, &fixture::compiled(mix, &node, &classes))
     }
 
     #[test]
@@ -329,10 +330,10 @@ mod tests {
     #[test]
     fn a_place_is_scored_by_the_fragmentation_it_adds() {
         let (node, classes) = fixture::node(NODE);
-        let mix = fixture::mix(MIX).compile(&classes);
+        let mix = fixture::compiled(MIX, &node, &classes);
         let rooms: Vec<Room> =
             node.devices().iter().map(|books| books.room(ClaimRule::Respected)).collect();
-        let usability = Usability::of(&mix, &rooms);
+        let usability = Usability::of(&mix.typical, &rooms);
         let cpu = MilliCpu::new(16_000);
         let demand = |millionths: u64| Demand {
             memory: MemMib::new(millionths / 1000),

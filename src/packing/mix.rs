@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::device::{ClassKind, DeviceClasses, PerClass, PodUid};
+use super::forecast::{Forecast, Prices};
 use super::request::{Demand, GpuRequest};
+use super::supply::{Census, Supply};
 use super::units::MilliCpu;
 
 /// Share of all requests that the typical ones cover, in percent (FGD's own default).
@@ -39,15 +41,16 @@ impl RequestType {
     }
 }
 
-/// The typical requests with their counts, the most frequent first.
+/// The requests with their counts, the most frequent first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mix {
     types: Vec<(RequestType, u64)>,
+    typical: usize,
 }
 
 impl Mix {
-    /// The most frequent types that together cover 95 % of `counts`; ties in the order of the types.
-    pub fn typical(counts: &BTreeMap<RequestType, u64>) -> Self {
+    /// The mix of `counts`; types that are equally frequent in their own order.
+    pub fn of(counts: &BTreeMap<RequestType, u64>) -> Self {
         let total: u64 = counts.values().sum();
         let mut types: Vec<_> = counts.iter().map(|(kind, count)| (kind.clone(), *count)).collect();
         types.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
@@ -56,19 +59,75 @@ impl Mix {
             covered += count;
             covered * 100 >= total * COVERED_PERCENT
         });
-        types.truncate(enough.map_or(0, |last| last + 1));
-        Self { types }
+        let typical = enough.map_or(0, |last| last + 1);
+        Self { types, typical }
     }
 
-    /// The types with their counts, the most frequent first.
+    /// All types with their counts, the most frequent first.
     pub fn types(&self) -> &[(RequestType, u64)] {
         &self.types
     }
 
-    /// Works out what each type means on each class of device.
-    pub fn compile(&self, classes: &DeviceClasses) -> CompiledMix {
+    /// The typical ones: the most frequent types, until they cover 95 % of all requests.
+    pub fn typical(&self) -> &[(RequestType, u64)] {
+        &self.types[..self.typical]
+    }
+
+    /// Works out what each type means on each class of device, and what is to be expected of a
+    /// cluster with the nodes of `census`.
+    pub fn compile(&self, classes: &DeviceClasses, census: &Census) -> CompiledMix {
+        let typical = self.typical().iter().map(|(kind, count)| (kind, *count));
+        CompiledMix {
+            typical: MixRows::of(typical, classes),
+            forecast: Forecast::new(&self.types, classes, census),
+        }
+    }
+}
+
+/// A mix worked out for every class of device.
+#[derive(Clone, Debug)]
+pub struct CompiledMix {
+    /// The typical requests: what fragmentation is measured by.
+    pub(super) typical: MixRows,
+    /// What all requests together make of free room; none before the first request for a GPU.
+    pub(super) forecast: Option<Forecast>,
+}
+
+impl CompiledMix {
+    /// No mix at all, for questions that need none.
+    pub fn none() -> Self {
+        Mix::default().compile(&DeviceClasses::default(), &Census::default())
+    }
+
+    /// What the cluster is short of, with what is free of it now.
+    pub fn prices(&self, supply: &Supply) -> Prices {
+        self.forecast.as_ref().map_or_else(Prices::default, |forecast| forecast.prices(supply))
+    }
+}
+
+/// Requests worked out for every class of device.
+#[derive(Clone, Debug)]
+pub(super) struct MixRows {
+    /// One row per GPU request; types that differ in processor time only share a row. Types without
+    /// a GPU have none, as they can use no GPU room.
+    pub(super) rows: Vec<MixRow>,
+    /// Sum of the weights of all types, those without a GPU included.
+    pub(super) total: u64,
+    /// Whether room on a device of this class counts: MIG instances are taken whole or not at all,
+    /// so they have no fragments.
+    pub(super) shareable: PerClass<bool>,
+}
+
+impl MixRows {
+    /// The rows of `types` with their weights.
+    pub(super) fn of<'a>(
+        types: impl Iterator<Item = (&'a RequestType, u64)>,
+        classes: &DeviceClasses,
+    ) -> Self {
         let mut by_request: BTreeMap<&GpuRequest, BTreeMap<MilliCpu, u64>> = BTreeMap::new();
-        for (kind, weight) in &self.types {
+        let mut total = 0;
+        for (kind, weight) in types {
+            total += weight;
             let Some(request) = &kind.gpu else { continue };
             *by_request.entry(request).or_default().entry(kind.cpu).or_default() += weight;
         }
@@ -77,11 +136,8 @@ impl Mix {
             demand: classes.map(|class| request.demand_on(class).ok()),
             weights: running_sums(weights),
         });
-        CompiledMix {
-            rows: rows.collect(),
-            total: self.types.iter().map(|(_, weight)| *weight).sum(),
-            shareable: classes.map(|class| class.kind == ClassKind::Gpu),
-        }
+        let shareable = classes.map(|class| class.kind == ClassKind::Gpu);
+        Self { rows: rows.collect(), total, shareable }
     }
 }
 
@@ -92,19 +148,6 @@ fn running_sums(weights: BTreeMap<MilliCpu, u64>) -> Vec<(MilliCpu, u64)> {
         (cpu, sum)
     };
     weights.into_iter().map(add).collect()
-}
-
-/// A mix worked out for every class of device.
-#[derive(Clone, Debug)]
-pub struct CompiledMix {
-    /// One row per GPU request; types that differ in processor time only share a row. Types without
-    /// a GPU have none, as they can use no GPU room.
-    pub(super) rows: Vec<MixRow>,
-    /// Sum of the weights of all types, those without a GPU included.
-    pub(super) total: u64,
-    /// Whether room on a device of this class counts: MIG instances are taken whole or not at all,
-    /// so they have no fragments.
-    pub(super) shareable: PerClass<bool>,
 }
 
 /// The typical requests for the same of GPUs.
@@ -156,7 +199,7 @@ impl MixWindow {
 
     /// The mix of the pods in the window.
     pub fn mix(&self) -> Mix {
-        Mix::typical(&self.counts)
+        Mix::of(&self.counts)
     }
 
     fn drop_pod(&mut self, uid: &PodUid) {
@@ -184,9 +227,10 @@ mod tests {
     #[test]
     fn the_rarest_types_are_dropped_once_95_percent_are_covered() {
         let counts = BTreeMap::from([(kind(1), 94), (kind(2), 1), (kind(3), 4), (kind(4), 1)]);
-        let mix = Mix::typical(&counts);
-        assert_eq!(mix.types(), [(kind(1), 94), (kind(3), 4)]);
-        assert_eq!(Mix::typical(&BTreeMap::new()).types(), []);
+        let mix = Mix::of(&counts);
+        assert_eq!(mix.types().len(), 4);
+        assert_eq!(mix.typical(), [(kind(1), 94), (kind(3), 4)]);
+        assert_eq!(Mix::of(&BTreeMap::new()).types(), []);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use super::fit::{Ask, Misfit, Room, fit, fit_host};
 use super::mix::CompiledMix;
 use super::node::{ClaimRule, NodeLedger};
-use super::policy::{Rank, Scene, Strategy, Taken};
+use super::policy::{Merit, Scene, Strategy, Taken};
 use super::request::Amount;
 use super::reservation::{PlacedDevice, Placement, Protection};
 
@@ -13,7 +13,7 @@ use super::reservation::{PlacedDevice, Placement, Protection};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// How good it is.
-    pub rank: Rank,
+    pub merit: Merit,
     /// Positions of the devices on the node, with what is taken of each.
     pub taken: Vec<Taken>,
 }
@@ -38,8 +38,8 @@ pub fn evaluate(
     let host_free = node.host_room(claims);
     fit_host(ask, host_free)?;
     let scene = Scene { node, rooms: &rooms, ask, fits: &fits, host_free };
-    let (rank, taken) = strategy.choose(&scene, mix);
-    Ok(Place { rank, taken })
+    let (merit, taken) = strategy.choose(&scene, mix);
+    Ok(Place { merit, taken })
 }
 
 /// The devices that fit, at least as many as are asked for.

@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use super::baseline::Baseline;
 use super::fit::{Ask, Room};
-use super::fragmentation::Usability;
+use super::forecast::{Prices, Worth};
 use super::mix::CompiledMix;
 use super::node::NodeLedger;
 use super::request::Demand;
@@ -97,7 +97,7 @@ impl Strategy {
 
     /// Whether the ranks depend on the request mix.
     pub fn uses_mix(self) -> bool {
-        self == Self::Policy(Policy::Fragmentation)
+        matches!(self, Self::Policy(Policy::Fragmentation) | Self::Baseline(Baseline::Fgd))
     }
 }
 
@@ -122,16 +122,35 @@ pub enum Rank {
         /// What stays free on the node; more is better.
         left_on_node: Reverse<Share>,
     },
-    /// Least new fragmentation first.
+    /// Least expected waste first.
     Fragmentation {
-        /// 100 minus FGD's score.
-        score_missing: u8,
+        /// Expected waste that the place causes at the prices of the day, in billionths of a GPU.
+        cost: i64,
     },
     /// Highest score first.
     Baseline {
         /// The baseline's score, 0 to 100.
         score: Reverse<i64>,
     },
+}
+
+/// What is known of a place from its node alone. It holds until the node changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merit {
+    /// The rank itself.
+    Ranked(Rank),
+    /// How it changes the worth of the node's room: the prices of the day make a rank of it.
+    Worth(Worth),
+}
+
+impl Merit {
+    /// The rank at these prices.
+    pub fn rank(self, prices: &Prices) -> Rank {
+        match self {
+            Self::Ranked(rank) => rank,
+            Self::Worth(worth) => Rank::Fragmentation { cost: prices.cost(worth) },
+        }
+    }
 }
 
 /// A device that fits: its position on the node and what is taken of it.
@@ -153,9 +172,19 @@ pub(super) struct Scene<'a> {
 
 impl Strategy {
     /// The devices this strategy takes on a node, and how good that is.
-    pub(super) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>) {
+    pub(super) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Merit, Vec<Taken>) {
+        if let (Self::Policy(Policy::Fragmentation), Some(forecast)) = (self, &mix.forecast) {
+            let (worth, taken) = forecast.choose(scene, &mix.typical);
+            return (Merit::Worth(worth), taken);
+        }
+        let (rank, taken) = self.rank(scene, mix);
+        (Merit::Ranked(rank), taken)
+    }
+
+    fn rank(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>) {
         match self {
-            Self::Policy(Policy::BinPack) => {
+            // Before the first request there is nothing to expect.
+            Self::Policy(Policy::BinPack | Policy::Fragmentation) => {
                 let taken = scene.first_by(|(position, demand)| {
                     (scene.is_empty(*position), scene.left(*position, *demand))
                 });
@@ -179,29 +208,9 @@ impl Strategy {
                 };
                 (rank, taken)
             }
-            Self::Policy(Policy::Fragmentation) => least_fragmenting(scene, mix),
-            Self::Baseline(baseline) => baseline.choose(scene),
+            Self::Baseline(baseline) => baseline.choose(scene, mix),
         }
     }
-}
-
-/// FGD: the devices whose use gains the highest score. Whole devices of one class are all alike, so
-/// the first ones are taken; of several others each is judged alone, then all together.
-fn least_fragmenting(scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>) {
-    let usability = Usability::of(mix, scene.rooms);
-    let before = usability.fragments(scene.host_free.cpu);
-    let score = |taken: &[Taken]| {
-        let after = usability.fragments_after(taken, scene.host_left().cpu);
-        100 - usability.score(before, after)
-    };
-    if scene.ask.count() == 0 || (scene.ask.is_whole() && scene.is_of_one_class()) {
-        let taken = scene.fits[..scene.ask.count()].to_vec();
-        return (Rank::Fragmentation { score_missing: score(&taken) }, taken);
-    }
-    let alone = |fit: &Taken| score(std::slice::from_ref(fit));
-    let (first_score, taken) = scene.first_of_distinct_by(alone);
-    let score_missing = if taken.len() == 1 { first_score } else { score(&taken) };
-    (Rank::Fragmentation { score_missing }, taken)
 }
 
 impl Scene<'_> {
@@ -224,7 +233,10 @@ impl Scene<'_> {
 
     /// The same with the key of the first one, where the key depends on nothing but the room of the
     /// device: of devices with equal room it is worked out for the first one only.
-    fn first_of_distinct_by<K: Ord + Copy>(&self, key: impl Fn(&Taken) -> K) -> (K, Vec<Taken>) {
+    pub(super) fn first_of_distinct_by<K: Ord + Copy>(
+        &self,
+        key: impl Fn(&Taken) -> K,
+    ) -> (K, Vec<Taken>) {
         let mut known: Vec<(Room, K)> = Vec::with_capacity(self.fits.len());
         let mut keys = Vec::with_capacity(self.fits.len());
         for fit in self.fits {
@@ -260,7 +272,7 @@ impl Scene<'_> {
     }
 
     /// Whether the devices that fit are all of one class.
-    fn is_of_one_class(&self) -> bool {
+    pub(super) fn is_of_one_class(&self) -> bool {
         let mut classes = self.fits.iter().map(|(position, _)| self.rooms[*position].class);
         let first = classes.next();
         classes.all(|class| Some(class) == first)
@@ -284,106 +296,4 @@ fn total(shares: impl Iterator<Item = Share>) -> Share {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::fixture;
-    use super::super::node::ClaimRule;
-    use super::super::plan::{self, Place};
-    use super::*;
-
-    fn place(node: &str, request: &str, policy: Policy, mix: &str) -> Place {
-        let (node, classes) = fixture::node(node);
-        let ask = fixture::ask(request, &classes);
-        let mix = fixture::mix(mix).compile(&classes);
-        plan::evaluate(&node, &ask, Strategy::Policy(policy), &mix, ClaimRule::Respected).unwrap()
-    }
-
-    fn share(millionths: u64) -> Share {
-        Share::from_millionths(millionths)
-    }
-
-    /// Both nodes take the request, and the first one is the better place.
-    fn check_better(policy: Policy, request: &str, better: &str, worse: &str) {
-        let rank = |node| place(node, request, policy, "3 fraction=0.5; 1 whole").rank;
-        assert!(rank(better) < rank(worse), "{request}: {better} is not better than {worse}");
-    }
-
-    #[test]
-    fn binpack_opens_no_device_where_it_can_fill_one() {
-        for (request, better, worse) in [
-            ("fraction=0.3", "A:400/1000 B:1000/1000", "A:1000/1000"),
-            ("fraction=0.3", "A:300/1000", "A:400/1000"),
-            ("fraction=0.3", "A:300/1000 B:200/1000", "A:300/1000 B:900/1000"),
-            ("fraction=0.3 count=2", "A:500/1000 B:500/1000", "A:300/1000 B:1000/1000"),
-        ] {
-            check_better(Policy::BinPack, request, better, worse);
-        }
-    }
-
-    #[test]
-    fn spread_meets_as_few_tenants_as_it_can() {
-        for (request, better, worse) in [
-            ("fraction=0.3", "A:1000/1000", "A:900/1000"),
-            ("fraction=0.3", "A:700/1000", "A:600/1000"),
-            ("fraction=0.3", "A:1000/1000 B:900/1000", "A:1000/1000 B:300/1000"),
-            ("fraction=0.3 count=2", "A:400/1000 B:1000/1000", "A:900/1000 B:900/1000"),
-        ] {
-            check_better(Policy::Spread, request, better, worse);
-        }
-    }
-
-    #[test]
-    fn fragmentation_prefers_the_node_that_loses_least() {
-        for (request, better, worse) in [
-            ("fraction=0.5", "A:500/1000", "A:1000/1000"),
-            ("fraction=0.3", "A:300/1000", "A:500/1000"),
-            ("whole", "A:1000/1000", "A:1000/1000 B:300/1000 C:1000/1000,0.2"),
-        ] {
-            let rank =
-                |node| place(node, request, Policy::Fragmentation, "3 fraction=0.5; 1 whole");
-            assert!(rank(better).rank <= rank(worse).rank, "{request}: {better}, {worse}");
-        }
-        check_better(Policy::Fragmentation, "fraction=0.5", "A:500/1000", "A:1000/1000");
-    }
-
-    #[test]
-    fn a_rank_counts_what_stays_free_where_tenants_may_come() {
-        let node = "A:600/1000 B!:900/1000 C=1g.5gb:500/500";
-        let rank = place(node, "fraction=0.4", Policy::BinPack, "").rank;
-        let left = Rank::BinPack {
-            devices_opened: 0,
-            left_on_devices: share(200_000),
-            left_on_node: share(1_200_000), // of A and C; B is ill, and a MIG parent holds nobody
-        };
-        assert_eq!(rank, left);
-        let rank = place(node, "fraction=0.4", Policy::Spread, "").rank;
-        let left = Rank::Spread {
-            tenants_met: 1,
-            left_on_devices: Reverse(share(200_000)),
-            left_on_node: Reverse(share(1_200_000)),
-        };
-        assert_eq!(rank, left);
-    }
-
-    #[test]
-    fn of_whole_devices_of_several_models_the_least_wanted_is_taken() {
-        let mix = "9 fraction=0.5 model=T4; 1 fraction=0.5 model=A100";
-        let node = "A:1000/1000@T4 B:1000/1000@A100 C:1000/1000@T4";
-        let taken = |request| {
-            let place = place(node, request, Policy::Fragmentation, mix);
-            place.taken.iter().map(|(position, _)| *position).collect::<Vec<_>>()
-        };
-        assert_eq!(taken("whole"), [1]);
-        assert_eq!(taken("fraction=1"), [1]);
-        assert_eq!(taken("whole model=T4"), [0]);
-        assert_eq!(taken("whole count=2"), [1, 0]);
-    }
-
-    #[test]
-    fn policies_are_named_as_the_annotation_writes_them() {
-        for policy in Policy::ALL {
-            assert_eq!(policy.to_string().parse(), Ok(policy));
-        }
-        let message = "Binpack".parse::<Policy>().unwrap_err().to_string();
-        assert!(message.contains("`Binpack`") && message.contains("`spread`"), "{message}");
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::device::{DeviceId, NodeName, PodUid};
-use super::request::Demand;
+use super::request::{Demand, GpuRequest};
 use super::units::{HostAmount, Timestamp};
 
 /// A pod: its UID, which decides, and its name, which is only shown.
@@ -83,4 +83,6 @@ pub struct Reservation {
     pub host: HostAmount,
     /// How far it has come.
     pub state: ReservationState,
+    /// What it asked for, where that is known: without it nobody can say where else it could run.
+    pub request: Option<Arc<GpuRequest>>,
 }

@@ -243,7 +243,7 @@ fn mix_of(pods: &[TracePod]) -> Mix {
         let kind = RequestType::new(gpu_request(pod).as_ref(), MilliCpu::new(pod.cpu_milli));
         *counts.entry(kind).or_default() += 1;
     }
-    Mix::typical(&counts)
+    Mix::of(&counts)
 }
 
 #[cfg(test)]

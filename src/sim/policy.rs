@@ -15,7 +15,7 @@ pub enum SimPolicy {
     /// A policy of the product as it serves pods. `fragmentation` learns the request mix from the
     /// arrivals, as it does in a cluster.
     Product(Policy),
-    /// The paper's policy: as `fragmentation`, but the request mix is known beforehand.
+    /// The paper's policy. The request mix is known beforehand.
     Fgd,
     /// Least left of CPU and GPU.
     BestFit,
@@ -76,7 +76,7 @@ impl SimPolicy {
     pub fn strategy(self, chance: impl FnOnce() -> u64) -> Strategy {
         match self {
             Self::Product(policy) => Strategy::Policy(policy),
-            Self::Fgd => Strategy::Policy(Policy::Fragmentation),
+            Self::Fgd => Strategy::Baseline(Baseline::Fgd),
             Self::BestFit => Strategy::Baseline(Baseline::BestFit),
             Self::DotProd => Strategy::Baseline(Baseline::DotProd),
             Self::GpuPacking => Strategy::Baseline(Baseline::GpuPacking),

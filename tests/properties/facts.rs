@@ -56,6 +56,7 @@ fn facts_of_pod(at: usize, (node, share, is_placed, ends): (usize, u64, bool, bo
         node: Some(NodeName::new(NODES[node])),
         host: HostAmount { cpu: MilliCpu::new(100), memory: MemMib::new(100) },
         is_terminal: false,
+        request: None,
         wants_gpu: true,
         placement: is_placed.then_some(placement),
     };
@@ -160,6 +161,7 @@ fn wild_pod() -> impl Strategy<Value = PodFact> {
                     node: Some(NodeName::new(NODES[node])),
                     host: HostAmount { cpu: MilliCpu::new(cpu), memory: MemMib::new(memory) },
                     is_terminal: is_terminal && at % 4 == 0,
+                    request: None,
                     wants_gpu: true,
                     placement,
                 })

@@ -289,6 +289,7 @@ impl Player {
                 node: Some(held.placement.node.clone()),
                 host: held.host,
                 is_terminal: false,
+                request: None,
                 wants_gpu: is_placed,
                 placement: Some(held.placement).filter(|_| is_placed),
             });
@@ -305,6 +306,7 @@ impl Player {
             node: Some(NodeName::new(NODES[node])),
             host: HostAmount { cpu: MilliCpu::new(300), memory: MemMib::new(300) },
             is_terminal: false,
+            request: None,
             wants_gpu: true,
             placement: None,
         });

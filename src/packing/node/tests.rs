@@ -78,6 +78,7 @@ fn held(pod: &str, device: &str, demand: Demand) -> Reservation {
         placement: placement(device, demand),
         host: cores(1000),
         state: ReservationState::Confirmed,
+        request: None,
     }
 }
 

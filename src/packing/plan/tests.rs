@@ -11,7 +11,7 @@ use super::*;
 fn answer(node_text: &str, request_text: &str, policy: Policy, mix_text: &str) -> String {
     let (node, classes) = fixture::node(node_text);
     let ask = fixture::ask(request_text, &classes);
-    let mix = fixture::mix(mix_text).compile(&classes);
+    let mix = fixture::compiled(mix_text, &node, &classes);
     let found = evaluate(&node, &ask, Strategy::Policy(policy), &mix, ClaimRule::Respected);
     match found {
         Err(misfit) => format!("{misfit:?}"),
@@ -133,15 +133,15 @@ fn fragmentation_keeps_room_for_the_typical_requests() {
     // two halves: together they use up two broken GPUs
     let node = "A:1000/1000 B:600/1000 C:1000/1000 D:700/1000";
     keep(node, "fraction=0.5 count=2", "1 whole", expect!["B+D"]);
-    // without a mix all places are alike, and the first is taken
-    keep("A:1000/1000 B:800/1000", "fraction=0.3", "", expect!["A"]);
+    // without a mix there is nothing to expect, and the fullest is taken
+    keep("A:1000/1000 B:800/1000", "fraction=0.3", "", expect!["B"]);
 }
 
 #[test]
 fn room_that_is_claimed_is_free_for_bind_alone() {
     let (mut node, classes) = fixture::node("A:1000/1000");
     let ask = fixture::ask("fraction=0.6 cpu=9000", &classes);
-    let mix = fixture::mix("").compile(&classes);
+    let mix = fixture::compiled("", &node, &classes);
     let strategy = Strategy::Policy(Policy::BinPack);
     let place = evaluate(&node, &ask, strategy, &mix, ClaimRule::Respected).unwrap();
     let claim = Claim {
@@ -164,7 +164,7 @@ fn room_that_is_claimed_is_free_for_bind_alone() {
 #[test]
 fn a_node_that_cannot_be_trusted_takes_no_gpu_pod() {
     let (mut node, classes) = fixture::node("A:1000/1000");
-    let mix = fixture::mix("").compile(&classes);
+    let mix = fixture::compiled("", &node, &classes);
     let ask = fixture::ask("fraction=0.5", &classes);
     let strategy = Strategy::Policy(Policy::BinPack);
     let found =

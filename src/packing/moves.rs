@@ -1,0 +1,191 @@
+//! Which pods would have to leave a node so that another one fits there.
+//!
+//! Only the smallest sets are of interest: none of them holds a pod that could stay. Where the pods
+//! go is decided above, where all nodes are known.
+
+use std::collections::BTreeSet;
+
+use super::device::PodUid;
+use super::fit::{Ask, HostRule};
+use super::mix::CompiledMix;
+use super::node::{ClaimRule, DeviceBooks, NodeLedger};
+use super::plan;
+use super::policy::{Policy, Strategy};
+use super::reservation::{Reservation, ReservationState};
+use super::units::Share;
+
+/// Most moves that are proposed for one waiting pod or one GPU: the sets to look at grow with each.
+pub const MOST_MOVES: usize = 3;
+
+/// Pods of one device, or of the whole node, that are looked at: the smallest ones. More than a GPU
+/// shared in practice holds.
+const MOST_TENANTS: usize = 12;
+
+/// Pods that would have to leave a node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Clearing {
+    /// What they hold, all together.
+    pub moved: Share,
+    /// The pods.
+    pub pods: BTreeSet<PodUid>,
+}
+
+/// The sets of at most `most` pods without which `ask` fits on `node`, fewest pods first, then the
+/// least share moved. Empty where it fits as it is, and where nothing helps.
+pub fn clearings(
+    node: &NodeLedger,
+    ask: &Ask,
+    most: usize,
+    is_movable: impl Fn(&Reservation) -> bool,
+) -> Vec<Clearing> {
+    let finder = Finder { node, ask, most, movable: movable(node, is_movable) };
+    if finder.movable.is_empty() || finder.fits_without(&BTreeSet::new()) {
+        return Vec::new();
+    }
+    let mut found: Vec<Clearing> = finder
+        .candidates()
+        .into_iter()
+        .flat_map(|pods| finder.with_host(pods))
+        .filter(|pods| finder.fits_without(pods))
+        .map(|pods| Clearing { moved: finder.share_of(&pods), pods })
+        .collect();
+    found.sort_by(|a, b| (a.pods.len(), a).cmp(&(b.pods.len(), b)));
+    found.dedup();
+    let whole = found.clone();
+    found.retain(|one| {
+        !whole
+            .iter()
+            .any(|other| other.pods.len() < one.pods.len() && other.pods.is_subset(&one.pods))
+    });
+    found
+}
+
+/// The pods that may move: bound for certain, and not about to end.
+fn movable(
+    node: &NodeLedger,
+    is_movable: impl Fn(&Reservation) -> bool,
+) -> Vec<(&PodUid, &Reservation)> {
+    let is_settled = |held: &Reservation| held.state == ReservationState::Confirmed;
+    let held = node.reservations().iter();
+    held.filter(|(_, held)| is_settled(held) && is_movable(held)).collect()
+}
+
+struct Finder<'a> {
+    node: &'a NodeLedger,
+    ask: &'a Ask,
+    most: usize,
+    movable: Vec<(&'a PodUid, &'a Reservation)>,
+}
+
+impl Finder<'_> {
+    fn fits_without(&self, pods: &BTreeSet<PodUid>) -> bool {
+        let mut node = self.node.clone();
+        for uid in pods {
+            node.remove(uid);
+        }
+        let strategy = Strategy::Policy(Policy::BinPack); // any: it is asked whether, not where
+        let mix = CompiledMix::none();
+        plan::evaluate(&node, self.ask, strategy, &mix, ClaimRule::Respected).is_ok()
+    }
+
+    fn share_of(&self, pods: &BTreeSet<PodUid>) -> Share {
+        let held = self.movable.iter().filter(|(uid, _)| pods.contains(*uid));
+        let shares = held.flat_map(|(_, held)| &held.placement.devices);
+        let millionths = shares.map(|placed| placed.demand.share.millionths()).sum();
+        Share::from_millionths(millionths)
+    }
+
+    /// Sets of pods that give the devices room, as far as the devices alone are concerned.
+    fn candidates(&self) -> Vec<BTreeSet<PodUid>> {
+        let mut by_device: Vec<Vec<BTreeSet<PodUid>>> =
+            self.node.devices().iter().filter_map(|books| self.clear_device(books)).collect();
+        match self.ask.count() {
+            0 => vec![BTreeSet::new()],
+            1 => by_device.into_iter().flatten().collect(),
+            count => {
+                // The cheapest sets of each device, put together from the cheapest devices.
+                for sets in &mut by_device {
+                    sets.sort_by_key(|pods| (pods.len(), self.share_of(pods)));
+                }
+                let mut cheapest: Vec<BTreeSet<PodUid>> =
+                    by_device.into_iter().filter_map(|sets| sets.into_iter().next()).collect();
+                cheapest.sort_by_key(|pods| (pods.len(), self.share_of(pods)));
+                let all: BTreeSet<PodUid> = cheapest.into_iter().take(count).flatten().collect();
+                if all.len() <= self.most { vec![all] } else { Vec::new() }
+            }
+        }
+    }
+
+    /// The sets of tenants of one device without which one part of the request fits there; the empty
+    /// set where it does anyway. None where the device can never take it.
+    fn clear_device(&self, books: &DeviceBooks) -> Option<Vec<BTreeSet<PodUid>>> {
+        let demand = self.ask.demand_on(books.class()).ok()?;
+        if !books.is_placeable() {
+            return None;
+        }
+        let free = books.free();
+        let mut tenants: Vec<(&PodUid, &Reservation)> = self
+            .movable
+            .iter()
+            .filter(|(uid, _)| books.tenants().contains_key(*uid))
+            .copied()
+            .collect();
+        tenants.sort_by_key(|(uid, _)| (books.tenants()[*uid], *uid));
+        tenants.truncate(MOST_TENANTS);
+        let enough = |chosen: &[usize]| {
+            let freed = chosen
+                .iter()
+                .try_fold(free, |sum, at| sum.checked_add(books.tenants()[tenants[*at].0]));
+            freed.is_some_and(|freed| freed.memory >= demand.memory && freed.share >= demand.share)
+        };
+        let mut found = Vec::new();
+        for chosen in subsets(tenants.len(), self.most) {
+            let is_least =
+                !found.iter().any(|less: &Vec<usize>| less.iter().all(|at| chosen.contains(at)));
+            if is_least && enough(&chosen) {
+                found.push(chosen);
+            }
+        }
+        let named =
+            |chosen: Vec<usize>| chosen.into_iter().map(|at| tenants[at].0.clone()).collect();
+        Some(found.into_iter().map(named).collect())
+    }
+
+    /// The set as it is, and where the host is too full for the request, with more pods that hold
+    /// enough of it.
+    fn with_host(&self, pods: BTreeSet<PodUid>) -> Vec<BTreeSet<PodUid>> {
+        if self.ask.host_rule == HostRule::Trusted || pods.len() >= self.most {
+            return vec![pods];
+        }
+        let mut others: Vec<&PodUid> =
+            self.movable.iter().map(|(uid, _)| *uid).filter(|uid| !pods.contains(*uid)).collect();
+        let host =
+            |uid: &PodUid| self.node.reservation(uid).map_or(0, |held| held.host.cpu.milli());
+        others.sort_by_key(|uid| (std::cmp::Reverse(host(uid)), *uid));
+        others.truncate(MOST_TENANTS);
+        let sets = subsets(others.len(), self.most - pods.len());
+        let with = |chosen: Vec<usize>| {
+            pods.iter().cloned().chain(chosen.into_iter().map(|at| others[at].clone())).collect()
+        };
+        sets.map(with).collect()
+    }
+}
+
+/// All sets of at most `most` of the numbers below `count`, the smaller sets first.
+fn subsets(count: usize, most: usize) -> impl Iterator<Item = Vec<usize>> {
+    let mut sets: Vec<Vec<usize>> = vec![Vec::new()];
+    let mut last = 0..1;
+    for _ in 0..most {
+        let from = sets.len();
+        for at in last {
+            let next = sets[at].last().map_or(0, |last| last + 1);
+            for number in next..count {
+                let mut set = sets[at].clone();
+                set.push(number);
+                sets.push(set);
+            }
+        }
+        last = from..sets.len();
+    }
+    sets.into_iter()
+}

@@ -1,0 +1,106 @@
+//! Which place each policy prefers.
+
+use super::super::fixture;
+use super::super::node::ClaimRule;
+use super::super::plan::{self, Place};
+use super::*;
+
+fn place(node: &str, request: &str, policy: Policy, mix: &str) -> Place {
+    let (node, classes) = fixture::node(node);
+    let ask = fixture::ask(request, &classes);
+    let mix = fixture::compiled(mix, &node, &classes);
+    plan::evaluate(&node, &ask, Strategy::Policy(policy), &mix, ClaimRule::Respected).unwrap()
+}
+
+fn share(millionths: u64) -> Share {
+    Share::from_millionths(millionths)
+}
+
+fn rank(node: &str, request: &str, policy: Policy) -> Rank {
+    place(node, request, policy, "1 fraction=0.5; 9 whole").merit.rank(&Prices::default())
+}
+
+/// Both nodes take the request, and the first one is the better place.
+fn check_better(policy: Policy, request: &str, better: &str, worse: &str) {
+    let is_better = rank(better, request, policy) < rank(worse, request, policy);
+    assert!(is_better, "{request}: {better} is not better than {worse}");
+}
+
+#[test]
+fn binpack_opens_no_device_where_it_can_fill_one() {
+    for (request, better, worse) in [
+        ("fraction=0.3", "A:400/1000 B:1000/1000", "A:1000/1000"),
+        ("fraction=0.3", "A:300/1000", "A:400/1000"),
+        ("fraction=0.3", "A:300/1000 B:200/1000", "A:300/1000 B:900/1000"),
+        ("fraction=0.3 count=2", "A:500/1000 B:500/1000", "A:300/1000 B:1000/1000"),
+    ] {
+        check_better(Policy::BinPack, request, better, worse);
+    }
+}
+
+#[test]
+fn spread_meets_as_few_tenants_as_it_can() {
+    for (request, better, worse) in [
+        ("fraction=0.3", "A:1000/1000", "A:900/1000"),
+        ("fraction=0.3", "A:700/1000", "A:600/1000"),
+        ("fraction=0.3", "A:1000/1000 B:900/1000", "A:1000/1000 B:300/1000"),
+        ("fraction=0.3 count=2", "A:400/1000 B:1000/1000", "A:900/1000 B:900/1000"),
+    ] {
+        check_better(Policy::Spread, request, better, worse);
+    }
+}
+
+#[test]
+fn fragmentation_prefers_the_node_that_loses_least() {
+    for (request, better, worse) in [
+        ("fraction=0.5", "A:500/1000", "A:1000/1000"),
+        ("fraction=0.3", "A:300/1000", "A:500/1000"),
+        ("whole", "A:1000/1000", "A:1000/1000 B:300/1000 C:1000/1000,0.2"),
+    ] {
+        let rank = |node| rank(node, request, Policy::Fragmentation);
+        assert!(rank(better) <= rank(worse), "{request}: {better}, {worse}");
+    }
+    check_better(Policy::Fragmentation, "fraction=0.5", "A:500/1000", "A:1000/1000");
+}
+
+#[test]
+fn a_rank_counts_what_stays_free_where_tenants_may_come() {
+    let node = "A:600/1000 B!:900/1000 C=1g.5gb:500/500";
+    let rank = place(node, "fraction=0.4", Policy::BinPack, "").merit;
+    let left = Rank::BinPack {
+        devices_opened: 0,
+        left_on_devices: share(200_000),
+        left_on_node: share(1_200_000), // of A and C; B is ill, and a MIG parent holds nobody
+    };
+    assert_eq!(rank, Merit::Ranked(left));
+    let rank = place(node, "fraction=0.4", Policy::Spread, "").merit;
+    let left = Rank::Spread {
+        tenants_met: 1,
+        left_on_devices: Reverse(share(200_000)),
+        left_on_node: Reverse(share(1_200_000)),
+    };
+    assert_eq!(rank, Merit::Ranked(left));
+}
+
+#[test]
+fn of_whole_devices_of_several_models_the_least_wanted_is_taken() {
+    let mix = "9 fraction=0.5 model=T4; 1 fraction=0.5 model=A100";
+    let node = "A:1000/1000@T4 B:1000/1000@A100 C:1000/1000@T4";
+    let taken = |request| {
+        let place = place(node, request, Policy::Fragmentation, mix);
+        place.taken.iter().map(|(position, _)| *position).collect::<Vec<_>>()
+    };
+    assert_eq!(taken("whole"), [1]);
+    assert_eq!(taken("fraction=1"), [1]);
+    assert_eq!(taken("whole model=T4"), [0]);
+    assert_eq!(taken("whole count=2"), [1, 0]);
+}
+
+#[test]
+fn policies_are_named_as_the_annotation_writes_them() {
+    for policy in Policy::ALL {
+        assert_eq!(policy.to_string().parse(), Ok(policy));
+    }
+    let message = "Binpack".parse::<Policy>().unwrap_err().to_string();
+    assert!(message.contains("`Binpack`") && message.contains("`spread`"), "{message}");
+}

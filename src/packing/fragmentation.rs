@@ -207,9 +207,7 @@ impl Packing {
                 sum.fullness += booked.share.max(memory).min(Share::WHOLE).millionths();
             }
         }
-        let rooms: Vec<Room> =
-            node.devices().iter().map(|books| books.room(ClaimRule::Ignored)).collect();
-        let usability = Usability::of(mix, &rooms);
+        let usability = Usability::of(mix, node.rooms(ClaimRule::Ignored));
         sum.free_share = Share::from_millionths(usability.total_free);
         sum.fragments = usability.fragments(node.host_room(ClaimRule::Ignored).cpu);
         sum

@@ -13,7 +13,7 @@ use super::device::{
     DeviceClasses, DeviceId, DeviceKind, NodeInventory, NodeName, PodUid, PoolName,
 };
 pub use super::device_books::{Claim, ClaimRule, DeviceBooks, DeviceUse, ProcessUse};
-use super::fit::Misfit;
+use super::fit::{Misfit, Room};
 use super::reservation::{PlacedDevice, Reservation, ReservationState};
 use super::units::{HostAmount, MemMib, Timestamp};
 
@@ -44,6 +44,9 @@ pub struct NodeLedger {
     host_booked: HostAmount,
     host_claimed: HostAmount,
     devices: Vec<DeviceBooks>,
+    /// Room of the devices beside claims, and without regard to them: what every question reads.
+    rooms: Vec<Room>,
+    rooms_under_claims: Vec<Room>,
     reservations: BTreeMap<PodUid, Reservation>,
     others: BTreeMap<PodUid, HostAmount>,
     claims: BTreeMap<PodUid, Claim>,
@@ -65,6 +68,8 @@ impl NodeLedger {
             host_booked: HostAmount::ZERO,
             host_claimed: HostAmount::ZERO,
             devices: Vec::new(),
+            rooms: Vec::new(),
+            rooms_under_claims: Vec::new(),
             reservations: BTreeMap::new(),
             others: BTreeMap::new(),
             claims: BTreeMap::new(),
@@ -91,6 +96,14 @@ impl NodeLedger {
     /// The devices, sorted by index and UUID.
     pub fn devices(&self) -> &[DeviceBooks] {
         &self.devices
+    }
+
+    /// Room of each device, in the same order, with or without claims.
+    pub fn rooms(&self, claims: ClaimRule) -> &[Room] {
+        match claims {
+            ClaimRule::Respected => &self.rooms,
+            ClaimRule::Ignored => &self.rooms_under_claims,
+        }
     }
 
     /// All reservations, by UID.
@@ -198,6 +211,7 @@ impl NodeLedger {
                 books.observe(seen, tolerance);
             }
         }
+        self.recompute_rooms();
         freed
     }
 
@@ -261,6 +275,7 @@ impl NodeLedger {
     /// Takes a device out of the inventory; its tenants stay booked.
     pub fn lose_device(&mut self, id: &DeviceId) {
         self.devices.retain(|books| books.device.id != *id);
+        self.recompute_rooms();
     }
 
     /// Books `placement` for a pod: the one way in, for `bind` (assumed) and for facts (confirmed).

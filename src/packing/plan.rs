@@ -29,15 +29,15 @@ pub fn evaluate(
     mix: &CompiledMix,
     claims: ClaimRule,
 ) -> Result<Place, Misfit> {
-    let rooms: Vec<Room> = node.devices().iter().map(|books| books.room(claims)).collect();
-    let mut fits = Vec::with_capacity(rooms.len());
+    let rooms = node.rooms(claims);
+    let mut fits = Vec::new();
     if ask.count() > 0 {
         node.placeable()?;
-        fits = fitting_devices(ask, &rooms)?;
+        fits = fitting_devices(ask, rooms)?;
     }
     let host_free = node.host_room(claims);
     fit_host(ask, host_free)?;
-    let scene = Scene { node, rooms: &rooms, ask, fits: &fits, host_free };
+    let scene = Scene { node, rooms, ask, fits: &fits, host_free };
     let (merit, taken) = strategy.choose(&scene, mix);
     Ok(Place { merit, taken })
 }

@@ -1,7 +1,7 @@
 //! The derived sums of a node's books: made anew at each change, and compared by the audit.
 
 use super::super::device::{DeviceId, NodeName};
-use super::super::device_books::{BEYOND, DeviceBooks};
+use super::super::device_books::{BEYOND, ClaimRule, DeviceBooks};
 use super::super::request::Demand;
 use super::super::units::{HostAmount, MilliCpu};
 use super::NodeLedger;
@@ -14,7 +14,8 @@ impl NodeLedger {
     pub fn audit(&self) -> Result<(), AuditError> {
         let mut fresh = self.clone();
         fresh.recompute();
-        if fresh.devices != self.devices {
+        let rooms = (&fresh.rooms, &fresh.rooms_under_claims);
+        if fresh.devices != self.devices || rooms != (&self.rooms, &self.rooms_under_claims) {
             return Err(AuditError::Devices { node: self.name.clone() });
         }
         let host = (self.host_booked, self.host_claimed);
@@ -54,6 +55,13 @@ impl NodeLedger {
                 }
             }
         }
+        self.recompute_rooms();
+    }
+
+    pub(super) fn recompute_rooms(&mut self) {
+        let room = |claims| self.devices.iter().map(move |books| books.room(claims)).collect();
+        (self.rooms, self.rooms_under_claims) =
+            (room(ClaimRule::Respected), room(ClaimRule::Ignored));
     }
 }
 

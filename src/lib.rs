@@ -26,6 +26,7 @@ pub mod packing {
     pub mod supply;
     pub mod mix;
     pub mod holes;
+    pub mod prices;
     pub mod forecast;
     pub mod fragmentation;
     pub mod policy;

@@ -13,7 +13,6 @@ use gpupack::packing::device::{
     PoolName,
 };
 use gpupack::packing::fit::HostRule;
-use gpupack::packing::mix::RequestType;
 use gpupack::packing::policy::{Policy, Strategy};
 use gpupack::packing::request::{Amount, GpuRequest};
 use gpupack::packing::reservation::PodRef;
@@ -131,12 +130,11 @@ fn fill(ledger: &Ledger, node: &str, rng: &mut ChaCha8Rng) {
             return;
         }
         let question = asks(some_request(rng), Policy::BinPack);
-        let kind = RequestType::new(question.gpu.as_ref(), question.host.cpu);
         let pod = pod(&format!("{node}-{serial}"));
         if let Ok(placement) = ledger.reserve(&pod, node, &question, Timestamp::START) {
             let shares = placement.devices.iter().map(|device| device.demand.share.millionths());
             booked += shares.sum::<u64>();
-            ledger.learn(pod.uid, kind);
+            ledger.learn(pod.uid, &question);
         }
     }
 }

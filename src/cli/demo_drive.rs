@@ -18,7 +18,7 @@ use crate::cluster::pod::SeenPod;
 use crate::extender::app::App;
 use crate::packing::device::PodUid;
 use crate::packing::fit::Misfit;
-use crate::packing::mix::{RequestType, WINDOW};
+use crate::packing::mix::WINDOW;
 use crate::packing::units::Share;
 
 /// Pods in a row without a place after which the fleet counts as full.
@@ -166,8 +166,7 @@ impl Drive {
         for pod in &pods {
             let Ok(seen) = SeenPod::from_json(&pod.json) else { continue };
             let Some(question) = self.app.question(&seen) else { continue };
-            let kind = RequestType::new(question.gpu.as_ref(), question.host.cpu);
-            self.app.ledger.learn(seen.pod.uid, kind);
+            self.app.ledger.learn(seen.pod.uid, &question);
         }
         pods
     }

@@ -21,7 +21,6 @@ use crate::ledger::questions::{Answer, Question};
 use crate::ledger::reading::Readiness;
 use crate::metrics::Outcome;
 use crate::packing::fit::Misfit;
-use crate::packing::mix::RequestType;
 use crate::packing::policy::Rank;
 
 /// Score of the best node. Multiplied by 10 and the extender's weight it outweighs all in-tree
@@ -92,7 +91,7 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &[&str]) -> Vec<Opt
     app.outbox.push(app.ledger.drop_claim(uid));
     app.waiting.ask(App::waiting_pod(pod, question.clone()), now);
     app.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
-    app.ledger.learn(uid.clone(), RequestType::new(question.gpu.as_ref(), question.host.cpu));
+    app.ledger.learn(uid.clone(), question);
     let answers = app.ledger.answers(question, names);
     let mut misfits: BTreeMap<Misfit, usize> = BTreeMap::new();
     for misfit in answers.iter().filter_map(|answer| answer.err()) {

@@ -9,6 +9,7 @@ use dashmap::Entry;
 use super::books::Ledger;
 use super::commands::is_assumed;
 use super::effect::Effect;
+use super::questions::Question;
 use crate::packing::device::{NodeName, PodUid, PoolName};
 use crate::packing::mix::{Mix, RequestType};
 use crate::packing::node::NodeLedger;
@@ -152,10 +153,11 @@ impl Ledger {
     }
 
     /// Learns from a request, so that free room is judged by what is really asked for.
-    pub fn learn(&self, uid: PodUid, kind: RequestType) {
+    pub fn learn(&self, uid: PodUid, question: &Question) {
+        let kind = RequestType::new(question.gpu.as_ref(), question.host.cpu);
         let mix = {
             let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-            window.observe(uid, kind).then(|| window.mix())
+            window.observe(uid, kind, question.host.memory).then(|| window.mix())
         };
         if let Some(mix) = mix {
             self.replace_mix(Some(mix));

@@ -174,7 +174,8 @@ impl Board<'_> {
         let strategy = question.strategy;
         let place =
             plan::evaluate(books, &ask, strategy, &world.compiled, ClaimRule::Respected).ok()?;
-        let rank = place.merit.rank(&world.compiled.prices(&ledger.supply()));
+        let rank =
+            place.merit.rank(&world.compiled.prices(&ledger.supply(), question.gpu.is_some()));
         Some((place, rank))
     }
 

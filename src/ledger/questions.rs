@@ -17,10 +17,10 @@ use super::books::{Ledger, Slot, World};
 use super::effect::Effect;
 use crate::packing::device::{DeviceClasses, NodeName, PodUid};
 use crate::packing::fit::{Ask, HostRule, Misfit};
-use crate::packing::forecast::Prices;
 use crate::packing::node::{Claim, ClaimRule, NodeLedger};
 use crate::packing::plan::{self, Place};
 use crate::packing::policy::{Merit, Policy, Rank, Strategy};
+use crate::packing::prices::Prices;
 use crate::packing::request::GpuRequest;
 use crate::packing::units::{HostAmount, Timestamp};
 
@@ -161,7 +161,7 @@ impl Ledger {
         let world = self.world();
         let ask = question.ask(&world.classes);
         let place = evaluate(&self.slot(at).read(), &ask, question, &world)?;
-        Ok(place.merit.rank(&world.compiled.prices(&self.supply())))
+        Ok(place.merit.rank(&world.compiled.prices(&self.supply(), question.gpu.is_some())))
     }
 
     /// The answer on books that are not part of the ledger (an autoscaler's template node).
@@ -175,7 +175,7 @@ impl Ledger {
         let ask = question.ask(classes);
         let mix = world.mix().compile(classes, world.census());
         let place = plan::evaluate(node, &ask, question.strategy, &mix, ClaimRule::Respected)?;
-        Ok(place.merit.rank(&world.compiled.prices(&self.supply())))
+        Ok(place.merit.rank(&world.compiled.prices(&self.supply(), question.gpu.is_some())))
     }
 
     /// Runs `body` with a function that answers for the node at a position.
@@ -199,7 +199,9 @@ impl Ledger {
             strategy: question.strategy.without_chance(),
         };
         let prices = match question.strategy {
-            Strategy::Policy(Policy::Fragmentation) => world.compiled.prices(&self.supply()),
+            Strategy::Policy(Policy::Fragmentation) => {
+                world.compiled.prices(&self.supply(), question.gpu.is_some())
+            }
             _ => Prices::default(),
         };
         let table = self.shapes.table(shape, slots.len());

@@ -15,7 +15,7 @@ use super::device::{
     NodeInventory, NodeName, PodUid, PoolName,
 };
 use super::fit::{Ask, HostRule};
-use super::mix::{CompiledMix, Mix, RequestType};
+use super::mix::{CompiledMix, Mix, RequestType, Tally};
 use super::node::NodeLedger;
 use super::request::{Amount, Demand, GpuRequest, ModelFilter};
 use super::reservation::{
@@ -73,24 +73,30 @@ fn device(text: &str, index: u32) -> (Device, Demand) {
 
 /// The node of the text, with 16 cores free, and the classes of its devices.
 pub(crate) fn node(text: &str) -> (NodeLedger, DeviceClasses) {
+    let mut classes = DeviceClasses::default();
+    let node = node_of(text, &mut classes);
+    (node, classes)
+}
+
+/// The same as one of several nodes.
+pub(crate) fn node_of(text: &str, classes: &mut DeviceClasses) -> NodeLedger {
     let mut words: Vec<&str> = text.split_whitespace().collect();
     if text.contains('=') {
         words.push("mig:1000/1000");
     }
     let (devices, booked): (Vec<Device>, Vec<Demand>) =
         words.iter().zip(0..).map(|(word, index)| device(word, index)).unzip();
-    let mut classes = DeviceClasses::default();
     let mut node = NodeLedger::new(NodeName::new("n"), MemMib::ZERO);
     let host = HostAmount { cpu: MilliCpu::new(16_000), memory: MemMib::new(65_536) };
     node.see_node(host, PoolName::new(""));
     let ids: Vec<DeviceId> = devices.iter().map(|device| device.id.clone()).collect();
     let inventory = NodeInventory::new(devices).expect("a sound inventory");
-    node.replace_inventory(&inventory, &mut classes);
+    node.replace_inventory(&inventory, classes);
     node.observe(&[], Timestamp::START);
     for (id, demand) in ids.into_iter().zip(booked).filter(|(_, held)| *held != Demand::ZERO) {
         node.book(tenant(&format!("of-{id}"), vec![PlacedDevice { id, demand }]));
     }
-    (node, classes)
+    node
 }
 
 /// A pod that holds `devices` and nothing of the host.
@@ -150,7 +156,8 @@ pub(crate) fn mix(text: &str) -> Mix {
     let counts = text.split(';').filter(|part| !part.trim().is_empty()).map(|part| {
         let (weight, request_text) = part.trim().split_once(' ').expect("a weight and a request");
         let (gpu, cpu) = request(request_text);
-        (RequestType::new(gpu.as_ref(), cpu), number(weight))
+        let tally = Tally { pods: number(weight), memory: 0 };
+        (RequestType::new(gpu.as_ref(), cpu), tally)
     });
     Mix::of(&counts.collect())
 }

@@ -1,175 +1,116 @@
 //! What is to be expected of free room: how much of it will end as waste, given what is asked for.
 //!
-//! Estimates, not books: here alone in `packing` numbers are floating. They use only operations that
-//! IEEE 754 rounds exactly and the functions of the `libm` crate, so they are equal on every machine.
-//! Every waste is in GPUs.
+//! Estimates, not books: here, in `holes` and in `prices` numbers are floating. They use only operations
+//! that IEEE 754 rounds exactly and the functions of the `libm` crate, so they are equal on every
+//! machine. Every waste is in GPUs.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::device::{ClassId, ClassKind, DeviceClasses};
+use super::device::{ClassKind, DeviceClasses};
 use super::fit::Room;
 use super::fragmentation::Usability;
 use super::holes::Holes;
-use super::mix::{MixRows, RequestType};
+use super::mix::{MixRows, RequestType, Tally};
 use super::policy::{Scene, Taken};
+use super::prices::{Prices, Scarcity, Worth};
 use super::request::GpuRequest;
 use super::supply::{Census, Supply};
 use super::units::{HostAmount, Share};
 
-const HOLE: f64 = 1.5;
-const CPU_SHORT: f64 = 1.8;
-const CPU_PART: f64 = 0.55;
-const SEVERAL: f64 = 0.3;
-const CONSOLIDATE: f64 = 0.3;
+/// GPUs of waste that a wasted GPU in holes counts for.
+const HOLE: f64 = 5.0;
+
+/// The same for GPU share that processor time and memory of the node will not serve.
+const HOST: f64 = 2.0;
+
+/// Requests after which the need of processor time is believed.
+const BELIEVED: f64 = 1000.0;
+
+/// Half cores up to which the rest of processor time is tabled: 256 cores.
+const HALF_CORES: usize = 512;
 
 /// What the mix says about the use of free room.
 #[derive(Clone, Debug)]
 pub(super) struct Forecast {
     holes: Holes,
-    cpu: Need,
+    needs: Vec<Need>,
     several: MixRows,
     /// Part of all GPU demand that comes in requests of several devices.
     several_part: f64,
-    /// Parts of all GPU demand by number of whole devices.
-    by_count: Vec<(usize, f64)>,
-    /// Classes that a part of all GPU demand is bound to.
-    bound: Vec<(Vec<usize>, f64)>,
-    consolidate: f64,
+    scarcity: Scarcity,
+    pressure: Pressure,
 }
 
-/// How much of a node's processor time goes with GPU share: mean, and variance per GPU.
-#[derive(Clone, Copy, Debug, Default)]
+/// One type of request with what it is expected to take.
+pub(super) struct Kind<'a> {
+    /// The request; none for a pod without GPU.
+    pub(super) request: Option<&'a GpuRequest>,
+    /// Processor time, in thousandths of a core.
+    pub(super) cpu: f64,
+    /// Main memory, in MiB: the mean.
+    pub(super) memory: f64,
+    /// How often it was seen.
+    pub(super) weight: f64,
+    /// Share on all its devices together: the mean over the cluster's GPUs that it accepts.
+    pub(super) gpus: f64,
+}
+
+/// What a part of GPU demand needs of the node beside each GPU.
+#[derive(Clone, Copy, Debug)]
 struct Need {
-    mean: f64,
-    variance: f64,
+    part: f64,
+    gpus_per_cpu: f64,
+    gpus_per_memory: f64,
 }
 
-/// How a place changes the worth of the node's free room. The prices of the day weigh the parts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Worth {
-    /// Expected waste that it avoids, in millionths of a GPU.
-    pub gain: i64,
-    /// Room for requests of several devices that it spares, in millionths of a GPU.
-    pub spared: i64,
-    /// Class of the devices it takes.
-    pub class: ClassId,
-    /// Share it takes, in millionths of a GPU.
-    pub share: i64,
-}
-
-/// What the cluster is short of: the numbers of the day, for all nodes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Prices {
-    /// Of room for requests of several devices, in thousandths.
-    several: i64,
-    /// Of share on each class of device, in thousandths.
-    by_class: Vec<i64>,
-}
-
-impl Prices {
-    /// What a place costs, in billionths of a GPU: less is better.
-    pub fn cost(&self, worth: Worth) -> i64 {
-        let scarce = self.by_class.get(worth.class.position()).copied().unwrap_or(0);
-        scarce * worth.share - 1000 * worth.gain - self.several * worth.spared
-    }
-}
-
-fn float(value: u64) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "estimates need no more than 53 bits")]
-    {
-        value as f64
-    }
-}
-
-/// Rounds to whole parts of 1/`parts`. No estimate is believed beyond a million, so that costs fit.
-fn fixed(value: f64, parts: f64) -> i64 {
-    #[expect(clippy::cast_possible_truncation, reason = "clamped; no number is zero")]
-    {
-        libm::round(value.clamp(-1e6, 1e6) * parts) as i64
-    }
-}
-
-fn gpus(share: Share) -> f64 {
-    float(share.millionths()) / 1e6
-}
-
-/// One type with what it is expected to take.
-struct Kind<'a> {
-    request: Option<&'a GpuRequest>,
-    cpu: f64,
+/// How processor time is best left free.
+#[derive(Clone, Debug)]
+struct Pressure {
+    /// Above zero in small pieces, below zero in large ones.
     weight: f64,
-    /// Share on all its devices together, the mean over the cluster's GPUs that it accepts.
-    gpus: f64,
+    /// GPUs per thousandth of a core, over the cluster.
+    gpus_per_cpu: f64,
+    /// By half cores: what pods without a GPU leave unused of so much, in thousandths of a core.
+    rest: Vec<f64>,
 }
 
 impl Forecast {
     /// The forecast for `types`; none where they ask for no GPU, or no GPU is there to be shared.
     pub(super) fn new(
-        types: &[(RequestType, u64)],
+        types: &[(RequestType, Tally)],
         classes: &DeviceClasses,
         census: &Census,
     ) -> Option<Self> {
         let kinds: Vec<Kind<'_>> =
-            types.iter().map(|(kind, count)| kind_of(kind, *count, classes, census)).collect();
+            types.iter().map(|(kind, tally)| kind_of(kind, *tally, classes, census)).collect();
         let demand: f64 = kinds.iter().map(|kind| kind.weight * kind.gpus).sum();
         if demand <= 0.0 {
             return None;
         }
-        let part = |kind: &Kind<'_>| kind.weight * kind.gpus / demand;
-        let several = types.iter().zip(&kinds).filter(|((kind, _), _)| is_several(kind));
-        let several: Vec<(&RequestType, u64)> = several
-            .map(|((kind, _), known)| (kind, fixed(part(known), 1e6).unsigned_abs()))
+        let is_several = |kind: &&GpuRequest| kind.count.get() > 1;
+        let several: Vec<(&RequestType, u64)> = types
+            .iter()
+            .zip(&kinds)
+            .filter(|(_, kind)| kind.request.filter(is_several).is_some())
+            .map(|((of, _), kind)| {
+                (of, fixed(kind.weight * kind.gpus / demand, 1e6).unsigned_abs())
+            })
             .collect();
-        let several_part = several.iter().map(|(_, weight)| float(*weight) / 1e6).sum();
-        let mut by_count: BTreeMap<usize, f64> = BTreeMap::new();
-        for kind in &kinds {
-            let Some(request) = kind.request.filter(|request| request.count.get() > 1) else {
-                continue;
-            };
-            let count = usize::try_from(request.count.get()).expect("counts are small");
-            *by_count.entry(count).or_default() += part(kind);
-        }
-        let (all_cpu, all_gpus) = totals(census);
-        let pressure = match all_cpu > 0.0 {
-            true => {
-                kinds.iter().map(|kind| kind.weight * kind.cpu).sum::<f64>() / demand
-                    * (all_gpus / all_cpu)
-            }
-            false => 0.0,
-        };
+        let several = MixRows::of(several.into_iter(), classes);
         Some(Self {
             holes: Holes::new(types, classes),
-            cpu: Need::of(&kinds),
-            several: MixRows::of(several.into_iter(), classes),
-            several_part,
-            by_count: by_count.into_iter().collect(),
-            bound: bound(&kinds, demand, classes, census),
-            consolidate: CONSOLIDATE * libm::pow(pressure, 6.0),
+            needs: needs(&kinds, demand, census),
+            several_part: float(several.total) / 1e6,
+            several,
+            scarcity: Scarcity::new(&kinds, demand, classes, census),
+            pressure: Pressure::new(&kinds, demand, census),
         })
     }
 
     /// What the cluster is short of, with what is free of it now.
-    pub(super) fn prices(&self, supply: &Supply) -> Prices {
-        let free = float(supply.free());
-        let excess = self
-            .by_count
-            .iter()
-            .map(|(count, part)| part * free / (float(supply.on_nodes_with(*count)) + 1e5));
-        let excess = excess.fold(0.0, f64::max).min(4.0);
-        let mut by_class = Vec::new();
-        for (classes, part) in &self.bound {
-            let there: f64 = classes.iter().map(|class| float(supply.of_class(*class))).sum();
-            let scarcity = part * (free + 1e3) / (there + 1e5);
-            for class in classes {
-                by_class.resize(by_class.len().max(class + 1), 0.0);
-                by_class[*class] += scarcity;
-            }
-        }
-        Prices {
-            several: fixed(10.0 * excess * excess * excess, 1e3),
-            by_class: by_class.iter().map(|e: &f64| fixed(2.5 * e.min(3.0), 1e3)).collect(),
-        }
+    pub(super) fn prices(&self, supply: &Supply, has_gpu: bool) -> Prices {
+        self.scarcity.prices(supply, has_gpu)
     }
 
     /// The devices whose use leaves the node's room worth most, and by how much.
@@ -197,8 +138,17 @@ impl Forecast {
             let ((gain, spared, _), taken) = scene.first_of_distinct_by(alone);
             (if taken.len() == 1 { (gain.0, spared.0) } else { change(&taken) }, taken)
         };
-        let share: u64 = taken.iter().map(|(_, demand)| demand.share.millionths()).sum();
-        let class = taken.first().or(scene.fits.first()).map(|(at, _)| scene.rooms[*at].class);
+        let shareable = scene.rooms.iter().filter(|room| self.holes.knows(room.class));
+        let (class, share) = match taken.first() {
+            Some((at, _)) => {
+                let shares = taken.iter().map(|(_, demand)| demand.share.millionths());
+                (Some(scene.rooms[*at].class), shares.sum::<u64>())
+            }
+            None => (
+                shareable.clone().next().map(|room| room.class),
+                shareable.map(|room| room.free.share.millionths()).sum(),
+            ),
+        };
         let worth = Worth {
             gain: change.0,
             spared: change.1,
@@ -233,60 +183,90 @@ impl Forecast {
         #[expect(clippy::cast_precision_loss, reason = "estimates need no more than 53 bits")]
         let several = total as f64 / float(self.several.total.max(1)) / 1e6 * self.several_part;
         let cpu = float(host.cpu.milli());
-        let short = self.cpu.short(free, cpu);
-        let consolidated = self.consolidate * (cpu / 12_000.0) * (cpu / 12_000.0) / 8.0;
-        let fixed = HOLE * hole + CPU_SHORT * short + SEVERAL * several - consolidated;
-        (fixed, several)
+        let unserved = self.unserved(free, cpu, float(host.memory.mib()));
+        (HOLE * hole + HOST * unserved + self.pressure.waste(cpu), several)
     }
-}
 
-impl Need {
-    fn of(kinds: &[Kind<'_>]) -> Self {
-        let with_gpu = || kinds.iter().filter(|kind| kind.gpus > 0.0);
-        let gpus: f64 = with_gpu().map(|kind| kind.weight * kind.gpus).sum();
-        let mean = with_gpu().map(|kind| kind.weight * kind.cpu).sum::<f64>() / gpus;
-        let square = |kind: &Kind<'_>| {
-            let off = kind.cpu - mean * kind.gpus;
-            kind.weight * off * off
+    /// GPUs of `free` that stay unused for want of processor time or memory: the mean over the demand,
+    /// each part of it taken as if it were alone on the node.
+    fn unserved(&self, free: f64, cpu: f64, memory: f64) -> f64 {
+        if free <= 0.0 {
+            return 0.0;
+        }
+        let (cpu, memory) = (cpu / free, memory / free);
+        let unserved = |need: &Need| {
+            let served = (cpu * need.gpus_per_cpu).min(memory * need.gpus_per_memory);
+            need.part * (1.0 - served).max(0.0)
         };
-        Self { mean, variance: with_gpu().map(square).sum::<f64>() / gpus }
-    }
-
-    /// GPUs that stay unused for want of processor time: the expected excess of a normal need.
-    fn short(self, gpus: f64, cpu: f64) -> f64 {
-        let per_gpu = CPU_PART * self.mean;
-        if per_gpu <= 0.0 || gpus <= 0.0 {
-            return 0.0;
-        }
-        let (mean, deviation) = (per_gpu * gpus, libm::sqrt(self.variance * gpus));
-        if deviation <= 0.0 {
-            return (mean - cpu).max(0.0) / per_gpu;
-        }
-        let z = (mean - cpu) / deviation;
-        if z < -6.0 {
-            return 0.0;
-        }
-        let below = 0.5 * libm::erfc(-z / std::f64::consts::SQRT_2);
-        let density = libm::exp(-0.5 * z * z) / 2.506_628_274_631_000_2;
-        ((mean - cpu) * below + deviation * density) / per_gpu
+        free * self.needs.iter().map(unserved).sum::<f64>()
     }
 }
 
-fn is_several(kind: &RequestType) -> bool {
-    kind.gpu.as_ref().is_some_and(|request| request.count.get() > 1)
+/// The needs of GPU demand. Those that differ by less than a quarter are put together, so that there
+/// are a few dozen at most.
+fn needs(kinds: &[Kind<'_>], demand: f64, census: &Census) -> Vec<Need> {
+    let gpus = float(census.gpus());
+    let (cpu, memory) = census.host();
+    let usual = ((cpu / gpus).max(1.0), (memory / gpus).max(1.0));
+    let grid = |value: f64, usual: f64| fixed(4.0 * libm::log(value / usual), 1.0);
+    let mut sums: BTreeMap<(i64, i64), (f64, f64, f64)> = BTreeMap::new();
+    for kind in kinds.iter().filter(|kind| kind.gpus > 0.0) {
+        let part = kind.weight * kind.gpus / demand;
+        let cpu = (kind.cpu / kind.gpus).max(usual.0 * 1e-9);
+        let memory = (kind.memory / kind.gpus).max(usual.1 * 1e-9);
+        let sum = sums.entry((grid(cpu, usual.0), grid(memory, usual.1))).or_default();
+        sum.0 += part;
+        sum.1 += part * cpu;
+        sum.2 += part * memory;
+    }
+    let need = |(part, cpu, memory)| Need {
+        part,
+        gpus_per_cpu: part / cpu,
+        gpus_per_memory: part / memory,
+    };
+    sums.into_values().map(need).collect()
 }
 
-/// Processor time and GPUs of the cluster.
-fn totals(census: &Census) -> (f64, f64) {
-    census.shapes().fold((0.0, 0.0), |(cpu, gpus), (shape, nodes)| {
-        let nodes = float(nodes);
-        (cpu + nodes * float(shape.host.cpu.milli()), gpus + nodes * float(shape.gpus))
-    })
+impl Pressure {
+    fn new(kinds: &[Kind<'_>], demand: f64, census: &Census) -> Self {
+        let gpus_per_cpu = float(census.gpus()) / census.host().0.max(1.0);
+        let asked: f64 = kinds.iter().map(|kind| kind.weight * kind.cpu).sum();
+        let pods: f64 = kinds.iter().map(|kind| kind.weight).sum();
+        let load = if pods < BELIEVED { 0.0 } else { asked / demand * gpus_per_cpu };
+        let weight = (40.0 * (load - 1.1)).clamp(-0.05, 2.0);
+        Self { weight, gpus_per_cpu, rest: rest(kinds) }
+    }
+
+    /// Waste by `cpu` thousandths of a core that are free on one node.
+    fn waste(&self, cpu: f64) -> f64 {
+        let gpus = cpu * self.gpus_per_cpu;
+        let together = self.weight * gpus * gpus / 4.0;
+        let half_cores = fixed(libm::floor(cpu / 500.0), 1.0);
+        let rest = usize::try_from(half_cores).unwrap_or(0).min(HALF_CORES);
+        together - self.weight.max(0.0) * self.rest[rest] * self.gpus_per_cpu
+    }
+}
+
+/// By half cores that are free: what pods without a GPU leave unused of them, if all are of one type;
+/// the mean over the types by the processor time they ask for.
+fn rest(kinds: &[Kind<'_>]) -> Vec<f64> {
+    let mut rest = vec![0.0; HALF_CORES + 1];
+    let without = || kinds.iter().filter(|kind| kind.request.is_none() && kind.cpu > 0.0);
+    let all: f64 = without().map(|kind| kind.weight * kind.cpu).sum();
+    for kind in without() {
+        let part = kind.weight * kind.cpu / all;
+        for (free, rest) in
+            (0..).map(|half_cores: u32| f64::from(half_cores) * 500.0).zip(&mut rest)
+        {
+            *rest += part * (free - libm::floor(free / kind.cpu) * kind.cpu);
+        }
+    }
+    rest
 }
 
 fn kind_of<'a>(
     kind: &'a RequestType,
-    count: u64,
+    tally: Tally,
     classes: &DeviceClasses,
     census: &Census,
 ) -> Kind<'a> {
@@ -304,46 +284,34 @@ fn kind_of<'a>(
         }
     }
     let devices = request.map_or(0.0, |request| f64::from(request.count.get()));
-    let gpus = if there > 0.0 { devices * sum / there } else { 0.0 };
-    Kind { request, cpu: float(kind.cpu.milli()), weight: float(count), gpus }
+    Kind {
+        request,
+        cpu: float(kind.cpu.milli()),
+        memory: float(tally.memory) / float(tally.pods.max(1)),
+        weight: float(tally.pods),
+        gpus: if there > 0.0 { devices * sum / there } else { 0.0 },
+    }
 }
 
-/// The classes that demand is bound to: by the models it accepts, or because few nodes are large
-/// enough for it.
-fn bound(
-    kinds: &[Kind<'_>],
-    demand: f64,
-    classes: &DeviceClasses,
-    census: &Census,
-) -> Vec<(Vec<usize>, f64)> {
-    let (_, all_gpus) = totals(census);
-    let mut sets: BTreeMap<Vec<usize>, f64> = BTreeMap::new();
-    for kind in kinds.iter().filter(|kind| kind.gpus > 0.0) {
-        let Some(request) = kind.request else { continue };
-        let accepts = classes.map(|class| request.demand_on(class).is_ok());
-        let (mut accepted, mut large, mut large_gpus, mut all) = (vec![], vec![], 0.0, true);
-        for (shape, nodes) in census.shapes() {
-            let class = shape.class.position();
-            if !accepts.of(shape.class) {
-                all = false;
-                continue;
-            }
-            accepted.push(class);
-            let is_large = shape.gpus >= u64::from(request.count.get())
-                && float(shape.host.cpu.milli()) >= kind.cpu;
-            if is_large {
-                large.push(class);
-                large_gpus += float(nodes * shape.gpus);
-            }
-        }
-        let is_rare = !large.is_empty() && large_gpus * 4.0 < all_gpus;
-        if all && !is_rare {
-            continue;
-        }
-        let mut set = if is_rare { large } else { accepted };
-        set.sort_unstable();
-        set.dedup();
-        *sets.entry(set).or_default() += kind.weight * kind.gpus / demand;
+/// The number, to 53 bits.
+pub(super) fn float(value: u64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "estimates need no more than 53 bits")]
+    {
+        value as f64
     }
-    sets.into_iter().collect()
 }
+
+/// Rounds to whole parts of 1/`parts`. No estimate is believed beyond a million, so that costs fit.
+pub(super) fn fixed(value: f64, parts: f64) -> i64 {
+    #[expect(clippy::cast_possible_truncation, reason = "clamped; what is no number is zero")]
+    {
+        libm::round(value.clamp(-1e6, 1e6) * parts) as i64
+    }
+}
+
+fn gpus(share: Share) -> f64 {
+    float(share.millionths()) / 1e6
+}
+
+#[cfg(test)]
+mod tests;

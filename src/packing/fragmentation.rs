@@ -19,6 +19,8 @@
 //!
 //! All sums are exact integers; a ratio is formed only when it is shown.
 
+use smallvec::SmallVec;
+
 use super::device::Health;
 use super::fit::Room;
 use super::mix::{CompiledMix, MixRows};
@@ -34,7 +36,7 @@ pub(super) struct Usability<'a> {
     mix: &'a MixRows,
     rooms: &'a [Room],
     total_free: u64,
-    per_row: Vec<RowUse>,
+    per_row: SmallVec<[RowUse; 16]>,
 }
 
 #[derive(Clone, Copy)]
@@ -47,7 +49,7 @@ impl<'a> Usability<'a> {
     /// Looks at each typical GPU request on each kind of room: O(requests × devices) at worst.
     pub(super) fn of(mix: &'a MixRows, rooms: &'a [Room]) -> Self {
         let mut total_free = 0;
-        let mut kinds: Vec<(Room, u32)> = Vec::with_capacity(rooms.len());
+        let mut kinds: SmallVec<[(Room, u32); 8]> = SmallVec::new();
         for room in rooms.iter().filter(|room| is_counted(mix, room)) {
             total_free += room.free.share.millionths();
             match kinds.iter_mut().find(|(kind, _)| kind == room) {
@@ -76,17 +78,15 @@ impl<'a> Usability<'a> {
     /// The same after `taken` (position of a device, amount) and with `cpu` left then:
     /// O(requests × taken).
     pub(super) fn fragments_after(&self, taken: &[(usize, Demand)], cpu: MilliCpu) -> Weighted {
-        let mut total_free = self.total_free;
-        let changes: Vec<_> = taken
-            .iter()
-            .filter(|(position, _)| is_counted(self.mix, &self.rooms[*position]))
-            .map(|(position, demand)| {
-                let room = &self.rooms[*position];
-                let after = room.free.checked_sub(*demand).expect("only what fits is tried");
-                total_free -= demand.share.millionths();
-                (room, after)
-            })
-            .collect();
+        let counted = taken.iter().filter(|(at, _)| is_counted(self.mix, &self.rooms[*at]));
+        let changes = counted.map(|(position, demand)| {
+            let room = &self.rooms[*position];
+            (room, room.free.checked_sub(*demand).expect("only what fits is tried"))
+        });
+        let gone = |(room, after): (&Room, Demand)| {
+            room.free.share.millionths() - after.share.millionths()
+        };
+        let total_free = self.total_free - changes.clone().map(gone).sum::<u64>();
         let mut usable: Weighted = 0;
         for (row, seen) in self.mix.rows.iter().zip(&self.per_row) {
             let weight = row.weight_within(cpu);
@@ -94,13 +94,13 @@ impl<'a> Usability<'a> {
                 continue;
             }
             let mut seen = *seen;
-            for (room, after) in &changes {
+            for (room, after) in changes.clone() {
                 let demand = row.demand.of(room.class).as_ref();
                 if fits(demand, room.free) {
                     seen.fitting -= 1;
                     seen.usable -= room.free.share.millionths();
                 }
-                if fits(demand, *after) {
+                if fits(demand, after) {
                     seen.fitting += 1;
                     seen.usable += after.share.millionths();
                 }

@@ -7,17 +7,18 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::device::{ClassKind, DeviceClasses, PerClass, PodUid};
-use super::forecast::{Forecast, Prices};
+use super::forecast::Forecast;
+use super::prices::Prices;
 use super::request::{Demand, GpuRequest};
 use super::supply::{Census, Supply};
-use super::units::MilliCpu;
+use super::units::{MemMib, MilliCpu};
 
 /// Share of all requests that the typical ones cover, in percent (FGD's own default).
 const COVERED_PERCENT: u64 = 95;
 
 /// Requests that a learnt mix looks back on: where R of our notes loses 0.00 to 0.13 points against
 /// a mix known beforehand. It also bounds the memory.
-pub const WINDOW: usize = 2000;
+pub const WINDOW: usize = 4000;
 
 /// Arrivals after which a learnt mix is made anew: quickly at first, then every [`REBUILD_EVERY`].
 const FIRST_REBUILDS: [u64; 4] = [1, 10, 30, 100];
@@ -41,22 +42,44 @@ impl RequestType {
     }
 }
 
+/// How often a type of request was seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Pods.
+    pub pods: u64,
+    /// Main memory of them all, in MiB.
+    pub memory: u64,
+}
+
+impl Tally {
+    /// Counts one more pod.
+    pub fn count(&mut self, memory: MemMib) {
+        self.pods += 1;
+        self.memory = self.memory.saturating_add(memory.mib());
+    }
+
+    fn discount(&mut self, memory: MemMib) {
+        self.pods -= 1;
+        self.memory = self.memory.saturating_sub(memory.mib());
+    }
+}
+
 /// The requests with their counts, the most frequent first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mix {
-    types: Vec<(RequestType, u64)>,
+    types: Vec<(RequestType, Tally)>,
     typical: usize,
 }
 
 impl Mix {
     /// The mix of `counts`; types that are equally frequent in their own order.
-    pub fn of(counts: &BTreeMap<RequestType, u64>) -> Self {
-        let total: u64 = counts.values().sum();
+    pub fn of(counts: &BTreeMap<RequestType, Tally>) -> Self {
+        let total: u64 = counts.values().map(|tally| tally.pods).sum();
         let mut types: Vec<_> = counts.iter().map(|(kind, count)| (kind.clone(), *count)).collect();
-        types.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        types.sort_by(|a, b| b.1.pods.cmp(&a.1.pods).then_with(|| a.0.cmp(&b.0)));
         let mut covered = 0;
-        let enough = types.iter().position(|(_, count)| {
-            covered += count;
+        let enough = types.iter().position(|(_, tally)| {
+            covered += tally.pods;
             covered * 100 >= total * COVERED_PERCENT
         });
         let typical = enough.map_or(0, |last| last + 1);
@@ -64,19 +87,19 @@ impl Mix {
     }
 
     /// All types with their counts, the most frequent first.
-    pub fn types(&self) -> &[(RequestType, u64)] {
+    pub fn types(&self) -> &[(RequestType, Tally)] {
         &self.types
     }
 
     /// The typical ones: the most frequent types, until they cover 95 % of all requests.
-    pub fn typical(&self) -> &[(RequestType, u64)] {
+    pub fn typical(&self) -> &[(RequestType, Tally)] {
         &self.types[..self.typical]
     }
 
     /// Works out what each type means on each class of device, and what is to be expected of a
     /// cluster with the nodes of `census`.
     pub fn compile(&self, classes: &DeviceClasses, census: &Census) -> CompiledMix {
-        let typical = self.typical().iter().map(|(kind, count)| (kind, *count));
+        let typical = self.typical().iter().map(|(kind, tally)| (kind, tally.pods));
         CompiledMix {
             typical: MixRows::of(typical, classes),
             forecast: Forecast::new(&self.types, classes, census),
@@ -100,8 +123,9 @@ impl CompiledMix {
     }
 
     /// What the cluster is short of, with what is free of it now.
-    pub fn prices(&self, supply: &Supply) -> Prices {
-        self.forecast.as_ref().map_or_else(Prices::default, |forecast| forecast.prices(supply))
+    pub fn prices(&self, supply: &Supply, has_gpu: bool) -> Prices {
+        let forecast = self.forecast.as_ref();
+        forecast.map_or_else(Prices::default, |forecast| forecast.prices(supply, has_gpu))
     }
 }
 
@@ -173,20 +197,20 @@ impl MixRow {
 #[derive(Clone, Debug, Default)]
 pub struct MixWindow {
     order: VecDeque<PodUid>,
-    seen: BTreeMap<PodUid, RequestType>,
-    counts: BTreeMap<RequestType, u64>,
+    seen: BTreeMap<PodUid, (RequestType, MemMib)>,
+    counts: BTreeMap<RequestType, Tally>,
     arrivals: u64,
 }
 
 impl MixWindow {
     /// Notes a pod. Returns whether it is time to make the mix anew: the pod was new, and enough
     /// have come since the last time.
-    pub fn observe(&mut self, uid: PodUid, kind: RequestType) -> bool {
+    pub fn observe(&mut self, uid: PodUid, kind: RequestType, memory: MemMib) -> bool {
         if self.seen.contains_key(&uid) {
             return false;
         }
-        *self.counts.entry(kind.clone()).or_default() += 1;
-        self.seen.insert(uid.clone(), kind);
+        self.counts.entry(kind.clone()).or_default().count(memory);
+        self.seen.insert(uid.clone(), (kind, memory));
         self.order.push_back(uid);
         if self.order.len() > WINDOW
             && let Some(oldest) = self.order.pop_front()
@@ -203,10 +227,10 @@ impl MixWindow {
     }
 
     fn drop_pod(&mut self, uid: &PodUid) {
-        let Some(kind) = self.seen.remove(uid) else { return };
-        if let Some(count) = self.counts.get_mut(&kind) {
-            *count -= 1;
-            if *count == 0 {
+        let Some((kind, memory)) = self.seen.remove(uid) else { return };
+        if let Some(tally) = self.counts.get_mut(&kind) {
+            tally.discount(memory);
+            if tally.pods == 0 {
                 self.counts.remove(&kind);
             }
         }
@@ -226,10 +250,12 @@ mod tests {
 
     #[test]
     fn the_rarest_types_are_dropped_once_95_percent_are_covered() {
-        let counts = BTreeMap::from([(kind(1), 94), (kind(2), 1), (kind(3), 4), (kind(4), 1)]);
+        let tally = |pods| Tally { pods, memory: 0 };
+        let counts = [(kind(1), 94), (kind(2), 1), (kind(3), 4), (kind(4), 1)];
+        let counts = counts.map(|(kind, pods)| (kind, tally(pods))).into();
         let mix = Mix::of(&counts);
         assert_eq!(mix.types().len(), 4);
-        assert_eq!(mix.typical(), [(kind(1), 94), (kind(3), 4)]);
+        assert_eq!(mix.typical(), [(kind(1), tally(94)), (kind(3), tally(4))]);
         assert_eq!(Mix::of(&BTreeMap::new()).types(), []);
     }
 
@@ -238,18 +264,20 @@ mod tests {
         let mut window = MixWindow::default();
         for i in 0..=WINDOW {
             let size = if i == 0 { 500_000 } else { 250_000 };
-            window.observe(PodUid::new(format!("{i}")), kind(size));
-            window.observe(PodUid::new(format!("{i}")), kind(size));
+            window.observe(PodUid::new(format!("{i}")), kind(size), MemMib::new(3));
+            window.observe(PodUid::new(format!("{i}")), kind(size), MemMib::new(3));
         }
-        let expected = u64::try_from(WINDOW).unwrap();
-        assert_eq!(window.mix().types(), [(kind(250_000), expected)]);
+        let pods = u64::try_from(WINDOW).unwrap();
+        let expected = (kind(250_000), Tally { pods, memory: 3 * pods });
+        assert_eq!(window.mix().types(), [expected]);
     }
 
     #[test]
     fn a_mix_is_made_anew_quickly_at_first() {
         let mut window = MixWindow::default();
-        let rebuilds: Vec<u64> =
-            (1..=600).filter(|i| window.observe(PodUid::new(format!("{i}")), kind(1))).collect();
+        let mut is_due =
+            |i: &u64| window.observe(PodUid::new(format!("{i}")), kind(1), MemMib::ZERO);
+        let rebuilds: Vec<u64> = (1..=600).filter(&mut is_due).collect();
         assert_eq!(rebuilds, [1, 10, 30, 100, 250, 500]);
     }
 }

@@ -5,14 +5,15 @@
 //! on every replica.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
 use super::baseline::Baseline;
 use super::fit::{Ask, Room};
-use super::forecast::{Prices, Worth};
 use super::mix::CompiledMix;
 use super::node::NodeLedger;
+use super::prices::{Prices, Worth};
 use super::request::Demand;
 use super::units::{HostAmount, Share};
 
@@ -237,20 +238,22 @@ impl Scene<'_> {
         &self,
         key: impl Fn(&Taken) -> K,
     ) -> (K, Vec<Taken>) {
-        let mut known: Vec<(Room, K)> = Vec::with_capacity(self.fits.len());
-        let mut keys = Vec::with_capacity(self.fits.len());
-        for fit in self.fits {
-            let room = self.rooms[fit.0];
-            let found = known.iter().find(|(seen, _)| *seen == room).map(|(_, key)| *key);
-            let key = found.unwrap_or_else(|| key(fit));
-            if found.is_none() {
-                known.push((room, key));
-            }
-            keys.push((key, *fit));
+        let twin = |at: usize| {
+            let room = self.rooms[self.fits[at].0];
+            self.fits[..at].iter().position(|earlier| self.rooms[earlier.0] == room)
+        };
+        let distinct = (0..self.fits.len()).filter(|at| twin(*at).is_none());
+        if self.ask.count() == 1 {
+            let keyed = distinct.map(|at| (key(&self.fits[at]), at));
+            let best = keyed.min().expect("at least as many devices fit as are asked for");
+            return (best.0, vec![self.fits[best.1]]);
         }
-        keys.sort_by_key(|(key, (position, _))| (*key, *position));
-        let first = keys.first().expect("at least as many devices fit as are asked for").0;
-        (first, keys.into_iter().take(self.ask.count()).map(|(_, fit)| fit).collect())
+        let known: BTreeMap<usize, K> = distinct.map(|at| (at, key(&self.fits[at]))).collect();
+        let key_of = |at: usize| known[&twin(at).unwrap_or(at)];
+        let mut order: Vec<usize> = (0..self.fits.len()).collect();
+        order.sort_by_key(|at| (key_of(*at), *at));
+        let taken = order.iter().take(self.ask.count()).map(|at| self.fits[*at]).collect();
+        (key_of(order[0]), taken)
     }
 
     /// Tenants of a device, claims not counted.

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::device::{ClassId, DeviceKind};
+use super::forecast::float;
 use super::node::{DeviceBooks, NodeLedger};
 use super::units::HostAmount;
 
@@ -47,6 +48,22 @@ impl Census {
             host: node.host_capacity(),
         };
         *self.shapes.entry(shape).or_default() += 1;
+    }
+
+    /// GPUs of all nodes.
+    pub fn gpus(&self) -> u64 {
+        self.shapes().map(|(shape, nodes)| nodes * shape.gpus).sum()
+    }
+
+    /// Processor time of all nodes, in thousandths of a core, and their memory in MiB: an estimate.
+    pub(super) fn host(&self) -> (f64, f64) {
+        self.shapes().fold((0.0, 0.0), |(cpu, memory), (shape, nodes)| {
+            let host = shape.host;
+            (
+                cpu + float(nodes) * float(host.cpu.milli()),
+                memory + float(nodes) * float(host.memory.mib()),
+            )
+        })
     }
 
     /// The shapes, each with its number of nodes.

@@ -23,7 +23,7 @@ use crate::packing::device::{
     PoolName,
 };
 use crate::packing::fit::HostRule;
-use crate::packing::mix::{Mix, RequestType};
+use crate::packing::mix::{Mix, RequestType, Tally};
 use crate::packing::request::{Amount, GpuRequest, ModelFilter};
 use crate::packing::reservation::PodRef;
 use crate::packing::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
@@ -139,8 +139,7 @@ impl Replay {
         };
         let uid = PodUid::new(pod.name.as_str());
         if policy.mix_source() == MixSource::Arrivals {
-            let kind = RequestType::new(question.gpu.as_ref(), question.host.cpu);
-            self.ledger.learn(uid.clone(), kind);
+            self.ledger.learn(uid.clone(), &question);
         }
         let is_placed = self.place(PodRef { uid, name: pod.name.as_str().into() }, &question);
         let before = self.run.curve.percent_arrived();
@@ -238,10 +237,10 @@ fn gpu_request(pod: &TracePod) -> Option<GpuRequest> {
 
 /// The typical requests among `pods`.
 fn mix_of(pods: &[TracePod]) -> Mix {
-    let mut counts = BTreeMap::new();
+    let mut counts: BTreeMap<RequestType, Tally> = BTreeMap::new();
     for pod in pods {
         let kind = RequestType::new(gpu_request(pod).as_ref(), MilliCpu::new(pod.cpu_milli));
-        *counts.entry(kind).or_default() += 1;
+        counts.entry(kind).or_default().count(MemMib::new(pod.memory_mib));
     }
     Mix::of(&counts)
 }

@@ -15,7 +15,6 @@ use gpupack::packing::device::{
     Device, DeviceIndex, DeviceKind, Health, MigProfile, ModelName, NodeInventory, NodeName,
     PodUid, PoolName,
 };
-use gpupack::packing::mix::RequestType;
 use gpupack::packing::node::{DeviceUse, NodeLedger, ProcessUse};
 use gpupack::packing::policy::{Policy, Strategy as Ranking};
 use gpupack::packing::request::{Amount, GpuRequest, ModelFilter};
@@ -269,8 +268,7 @@ impl Player {
                 Some(ledger.tick(self.now))
             }
             Event::Learn(question) => {
-                let kind = RequestType::new(question.gpu.as_ref(), question.host.cpu);
-                ledger.learn(PodUid::new(format!("asked-{}", self.sequence)), kind);
+                ledger.learn(PodUid::new(format!("asked-{}", self.sequence)), question);
                 None
             }
         }

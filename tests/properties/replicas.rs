@@ -5,7 +5,6 @@ use std::num::NonZeroU32;
 use gpupack::ledger::books::Ledger;
 use gpupack::ledger::reports::NodeReport;
 use gpupack::packing::device::PodUid;
-use gpupack::packing::mix::RequestType;
 use proptest::prelude::*;
 
 use crate::common::{add_node, pod, seconds, settings};
@@ -33,14 +32,13 @@ proptest! {
         for (at, question) in questions.iter().enumerate() {
             let best = one.best(question);
             prop_assert_eq!(&best, &other.best(question), "{:?}", question);
-            let asked = RequestType::new(question.gpu.as_ref(), question.host.cpu);
             let Some((node, _)) = best else { continue };
             let pod = pod(&format!("pod-{at}"));
             let placed = one.reserve(&pod, node.as_str(), question, seconds(0));
             prop_assert_eq!(&placed, &other.reserve(&pod, node.as_str(), question, seconds(0)));
             prop_assert!(placed.is_ok());
             for ledger in [&one, &other] {
-                ledger.learn(PodUid::new(format!("pod-{at}")), asked.clone());
+                ledger.learn(PodUid::new(format!("pod-{at}")), question);
             }
         }
         prop_assert_eq!(snapshots(&one), snapshots(&other));

@@ -108,6 +108,11 @@ pub mod sim {
     pub mod policy;
     pub mod curve;
     pub mod engine;
+    #[cfg(feature = "bound")]
+    mod lp;
+    #[cfg(feature = "bound")]
+    mod relaxation;
+    pub mod bound;
     pub mod chart;
     mod chart_layout;
 }
@@ -119,6 +124,7 @@ pub mod cli {
     pub mod extender;
     pub mod agent;
     pub mod simulate;
+    mod simulate_bound;
     mod simulate_report;
     mod demo_pods;
     mod demo_board;

@@ -113,6 +113,7 @@ pub mod sim {
     #[cfg(feature = "bound")]
     mod relaxation;
     pub mod bound;
+    pub mod snapshot;
     pub mod chart;
     mod chart_layout;
 }

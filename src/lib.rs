@@ -61,10 +61,12 @@ pub mod cluster {
     pub mod placement;
     pub mod host;
     pub mod pod;
+    pub mod labels;
     pub mod target;
     pub mod write;
     pub mod events;
     pub mod watch;
+    pub mod list;
 }
 
 /// The service that kube-scheduler calls.
@@ -78,6 +80,7 @@ pub mod extender {
     pub mod bind;
     pub mod reports;
     pub mod inspect;
+    pub mod pods;
     pub mod summary;
     pub mod wakes;
     pub mod background;
@@ -114,6 +117,7 @@ pub mod sim {
     mod relaxation;
     pub mod bound;
     pub mod snapshot;
+    pub mod replace;
     pub mod chart;
     mod chart_layout;
 }
@@ -127,6 +131,8 @@ pub mod cli {
     pub mod simulate;
     mod simulate_bound;
     mod simulate_report;
+    pub mod snapshot;
+    mod snapshot_state;
     mod demo_pods;
     mod demo_board;
     mod demo_scheduler;

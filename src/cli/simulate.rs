@@ -182,7 +182,8 @@ impl SimulateError {
             | Self::NoFolder(_)
             | Self::Bound(BoundError::NoSolver) => 2,
             Self::Bound(BoundError::Forced { .. } | BoundError::Unsolved { .. })
-            | Self::Chart(_) | Self::Output(_) => 1,
+            | Self::Chart(_)
+            | Self::Output(_) => 1,
         }
     }
 }

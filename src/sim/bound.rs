@@ -36,7 +36,9 @@ pub enum BoundError {
     #[error("this build has no solver for bounds: build it with `--features bound`")]
     NoSolver,
     /// The pods that must be placed cannot be.
-    #[error("the first `{forced}` arrivals cannot all be placed, so no policy has lost none of them")]
+    #[error(
+        "the first `{forced}` arrivals cannot all be placed, so no policy has lost none of them"
+    )]
     Forced {
         /// How many pods.
         forced: usize,

@@ -148,8 +148,7 @@ impl LinearProgram {
             entries.2.push(factor);
         }
         let (rows_at, columns_at, factors) = entries;
-        let a =
-            CscMatrix::new_from_triplets(rows + columns, columns, rows_at, columns_at, factors);
+        let a = CscMatrix::new_from_triplets(rows + columns, columns, rows_at, columns_at, factors);
         let q: Vec<f64> = self.variables.iter().map(|(value, _)| -value).collect();
         let mut b: Vec<f64> = self.rows.iter().map(|row| row.at).collect();
         b.resize(rows + columns, 0.0);

@@ -103,7 +103,9 @@ impl Note {
             Self::FineShare => "shares have more than three decimals: rounded up",
             Self::OtherDevice => "pods ask for MIG instances or replicas: left out",
             Self::MigGpu => "GPUs are cut into MIG instances: left out",
-            Self::OtherModel => "GPUs are of another model than most of their node: written as that",
+            Self::OtherModel => {
+                "GPUs are of another model than most of their node: written as that"
+            }
             Self::NoGpu => "nodes without a GPU: left out",
             Self::Elsewhere => "pods without a GPU run on none of the nodes written: left out",
             Self::Absurd => "amounts of processor time or memory exceed any machine: cut",
@@ -185,12 +187,8 @@ impl Snapshot {
             "deletion_time",
         ];
         let rows = self.pods.iter().map(|pod| {
-            let numbers = [
-                pod.cpu_milli,
-                pod.memory_mib,
-                u64::from(pod.num_gpu),
-                u64::from(pod.gpu_milli),
-            ];
+            let numbers =
+                [pod.cpu_milli, pod.memory_mib, u64::from(pod.num_gpu), u64::from(pod.gpu_milli)];
             let [cpu, memory, gpus, milli] = numbers.map(|number| number.to_string());
             let time = |time: Option<u64>| time.map(|time| time.to_string()).unwrap_or_default();
             let models = pod.gpu_spec.join("|");
@@ -331,12 +329,7 @@ impl Writer {
     }
 
     /// Gives rows names that the format allows, no two the same.
-    fn rename<'n>(
-        &mut self,
-        rows: impl Iterator<Item = &'n mut String>,
-        kind: &str,
-        names: Names,
-    ) {
+    fn rename<'n>(&mut self, rows: impl Iterator<Item = &'n mut String>, kind: &str, names: Names) {
         let mut taken = BTreeSet::new();
         for (at, name) in rows.enumerate() {
             let number = format!("{kind}-{}", at + 1);

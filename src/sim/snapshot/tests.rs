@@ -50,7 +50,8 @@ fn rows(snapshot: &Snapshot) -> Vec<String> {
 }
 
 fn check(pod: ClusterPod, expected: &[&str], notes: &[Note]) {
-    let nodes = vec![node("a", &[("L4", 20_000)]), node("b", &[("H100", 80_000), ("H100", 80_000)])];
+    let nodes =
+        vec![node("a", &[("L4", 20_000)]), node("b", &[("H100", 80_000), ("H100", 80_000)])];
     let snapshot = Snapshot::of(nodes, vec![pod], Names::Kept);
     assert_eq!(rows(&snapshot), expected);
     assert_eq!(snapshot.notes.keys().copied().collect::<Vec<_>>(), notes, "{expected:?}");
@@ -135,7 +136,8 @@ fn pods_stand_in_the_order_of_their_creation() {
 fn names_are_legal_and_unique_and_nobody_s_where_that_is_wished() {
     let names = |names| {
         let long = "x".repeat(254);
-        let pods = ["t/a", "t.a", "ü", &long, "pod-2"].map(|name| pod(name, None, one(fraction(1))));
+        let pods =
+            ["t/a", "t.a", "ü", &long, "pod-2"].map(|name| pod(name, None, one(fraction(1))));
         let snapshot = Snapshot::of(vec![node("n", &[("L4", 1)])], pods.to_vec(), names);
         let seen: Vec<String> = snapshot.pods.into_iter().map(|pod| pod.name).collect();
         (seen, snapshot.nodes[0].name.clone(), snapshot.notes.get(&Note::Name).copied())

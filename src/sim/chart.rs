@@ -275,6 +275,7 @@ fn is_dashed(place: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::slice::from_ref;
 
     use super::super::chart_layout::is_printable;

@@ -119,5 +119,6 @@ fn percent_up(milli: u64, capacity: u64) -> f64 {
     (milli * 10_000).div_ceil(capacity) as f64 / 100.0
 }
 
-#[cfg(all(test, feature = "bound"))]
+#[cfg(test)]
+#[cfg(feature = "bound")]
 mod tests;

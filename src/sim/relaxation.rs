@@ -220,14 +220,17 @@ fn place(lp: &mut LinearProgram, anywhere: Vec<(usize, f64)>, pods: Pods) {
     lp.row(anywhere, Limit::AtMost, pods.arrived as f64);
 }
 
+/// What pods ask for of something, how much of it a node has, and the unit that both are counted in.
+type Offer = (fn(&Kind) -> u64, u64, f64);
+
 /// What the nodes of a class have together. Cores, GiB and GPUs, so that factors are of one size.
 fn fill(lp: &mut LinearProgram, class: &Class, nodes: u64, pairs: &[Pair<'_>]) {
-    let amounts: [(fn(&Kind) -> u64, u64, f64); 3] = [
+    let offers: [Offer; 3] = [
         (|kind| kind.cpu_milli, class.cpu_milli, 1000.0),
         (|kind| kind.memory_mib, class.memory_mib, 1024.0),
         (Kind::demand_milli, u64::from(class.gpus) * 1000, 1000.0),
     ];
-    for (asked, offered, unit) in amounts {
+    for (asked, offered, unit) in offers {
         let terms: Vec<_> = pairs
             .iter()
             .filter(|pair| asked(pair.kind) > 0)
@@ -272,5 +275,53 @@ fn cut(lp: &mut LinearProgram, gpus: u64, pairs: &[Pair<'_>]) {
     lp.row(starts, Limit::AtMost, gpus as f64);
     for terms in points.into_iter().skip(1).filter(|terms| terms.iter().any(|(_, f)| *f > 0.0)) {
         lp.row(terms, Limit::AtMost, 0.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(cpu_milli: u64) -> TraceNode {
+        let (name, model) = (cpu_milli.to_string(), "T4".to_owned());
+        TraceNode { name, cpu_milli, memory_mib: 1001, gpus: 1, model }
+    }
+
+    fn pod(cpu_milli: u64) -> TracePod {
+        TracePod {
+            name: cpu_milli.to_string(),
+            cpu_milli,
+            memory_mib: 101,
+            num_gpu: 1,
+            gpu_milli: 500,
+            gpu_spec: Vec::new(),
+            creation_time: None,
+            deletion_time: None,
+        }
+    }
+
+    #[test]
+    fn too_many_kinds_of_pods_and_nodes_are_made_fewer_and_looser() {
+        let nodes: Vec<TraceNode> = (2001..2501).map(node).collect();
+        let pods: Vec<TracePod> = (1001..1201).map(pod).collect();
+        let (classes, kinds) = grouped(&nodes, &pods, 0);
+        assert!(classes.len() * kinds.len() <= PAIRS_MAX, "{} {}", classes.len(), kinds.len());
+        assert_eq!(classes.values().sum::<u64>(), 500);
+        assert_eq!(kinds.values().map(|pods| pods.arrived).sum::<u64>(), 200);
+        let smallest = classes.keys().next().map(|class| (class.cpu_milli, class.memory_mib));
+        assert!(smallest >= Some((2001, 1001)), "{smallest:?}");
+        let largest = kinds.keys().next_back().map(|kind| (kind.cpu_milli, kind.memory_mib));
+        assert!(largest <= Some((1200, 101)), "{largest:?}");
+        assert_eq!(most_allocated(&nodes, &pods, 0), Ok(100_000));
+    }
+
+    #[test]
+    fn fractions_are_cut_on_the_grid() {
+        let size = |num_gpu, gpu_milli| {
+            let mut kinds = kinds(&[TracePod { num_gpu, gpu_milli, ..pod(1) }], 1, 1);
+            kinds.pop_first().and_then(|(kind, _)| kind.grid_size())
+        };
+        assert_eq!([size(1, 999), size(1, 10), size(1, 19)], [Some(99), Some(1), Some(1)]);
+        assert_eq!([size(1, 9), size(1, 1000), size(2, 1000), size(0, 0)], [None; 4]);
     }
 }

@@ -7,7 +7,8 @@
 //! `maximum <= sum of price * limit + sum over the variables of max(0, value - priced use) * upper`
 //! (Neumaier and Shcherbina, "Safe bounds in linear and mixed-integer linear programming", 2004), which
 //! is summed here by ourselves. A bad solution makes the bound loose, never wrong, and one that is
-//! looser than [`GAP_MAX`] is an error.
+//! looser than [`GAP_MAX`] is an error. That takes prices, which is why the solver is not `microlp`: a
+//! simplex method in less code that finds the same maxima as fast, but does not tell them.
 
 use std::ops::Range;
 

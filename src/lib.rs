@@ -67,10 +67,12 @@ pub mod cluster {
     pub mod placement;
     pub mod host;
     pub mod pod;
+    pub mod labels;
     pub mod target;
     pub mod write;
     pub mod events;
     pub mod watch;
+    pub mod list;
 }
 
 /// The service that kube-scheduler calls.
@@ -85,6 +87,7 @@ pub mod extender {
     pub mod reports;
     pub mod proposals;
     pub mod inspect;
+    pub mod pods;
     pub mod summary;
     pub mod wakes;
     pub mod background;
@@ -115,6 +118,13 @@ pub mod sim {
     pub mod policy;
     pub mod curve;
     pub mod engine;
+    #[cfg(feature = "bound")]
+    mod lp;
+    #[cfg(feature = "bound")]
+    mod relaxation;
+    pub mod bound;
+    pub mod snapshot;
+    pub mod replace;
     pub mod chart;
     mod chart_layout;
 }
@@ -126,7 +136,10 @@ pub mod cli {
     pub mod extender;
     pub mod agent;
     pub mod simulate;
+    mod simulate_bound;
     mod simulate_report;
+    pub mod snapshot;
+    mod snapshot_state;
     mod demo_pods;
     mod demo_board;
     mod demo_scheduler;

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use gpupack::cli::{agent, demo, extender, simulate};
+use gpupack::cli::{agent, demo, extender, simulate, snapshot};
 use gpupack::clock::Clock;
 
 /// A fraction-aware GPU scheduler extender for Kubernetes.
@@ -25,6 +25,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Replay a public GPU trace through the packing code and compare policies
     Simulate(simulate::SimulateArgs),
+    /// Write the nodes and pods of a running cluster down as a trace for simulate
+    Snapshot(snapshot::SnapshotArgs),
 }
 
 fn main() -> ExitCode {
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         Command::Extender(args) => ended(extender::run(&args), 1),
         Command::Agent(args) => ended(agent::run(args, Clock::start()), 1),
         Command::Demo(args) => ended(demo::run(&args, Clock::start()), 1),
+        Command::Snapshot(args) => ended(snapshot::run(&args), 1),
         Command::Simulate(args) => match simulate::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {

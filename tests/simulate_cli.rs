@@ -236,3 +236,44 @@ fn a_reader_that_leaves_early_is_no_error() {
     child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
     assert_eq!((child.wait().unwrap().code(), complaint.as_str()), (Some(0), ""));
 }
+
+#[cfg(feature = "bound")]
+#[test]
+fn bounds_lie_above_what_policies_reach() {
+    let report = printed("--bound --policy fgd,bestfit --seeds 42..43 --output json");
+    let report: Value = serde_json::from_str(&report).expect("the program writes JSON");
+    let figure = |value: &Value| value.as_f64().expect("a number");
+    for place in ["at_100", "last"] {
+        for (at, seed) in [42, 43].into_iter().enumerate() {
+            let bound = &report["bounds"]["any"]["runs"][at];
+            assert_eq!(bound["seed"], seed);
+            for result in report["results"].as_array().expect("results") {
+                let reached = figure(&result["runs"][at][place]);
+                assert!(reached <= figure(&bound[place]), "{result} above {bound}");
+            }
+            let faithful = &report["bounds"]["faithful"]["runs"][at];
+            let fgd = report["results"].as_array().into_iter().flatten();
+            let fgd = fgd.filter(|result| result["policy"] == "fgd").map(|fgd| &fgd["runs"][at]);
+            assert!(fgd.map(|fgd| figure(&fgd[place])).all(|fgd| fgd <= figure(&faithful[place])));
+            assert!(figure(&faithful[place]) <= figure(&bound[place]));
+        }
+    }
+    let table = printed("--bound --policy bestfit");
+    assert!(
+        table.contains("\n ≤ any policy ") && table.contains("\n ≤ faithful policy "),
+        "{table}"
+    );
+    let csv = printed("--bound --policy bestfit --output csv");
+    let columns: Vec<usize> = csv.lines().map(|line| line.split(',').count()).collect();
+    assert!(columns.iter().all(|count| *count == columns[0]), "{csv}");
+    assert_eq!(csv.lines().filter(|line| line.starts_with("bound_")).count(), 2, "{csv}");
+}
+
+#[cfg(not(feature = "bound"))]
+#[test]
+fn a_build_without_the_solver_says_what_is_missing() {
+    let expected = expect![[r#"
+        gpupack: --bound: this build has no solver for bounds: build it with `--features bound`
+    "#]];
+    check_refusal(&simulate("--bound"), 2, &expected);
+}

@@ -1,6 +1,6 @@
 //! `gpupack extender`: the service that kube-scheduler calls.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -90,7 +90,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async move {
         let clock = Clock::start();
-        let kube = kube_config(&config).await?;
+        let kube = kube_config(config.kubeconfig.as_deref()).await?;
         let client = Client::try_from(kube.clone()).context("cannot make a Kubernetes client")?;
         let writer = ApiWriter::connect(kube, config.api_timeout)
             .context("cannot make a Kubernetes client")?;
@@ -144,8 +144,12 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     })
 }
 
-async fn kube_config(config: &Config) -> Result<kube::Config> {
-    match &config.kubeconfig {
+/// The way to the API server: a kubeconfig file, or the pod's service account.
+///
+/// # Errors
+/// Neither can be read.
+pub(super) async fn kube_config(kubeconfig: Option<&Path>) -> Result<kube::Config> {
+    match kubeconfig {
         None => kube::Config::incluster()
             .context("no service account is mounted: run inside a cluster, or name a --kubeconfig"),
         Some(path) => {

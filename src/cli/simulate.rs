@@ -19,10 +19,12 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::simulate_bound::SeedBounds;
 use super::simulate_report::{Report, Timed};
 use crate::clock::Clock;
 use crate::ledger::reports::ReportRefusal;
 use crate::packing::policy::Policy;
+use crate::sim::bound::{BoundError, bounds};
 use crate::sim::chart::{self, ChartError};
 use crate::sim::engine::replay;
 use crate::sim::policy::SimPolicy;
@@ -71,6 +73,10 @@ pub struct SimulateArgs {
     /// tie, nothing is shuffled, repeated or left out, whatever the load; the seed is for `random`.
     #[arg(long)]
     pub as_is: bool,
+
+    /// Also tell how much any policy could have allocated; needs a build with `--features bound`.
+    #[arg(long)]
+    pub bound: bool,
 
     /// Form of the result on standard output.
     #[arg(long, value_enum, default_value_t = Output::Table)]
@@ -135,6 +141,9 @@ pub enum SimulateError {
     /// A node that is not believed.
     #[error("cannot build the cluster of the node file")]
     Cluster(#[from] ReportRefusal),
+    /// The bounds.
+    #[error("--bound")]
+    Bound(#[from] BoundError),
     /// The chart cannot be written where it should be.
     #[error("--chart needs an existing folder: `{}` is none", .0.display())]
     NoFolder(PathBuf),
@@ -170,8 +179,11 @@ impl SimulateError {
             | Self::Pods(_)
             | Self::Workload(_)
             | Self::Cluster(_)
-            | Self::NoFolder(_) => 2,
-            Self::Chart(_) | Self::Output(_) => 1,
+            | Self::NoFolder(_)
+            | Self::Bound(BoundError::NoSolver) => 2,
+            Self::Bound(BoundError::Forced { .. } | BoundError::Unsolved { .. })
+            | Self::Chart(_)
+            | Self::Output(_) => 1,
         }
     }
 }
@@ -188,7 +200,8 @@ pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
         }
     }
     let experiment = Experiment::of(args)?;
-    let report = Report::new(experiment.title(), experiment.replays()?);
+    let bounds = if args.bound { experiment.bounds()? } else { SeedBounds::default() };
+    let report = Report::new(experiment.title(), experiment.replays()?, bounds);
     if let Some(path) = &args.chart {
         chart::write_svg(path, &report.charts())?;
     }
@@ -284,6 +297,16 @@ impl Experiment {
         });
         bar.finish_and_clear();
         done.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
+    }
+
+    /// The bounds of each seed, one after the other.
+    fn bounds(&self) -> Result<SeedBounds, SimulateError> {
+        let of_seed = |seed: &i64| {
+            let workload = self.workload(*seed)?;
+            let baseline = replay(&workload, SimPolicy::Fgd, *seed, |_| {})?;
+            Ok((*seed, bounds(&workload, baseline.first_lost)?))
+        };
+        self.seeds.iter().map(of_seed).collect::<Result<_, SimulateError>>().map(SeedBounds)
     }
 
     fn replay(

@@ -11,6 +11,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::Number;
 
+use super::simulate_bound::{self, JsonBounds, SeedBounds};
 use crate::packing::units::Share;
 use crate::sim::chart::{Chart, Curve};
 use crate::sim::engine::Run;
@@ -33,6 +34,7 @@ pub(super) struct Timed {
 pub(super) struct Report {
     title: String,
     results: Vec<(SimPolicy, Vec<Timed>)>,
+    bounds: SeedBounds,
 }
 
 /// The figures of one replay, or their means.
@@ -51,6 +53,8 @@ struct Figures<Count> {
 #[derive(Serialize)]
 struct JsonReport {
     results: Vec<JsonResult>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bounds: Option<JsonBounds>,
 }
 
 /// One policy: means over the seeds, and standard deviations of the two figures that are compared.
@@ -73,9 +77,9 @@ struct JsonRun {
 }
 
 impl Report {
-    /// A report on replays, grouped by policy in the order in which they come.
+    /// A report on replays, grouped by policy in the order in which they come, and on their bounds.
     #[must_use]
-    pub(super) fn new(title: String, replays: Vec<Timed>) -> Self {
+    pub(super) fn new(title: String, replays: Vec<Timed>, bounds: SeedBounds) -> Self {
         let mut results: Vec<(SimPolicy, Vec<Timed>)> = Vec::new();
         for timed in replays {
             let policy = timed.run.policy;
@@ -84,7 +88,7 @@ impl Report {
                 None => results.push((policy, vec![timed])),
             }
         }
-        Self { title, results }
+        Self { title, results, bounds }
     }
 
     /// A table for people; figures of several seeds as mean ± standard deviation.
@@ -109,11 +113,15 @@ impl Report {
                 mean(&seconds).map_or_else(|| "-".to_owned(), |mean| format!("{mean:.2}")),
             ]);
         }
+        for row in self.bounds.rows() {
+            table.add_row(row);
+        }
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         let rows: String = table.lines().map(|line| format!("{}\n", line.trim_end())).collect();
-        format!("{}\n\n{rows}\n{LEGEND}", self.title)
+        let bounds = if self.bounds.0.is_empty() { "" } else { simulate_bound::LEGEND };
+        format!("{}\n\n{rows}\n{LEGEND}{bounds}", self.title)
     }
 
     /// One JSON object with a result per policy.
@@ -135,7 +143,7 @@ impl Report {
                 .map(|timed| JsonRun { seed: timed.run.seed, figures: figures(&timed.run) })
                 .collect(),
         });
-        let report = JsonReport { results: results.collect() };
+        let report = JsonReport { results: results.collect(), bounds: self.bounds.json() };
         let text = serde_json::to_string_pretty(&report).expect("numbers and names are valid JSON");
         text + "\n"
     }
@@ -164,6 +172,11 @@ impl Report {
             ];
             text.push_str(&values.join(","));
             text.push('\n');
+        }
+        for row in self.bounds.csv_rows() {
+            // What policies have and bounds have not stays empty.
+            text.push_str(&row);
+            text.push_str(",,,,,,\n");
         }
         text
     }
@@ -293,11 +306,12 @@ fn percent(share: Share) -> f64 {
 }
 
 /// To four decimals: enough to compare, and no noise of floating point.
-fn rounded(value: f64) -> f64 {
+pub(super) fn rounded(value: f64) -> f64 {
     (value * 10_000.0).round() / 10_000.0
 }
 
-fn mean(values: &[f64]) -> Option<f64> {
+/// The mean; none of no values.
+pub(super) fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::app::App;
+use super::pods::{self, PodView, reservation_state};
 use super::proposals::{MoveView, views};
 use crate::ledger::questions::Question;
 use crate::ledger::waiting::WaitingState;
@@ -14,7 +15,6 @@ use crate::packing::fit::{Misfit, Room};
 use crate::packing::fragmentation::Packing;
 use crate::packing::moves::MOST_MOVES;
 use crate::packing::node::{ClaimRule, DeviceBooks, NodeLedger, NodeState};
-use crate::packing::reservation::{Reservation, ReservationState};
 
 /// The whole model.
 #[derive(Debug, Serialize)]
@@ -23,6 +23,8 @@ pub struct State {
     pub packing: PackingView,
     /// All nodes, by name.
     pub nodes: Vec<NodeView>,
+    /// All pods that are placed or wait.
+    pub pods: Vec<PodView>,
 }
 
 /// How full and fragmented the cluster is. Shares in millionths of a GPU, ratios in millionths.
@@ -65,6 +67,10 @@ pub struct NodeView {
     pub pool: String,
     /// `never_reported`, `reporting`, `silent` or `gone`.
     pub state: &'static str,
+    /// Processor time that it offers to pods, in thousandths of a core.
+    pub cpu_milli: u64,
+    /// Main memory that it offers to pods.
+    pub memory_mib: u64,
     /// Processor time left, in thousandths of a core.
     pub free_cpu_milli: u64,
     /// Main memory left.
@@ -130,9 +136,11 @@ pub struct TenantView {
 
 /// The whole model as it is now.
 pub fn state(app: &App) -> State {
+    let nodes = app.ledger.nodes();
     State {
         packing: PackingView::of(&app.ledger.packing()),
-        nodes: app.ledger.nodes().iter().map(node_view).collect(),
+        nodes: nodes.iter().map(node_view).collect(),
+        pods: pods::all(app, &nodes),
     }
 }
 
@@ -152,11 +160,13 @@ pub(super) fn state_name(state: NodeState) -> &'static str {
 }
 
 fn node_view(node: &NodeLedger) -> NodeView {
-    let free = node.host_free();
+    let (host, free) = (node.host_capacity(), node.host_free());
     NodeView {
         name: node.name().to_string(),
         pool: node.pool().to_string(),
         state: state_name(node.state()),
+        cpu_milli: host.cpu.milli(),
+        memory_mib: host.memory.mib(),
         free_cpu_milli: free.cpu.milli(),
         free_memory_mib: free.memory.mib(),
         devices: node.devices().iter().map(|books| device_view(node, books)).collect(),
@@ -202,14 +212,6 @@ fn device_view(node: &NodeLedger, books: &DeviceBooks) -> DeviceView {
                 }
             })
             .collect(),
-    }
-}
-
-fn reservation_state(held: &Reservation) -> &'static str {
-    match held.state {
-        ReservationState::Assumed { .. } => "assumed",
-        ReservationState::Confirmed => "confirmed",
-        ReservationState::Draining { .. } => "draining",
     }
 }
 

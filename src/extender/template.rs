@@ -6,28 +6,16 @@
 
 use super::protocol::NodeObject;
 use crate::cluster::host::host_offer;
-use crate::cluster::quantity::{parse_count, parse_whole};
+use crate::cluster::labels::labelled_gpus;
 use crate::ledger::books::Ledger;
 use crate::ledger::questions::{Answer, Question};
 use crate::packing::device::{
-    Device, DeviceClasses, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory,
-    NodeName, PoolName,
+    Device, DeviceClasses, DeviceId, DeviceIndex, DeviceKind, Health, NodeInventory, NodeName,
+    PoolName,
 };
 use crate::packing::fit::Misfit;
 use crate::packing::node::NodeLedger;
 use crate::packing::units::{MemMib, Timestamp};
-
-/// Count of GPUs in a node's allocatable resources.
-const GPU_RESOURCE: &str = "nvidia.com/gpu";
-
-/// Label of GPU feature discovery: number of GPUs.
-const COUNT_LABEL: &str = "nvidia.com/gpu.count";
-
-/// Label of GPU feature discovery: memory of each GPU in MiB.
-const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
-
-/// Label of GPU feature discovery: product name, blanks written as `-`.
-const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
 
 /// The answer for each Node object, in their order. Changes nothing.
 pub fn answers(ledger: &Ledger, question: &Question, objects: &[NodeObject<'_>]) -> Vec<Answer> {
@@ -51,18 +39,14 @@ fn answer_as_empty(ledger: &Ledger, question: &Question, object: &NodeObject<'_>
 fn empty_node(object: &NodeObject<'_>, classes: &mut DeviceClasses) -> Option<NodeLedger> {
     let label = |name: &str| object.labels.get(name).map(String::as_str);
     let allocatable = |name: &str| object.allocatable.get(name).map(String::as_str);
-    let advertised = allocatable(GPU_RESOURCE).and_then(|text| parse_count(text).ok());
-    let labelled = label(COUNT_LABEL).and_then(|text| parse_whole(text).ok());
-    let count = advertised.filter(|count| *count > 0).or(labelled)?;
-    let memory = MemMib::new(label(MEMORY_LABEL).and_then(|text| parse_whole(text).ok())?);
-    let model = ModelName::new(label(PRODUCT_LABEL).unwrap_or_default());
-    let devices: Option<Vec<Device>> = (0..u32::try_from(count.min(64)).ok()?)
+    let gpus = labelled_gpus(label, allocatable)?;
+    let devices: Option<Vec<Device>> = (0..gpus.count)
         .map(|index| {
             Some(Device {
                 id: DeviceId::new(&format!("GPU-template-{index}")).ok()?,
                 index: DeviceIndex(index),
-                model: model.clone(),
-                total: memory,
+                model: gpus.model.clone(),
+                total: gpus.memory,
                 reserved: MemMib::ZERO,
                 kind: DeviceKind::Gpu,
                 health: Health::Healthy,

@@ -111,6 +111,11 @@ impl NodeLedger {
         &self.reservations
     }
 
+    /// Pods of which only processor time and memory matter, by UID.
+    pub fn others(&self) -> &BTreeMap<PodUid, HostAmount> {
+        &self.others
+    }
+
     /// All claims, by UID.
     pub fn claims(&self) -> &BTreeMap<PodUid, Claim> {
         &self.claims

@@ -7,16 +7,15 @@
 //! cannot be read on white. Past seven curves the colours come back as dashed lines.
 
 use std::error::Error;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::chart_layout::{axis, decimals, shorten};
+use super::replace::replace;
 
 /// Drawing units of one pixel. The SVG backend knows whole units only, and lines that may bend only
 /// at whole pixels look jagged; all lengths below are in units.
@@ -138,17 +137,11 @@ pub enum ChartError {
 /// Any [`ChartError`].
 pub fn write_svg(path: &Path, charts: &[Chart]) -> Result<(), ChartError> {
     let picture = draw_svg(charts)?;
-    let Some(name) = path.file_name() else {
+    if path.file_name().is_none() {
         return Err(ChartError::NotAFile { path: path.to_owned() });
-    };
-    let mut unfinished = name.to_owned();
-    unfinished.push(format!(".{}.tmp", process::id()));
-    let unfinished = path.with_file_name(unfinished);
-    fs::write(&unfinished, picture).and_then(|()| fs::rename(&unfinished, path)).map_err(|source| {
-        // Nothing more can be done about a leftover than to try; the first error is the one to tell.
-        let _ = fs::remove_file(&unfinished);
-        ChartError::Write { path: path.to_owned(), source }
-    })
+    }
+    replace(&[(path, picture.as_bytes())])
+        .map_err(|error| ChartError::Write { path: error.path, source: error.source })
 }
 
 /// Draws `charts` one below another and returns the SVG text.
@@ -282,6 +275,7 @@ fn is_dashed(place: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::slice::from_ref;
 
     use super::super::chart_layout::is_printable;

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 /// The load at which the paper compares policies, in percent.
-const FULL_LOAD: u64 = 100;
+pub(super) const FULL_LOAD: u64 = 100;
 
 /// The points of one replay, summed per column.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Curve {
     /// thousandths of a GPU.
     pub fn arrive(&mut self, demand_milli: u64, used_milli: u64) {
         self.arrived_milli += demand_milli;
-        let x = rounded_ratio(self.arrived_milli, 100, self.capacity_milli);
+        let x = column_of(self.arrived_milli, self.capacity_milli);
         self.last = rounded_ratio(used_milli, 10_000, self.capacity_milli);
         let column = self.columns.entry(x).or_default();
         column.points += 1;
@@ -84,6 +84,11 @@ impl Column {
     fn mean(self) -> f64 {
         self.y_sum as f64 / self.points.max(1) as f64 / 100.0
     }
+}
+
+/// The column of a load: whole percent of the capacity, both in thousandths of a GPU.
+pub(super) fn column_of(arrived_milli: u64, capacity_milli: u64) -> u64 {
+    rounded_ratio(arrived_milli, 100, capacity_milli)
 }
 
 fn hundredths(value: u64) -> f64 {

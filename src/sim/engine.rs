@@ -47,6 +47,8 @@ pub struct Run {
     pub lost: u64,
     /// Of those, the ones lost while less than 90 % of the cluster's GPUs had been asked for.
     pub lost_before_90: u64,
+    /// Place of the first lost pod among the arrivals, from 0; none when every pod found room.
+    pub first_lost: Option<usize>,
     /// Allocation against arrived load.
     pub curve: Curve,
     /// State of the cluster each time the load reached another whole percent.
@@ -87,7 +89,10 @@ pub fn replay(
 ) -> Result<Run, ReportRefusal> {
     let mut replay = Replay::start(workload, policy, seed)?;
     for (earlier, pod) in workload.arrivals.iter().enumerate() {
-        replay.arrive(pod);
+        let is_placed = replay.arrive(pod);
+        if !is_placed && replay.run.first_lost.is_none() {
+            replay.run.first_lost = Some(earlier);
+        }
         progress(earlier + 1);
     }
     Ok(replay.finish())
@@ -123,13 +128,23 @@ impl Replay {
         let curve = Curve::new(workload.capacity_milli());
         let end = sample(&ledger, &yardstick, &curve);
         let samples = vec![end];
-        let run =
-            Run { policy, seed, arrivals: 0, lost: 0, lost_before_90: 0, curve, samples, end };
+        let run = Run {
+            policy,
+            seed,
+            arrivals: 0,
+            lost: 0,
+            lost_before_90: 0,
+            first_lost: None,
+            curve,
+            samples,
+            end,
+        };
         let chance = ChaCha8Rng::seed_from_u64(seed.cast_unsigned());
         Ok(Self { ledger, yardstick, chance, used_micro: 0, run })
     }
 
-    fn arrive(&mut self, pod: &TracePod) {
+    /// Takes the next pod in. Returns whether it fitted.
+    fn arrive(&mut self, pod: &TracePod) -> bool {
         let policy = self.run.policy;
         let question = Question {
             gpu: gpu_request(pod),
@@ -151,6 +166,7 @@ impl Replay {
         if now > before {
             self.run.samples.push(sample(&self.ledger, &self.yardstick, &self.run.curve));
         }
+        is_placed
     }
 
     /// Asks, reserves and confirms, as the verbs of the extender do. Returns whether it fitted.
@@ -289,6 +305,7 @@ mod tests {
         for policy in SimPolicy::ALL {
             let run = run(&nodes, &pods, policy);
             assert_eq!((run.arrivals, run.lost, run.lost_before_90), (10, 4, 1), "{policy}");
+            assert_eq!(run.first_lost, Some(0), "{policy}");
             assert_eq!((run.curve.at_100(), run.curve.last()), (Some(73.33), 100.0), "{policy}");
         }
     }
@@ -299,7 +316,7 @@ mod tests {
             run(&[node("a", 2, "T4")], &["1000 1 500", "1000 1 1000", "0 0 0"], SimPolicy::Fgd);
         let loads: Vec<u64> = run.samples.iter().map(|sample| sample.load_percent).collect();
         assert_eq!(loads, [0, 25, 75]);
-        assert_eq!(run.fragmentation_at_100(), None);
+        assert_eq!((run.fragmentation_at_100(), run.first_lost), (None, None));
         assert_eq!((run.curve.last(), run.end.load_percent), (75.0, 75));
         // One GPU is half full, one full; half a GPU is free, which the pod of half a GPU can use:
         // the other two of the three typical pods cannot.

@@ -15,9 +15,9 @@ use super::table::Table;
 pub use super::table::TraceError;
 
 /// Up to 10,000 cores on a node.
-const CPU_MILLI: RangeInclusive<u64> = 0..=10_000_000;
+pub(super) const CPU_MILLI: RangeInclusive<u64> = 0..=10_000_000;
 /// Up to 1 PiB on a node.
-const MEMORY_MIB: RangeInclusive<u64> = 0..=1 << 30;
+pub(super) const MEMORY_MIB: RangeInclusive<u64> = 0..=1 << 30;
 /// GPUs of a node or of a pod; NVML itself counts far fewer.
 const GPUS: RangeInclusive<u32> = 0..=256;
 /// Seconds; wide enough for an epoch.

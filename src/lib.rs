@@ -105,8 +105,15 @@ pub mod sim {
     pub mod go_rand;
     mod go_rand_table;
     pub mod workload;
+    mod exponential;
+    pub mod schedule;
+    pub mod churn;
+    pub mod timeline;
     pub mod policy;
     pub mod curve;
+    mod cluster;
+    mod queue;
+    pub mod service;
     pub mod engine;
     pub mod chart;
     mod chart_layout;

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 
 use super::books::{Ledger, Slot};
 use crate::packing::device::{DeviceId, PodUid};
-use crate::packing::fragmentation::Packing;
+use crate::packing::fragmentation::{Packing, stranded_by_device};
 use crate::packing::mix::{CompiledMix, Mix};
 use crate::packing::node::{AuditError, NodeLedger, NodeState};
 use crate::packing::reservation::{PodRef, Reservation};
-use crate::packing::units::Timestamp;
+use crate::packing::units::{Share, Timestamp};
 
 /// Whether questions can be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,6 +104,13 @@ impl Ledger {
     /// The same against a mix from outside, so that two clusters can be compared by one measure.
     pub fn packing_against(&self, mix: &Mix) -> Packing {
         self.packed(&mix.compile(&self.world().classes))
+    }
+
+    /// For each GPU, in no particular order: the free share that the requests of `mix` cannot use.
+    pub fn stranded_against(&self, mix: &Mix) -> Vec<Share> {
+        let mix = mix.compile(&self.world().classes);
+        let slots = self.slots();
+        slots.iter().flat_map(|slot| stranded_by_device(&slot.read(), &mix)).collect()
     }
 
     fn packed(&self, mix: &CompiledMix) -> Packing {

@@ -19,6 +19,7 @@
 //!
 //! All sums are exact integers; a ratio is formed only when it is shown.
 
+pub use self::stranded::stranded_by_device;
 use super::device::Health;
 use super::fit::Room;
 use super::mix::CompiledMix;
@@ -274,6 +275,8 @@ fn add(a: Share, b: Share) -> Share {
 fn add_memory(a: MemMib, b: MemMib) -> MemMib {
     a.checked_add(b).expect("memory of all devices of a cluster fits into 64 bits")
 }
+
+mod stranded;
 
 #[cfg(test)]
 mod tests {

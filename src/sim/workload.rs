@@ -14,7 +14,7 @@ use super::trace::{TraceNode, TracePod};
 /// Largest load accepted, in multiples of the cluster's GPUs.
 pub const LOAD_MAX: f64 = 100.0;
 /// Most arrivals generated. A trace of nearly only CPU pods would else be repeated without end.
-const ARRIVALS_MAX: usize = 4_000_000;
+pub(super) const ARRIVALS_MAX: usize = 4_000_000;
 
 /// What one experiment replays.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +36,36 @@ pub enum WorkloadError {
     Load {
         /// The load asked for.
         load: f64,
+    },
+    /// The mean load of a replay with times is not a number in range.
+    #[error("mean load `{load}` is not allowed, expected more than 0 and at most 10")]
+    MeanLoad {
+        /// The load asked for.
+        load: f64,
+    },
+    /// The factor is out of range: as asked for, or as the load would need it.
+    #[error("times `{compress}` as fast is not allowed, expected more than 0 and at most 1e8")]
+    Compress {
+        /// The factor.
+        compress: f64,
+    },
+    /// A pod without a time cannot be replayed at its time.
+    #[error("pod `{pod}` has no `creation_time`: its file cannot be replayed by its own times")]
+    NoTime {
+        /// The pod.
+        pod: String,
+    },
+    /// A pod that ends before it begins.
+    #[error("the `deletion_time` of pod `{pod}` lies before its `creation_time`")]
+    Backwards {
+        /// The pod.
+        pod: String,
+    },
+    /// At this pace too many pods would run at once.
+    #[error("times `{compress}` as fast, more than {ARRIVALS_MAX} pods would run at once")]
+    TooManyStanding {
+        /// The factor.
+        compress: f64,
     },
     /// A load is relative to the cluster's GPUs, and there are none.
     #[error("none of the `{nodes}` nodes has a GPU")]

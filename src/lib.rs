@@ -126,7 +126,11 @@ pub mod cli {
     pub mod extender;
     pub mod agent;
     pub mod simulate;
+    mod simulate_jobs;
+    mod figures;
     mod simulate_report;
+    mod simulate_timed;
+    mod simulate_charts;
     mod demo_pods;
     mod demo_board;
     mod demo_scheduler;

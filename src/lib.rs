@@ -129,6 +129,8 @@ pub mod cli {
     mod simulate_jobs;
     mod figures;
     mod simulate_report;
+    mod simulate_timed_figures;
+    mod simulate_timed_json;
     mod simulate_timed;
     mod simulate_charts;
     mod demo_pods;

@@ -189,10 +189,12 @@ fn by_load(results: &Results<Run>, points: impl Fn(&Run) -> BTreeMap<u64, f64>) 
     results.by_policy.iter().map(curve).collect()
 }
 
-/// A curve per policy: the mean over the seeds, which are looked at at the same moments.
+/// A curve per policy while it is measured: the mean over the seeds, which are looked at at the same
+/// moments.
 fn by_time(results: &Results<TimedRun>, value: fn(&Moment) -> Share) -> Vec<Curve> {
     let curve = |(policy, runs): &(SimPolicy, Vec<Timed<TimedRun>>)| {
-        let moments = runs.first().map_or(0, |timed| timed.run.moments.len());
+        let measured =
+            runs.first().map_or(0..0, |Timed { run, .. }| run.first_measured..run.moments.len());
         let point = |place: usize| {
             let seeds: Vec<_> = runs
                 .iter()
@@ -202,7 +204,7 @@ fn by_time(results: &Results<TimedRun>, value: fn(&Moment) -> Share) -> Vec<Curv
             let values: Vec<f64> = seeds.iter().map(|(_, m)| percent(value(m))).collect();
             Some((timed.run.unit.from_ticks(moment.at), mean(&values)?))
         };
-        Curve { label: policy.name().to_owned(), points: (0..moments).filter_map(point).collect() }
+        Curve { label: policy.name().to_owned(), points: measured.filter_map(point).collect() }
     };
     results.by_policy.iter().map(curve).collect()
 }

@@ -161,26 +161,26 @@ fn the_chart_is_an_svg_with_a_curve_per_policy() {
 fn churn_gives_the_figures_it_gave_before() {
     let expected = expect![[r#"
         policy,seed,class,arrivals,allocation,blocked_demand,blocked_pods,waiting_demand,still_waiting,wait_p50,wait_p90,wait_p99,wait_max
-        fgd,1,all,532,73.5101,19.2632,4.3233,0,0,0,0,0,0
-        fgd,1,cpu_only,40,0,0,0,0,0,0,0,0,0
-        fgd,1,fraction,371,36.7125,3.3518,2.4259,0,0,0,0,0,0
-        fgd,1,whole,88,17.4824,2.2727,2.2727,0,0,0,0,0,0
-        fgd,1,several,33,19.3151,53.7313,36.3636,0,0,0,0,0,0
-        fgd,2,all,489,67.4389,10.5818,4.499,0,0,0,0,0,0
-        fgd,2,cpu_only,43,0,0,0,0,0,0,0,0,0
-        fgd,2,fraction,336,32.3651,5.1078,4.4643,0,0,0,0,0,0
-        fgd,2,whole,85,16.3523,4.7059,4.7059,0,0,0,0,0,0
-        fgd,2,several,25,18.7213,26.087,12,0,0,0,0,0,0
-        random,1,all,532,64.8387,26.16,6.203,0,0,0,0,0,0
-        random,1,cpu_only,40,0,0,0,0,0,0,0,0,0
-        random,1,fraction,371,36.509,4.2942,3.504,0,0,0,0,0,0
-        random,1,whole,88,17.5624,3.4091,3.4091,0,0,0,0,0,0
-        random,1,several,33,10.7673,73.1343,51.5152,0,0,0,0,0,0
-        random,2,all,489,56.6032,19.489,5.726,0,0,0,0,0,0
-        random,2,cpu_only,43,0,0,0,0,0,0,0,0,0
-        random,2,fraction,336,31.6615,6.2002,5.0595,0,0,0,0,0,0
-        random,2,whole,85,16.3218,3.5294,3.5294,0,0,0,0,0,0
-        random,2,several,25,8.6198,58.6957,32,0,0,0,0,0,0
+        fgd,1,all,528,79.9848,24.8346,5.1136,0,0,0,0,0,0
+        fgd,1,cpu_only,44,0,0,0,0,0,0,0,0,0
+        fgd,1,fraction,358,40.6145,3.9312,2.7933,0,0,0,0,0,0
+        fgd,1,whole,95,21.0109,1.0526,1.0526,0,0,0,0,0,0
+        fgd,1,several,31,18.3593,69.5652,51.6129,0,0,0,0,0,0
+        fgd,2,all,508,74.4153,19.9568,5.9055,0,0,0,0,0,0
+        fgd,2,cpu_only,46,0,0,0,0,0,0,0,0,0
+        fgd,2,fraction,350,37.2768,4.6817,4.2857,0,0,0,0,0,0
+        fgd,2,whole,80,19.4981,6.25,6.25,0,0,0,0,0,0
+        fgd,2,several,32,17.6403,51.6129,31.25,0,0,0,0,0,0
+        random,1,all,528,66.8375,30.9338,8.1439,0,0,0,0,0,0
+        random,1,cpu_only,44,0,0,0,0,0,0,0,0,0
+        random,1,fraction,358,41.0358,6.9384,5.5866,0,0,0,0,0,0
+        random,1,whole,95,20.8419,3.1579,3.1579,0,0,0,0,0,0
+        random,1,several,31,4.9597,82.6087,64.5161,0,0,0,0,0,0
+        random,2,all,508,66.0927,28.4899,7.874,0,0,0,0,0,0
+        random,2,cpu_only,46,0,0,0,0,0,0,0,0,0
+        random,2,fraction,350,36.3707,6.415,5.1429,0,0,0,0,0,0
+        random,2,whole,80,19.5022,6.25,6.25,0,0,0,0,0,0
+        random,2,several,32,10.2197,75.8065,53.125,0,0,0,0,0,0
     "#]];
     expected.assert_eq(&printed("--policy fgd,random --churn 0.9 --seeds 1..2 --output csv"));
 }
@@ -222,6 +222,21 @@ fn what_pods_got_is_told_as_json() {
 }
 
 #[test]
+fn pods_that_no_node_suits_are_counted_and_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pods.csv");
+    fs::write(&path, fs::read_to_string(PODS).unwrap().replace(",T4,", ",T5,")).unwrap();
+    let run = |flags: &str| {
+        let pods = path.display().to_string();
+        text(command(NODES, &pods, &format!("--as-is {flags}")).output().unwrap().stdout)
+    };
+    let told = run("").lines().nth(1).unwrap().to_owned();
+    assert_eq!(told, "pods: 29 of 200 pods accept only GPU models that no node has");
+    let json: Value = serde_json::from_str(&run("--output json")).unwrap();
+    assert_eq!(json["unknown_model_pods"], 29);
+}
+
+#[test]
 fn several_traces_are_compared_in_one_table_and_told_apart_in_json() {
     let folder = tempfile::tempdir().unwrap();
     let copy = |name: &str| {
@@ -240,6 +255,7 @@ fn several_traces_are_compared_in_one_table_and_told_apart_in_json() {
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines[0], "24 nodes, 144 GPUs; 2 traces, as is, seed 42");
     assert!(lines[3].starts_with(" a      fgd ") && lines[6].starts_with(" b      bestfit "));
+    assert_eq!(table.matches("accept only GPU models that no node has").count(), 0);
     assert!(run("--output csv").contains("\na,fgd,42,93.0267,94.15,200,22,5,"));
     let json: Value = serde_json::from_str(&run("--output json")).unwrap();
     assert_eq!(json["traces"][1]["trace"], "b");

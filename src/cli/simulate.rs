@@ -25,7 +25,7 @@ use crate::sim::churn::NodeOrder;
 use crate::sim::engine::Overflow;
 use crate::sim::policy::SimPolicy;
 use crate::sim::timeline::Pace;
-use crate::sim::trace::{TraceError, read_nodes, read_pods};
+use crate::sim::trace::{TraceError, pods_of_unknown_models, read_nodes, read_pods};
 use crate::sim::workload::WorkloadError;
 
 /// Most seeds of one call; a typing error should not run for a day.
@@ -326,12 +326,15 @@ fn experiment(args: &SimulateArgs) -> Result<Experiment, SimulateError> {
     }
     let nodes = read_nodes(&args.nodes).map_err(SimulateError::Nodes)?;
     let trace = |(path, label): (&PathBuf, String)| {
-        Ok(Trace { label, pods: read_pods(path).map_err(SimulateError::Pods)? })
+        let pods = read_pods(path).map_err(SimulateError::Pods)?;
+        let unknown_model_pods = pods_of_unknown_models(&nodes, &pods);
+        Ok(Trace { label, pods, unknown_model_pods })
     };
     let traces = args.pods.iter().zip(labels(&args.pods)).map(trace);
+    let traces = traces.collect::<Result<_, SimulateError>>()?;
     Ok(Experiment {
         nodes,
-        traces: traces.collect::<Result<_, SimulateError>>()?,
+        traces,
         policies,
         seeds: args.seeds.clone().map_or(vec![args.seed], |seeds| seeds.0.collect()),
         order: if args.as_is { NodeOrder::AsIs } else { NodeOrder::Shuffled },

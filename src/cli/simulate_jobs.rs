@@ -43,6 +43,8 @@ pub(super) struct Trace {
     /// How tables call it.
     pub(super) label: String,
     pub(super) pods: Vec<TracePod>,
+    /// Pods that accept only GPU models which no node has.
+    pub(super) unknown_model_pods: usize,
 }
 
 /// When pods come, where they come at times.
@@ -59,6 +61,8 @@ pub(super) enum Times {
 pub(super) struct Results<R> {
     /// How tables call the trace.
     pub(super) trace: String,
+    /// Pods of it that accept only GPU models which no node has.
+    pub(super) unknown_model_pods: usize,
     /// The policies in the order asked for, each with its replays in the order of the seeds.
     pub(super) by_policy: Vec<(SimPolicy, Vec<Timed<R>>)>,
 }
@@ -88,7 +92,8 @@ impl<R> Results<R> {
 }
 
 impl Experiment {
-    /// One line that says what the figures are of; `how` says when pods come.
+    /// What the figures are of, in a line; `how` says when pods come. One more line for each trace with
+    /// pods that cannot fit.
     pub(super) fn title(&self, how: &str) -> String {
         let gpus = capacity_milli(&self.nodes) / 1000;
         let seeds = match self.seeds[..] {
@@ -99,7 +104,12 @@ impl Experiment {
             [trace] => format!("{} pods", trace.pods.len()),
             traces => format!("{} traces", traces.len()),
         };
-        format!("{} nodes, {gpus} GPUs; {pods}, {how}, {seeds}", self.nodes.len())
+        let odd = self.traces.iter().filter(|trace| trace.unknown_model_pods > 0).map(|trace| {
+            let (label, all, odd) = (&trace.label, trace.pods.len(), trace.unknown_model_pods);
+            format!("\n{label}: {odd} of {all} pods accept only GPU models that no node has")
+        });
+        let odd: String = odd.collect();
+        format!("{} nodes, {gpus} GPUs; {pods}, {how}, {seeds}{odd}", self.nodes.len())
     }
 
     /// Replays arrivals without times, up to `load` times the cluster, or the files as they are.
@@ -181,7 +191,11 @@ impl Experiment {
         for trace in &self.traces {
             let of = |policy: &SimPolicy| (*policy, done.by_ref().take(self.seeds.len()).collect());
             let by_policy = self.policies.iter().map(of).collect();
-            results.push(Results { trace: trace.label.clone(), by_policy });
+            results.push(Results {
+                trace: trace.label.clone(),
+                unknown_model_pods: trace.unknown_model_pods,
+                by_policy,
+            });
         }
         results
     }

@@ -40,6 +40,8 @@ struct Figures<Count> {
 pub(super) enum JsonReport<P> {
     /// Of one trace.
     One {
+        /// Pods that accept only GPU models which no node has.
+        unknown_model_pods: usize,
         /// A result per policy.
         results: Vec<P>,
     },
@@ -54,6 +56,7 @@ pub(super) enum JsonReport<P> {
 #[derive(Serialize)]
 pub(super) struct JsonTrace<P> {
     trace: String,
+    unknown_model_pods: usize,
     results: Vec<P>,
 }
 
@@ -88,9 +91,13 @@ pub(super) fn json_text<R, P: Serialize>(
     of: impl Fn(&Results<R>) -> Vec<P>,
 ) -> String {
     let report = match results {
-        [one] => JsonReport::One { results: of(one) },
+        [one] => JsonReport::One { unknown_model_pods: one.unknown_model_pods, results: of(one) },
         several => {
-            let trace = |one: &Results<R>| JsonTrace { trace: one.trace.clone(), results: of(one) };
+            let trace = |one: &Results<R>| JsonTrace {
+                trace: one.trace.clone(),
+                unknown_model_pods: one.unknown_model_pods,
+                results: of(one),
+            };
             JsonReport::Several { traces: several.iter().map(trace).collect() }
         }
     };

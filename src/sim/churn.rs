@@ -1,10 +1,12 @@
 //! Churn: pods drawn from a trace come at random and stay for a random time, so that the cluster is
 //! as full as asked for and never at rest.
 //!
-//! Arrivals are Poisson, lifetimes exponential, as in the classical loss system (Erlang). The cluster
-//! starts empty; after one mean lifetime of warm-up three are measured. All is drawn before anything
-//! is placed, so every policy of a seed meets the same pods at the same moments, and they stay as
-//! long.
+//! Arrivals are Poisson, lifetimes exponential, as in the classical loss system (Erlang). Filling an
+//! empty cluster would take several lifetimes, so it starts with as many pods as would run by then:
+//! a Poisson number, and as such lifetimes have no memory, each with a whole one before it. They were
+//! packed without any departure, so one mean lifetime of warm-up follows; then three are measured.
+//! All is drawn before anything is placed, so every policy of a seed meets the same pods at the same
+//! moments, and they stay as long.
 
 use std::num::NonZeroU64;
 
@@ -58,7 +60,7 @@ pub fn churn(
     // Arrivals per mean lifetime are load x capacity / mean demand.
     let per_lifetime = load_micro * u128::from(capacity) * u128::from(choices.get());
     let gap_unit = u128::from(demand) * 1_000_000;
-    let expected = per_lifetime / gap_unit * u128::from(WARM_UP + MEASURED);
+    let expected = per_lifetime / gap_unit * u128::from(1 + WARM_UP + MEASURED);
     if expected > ARRIVALS_MAX as u128 {
         return Err(WorkloadError::TooManyArrivals { load });
     }
@@ -66,14 +68,18 @@ pub fn churn(
     let nodes = ranked(nodes, order, &mut chance);
     let window = WARM_UP * MEAN_TICKS..(WARM_UP + MEASURED) * MEAN_TICKS;
     let mut arrivals = Vec::new();
+    // The pods that come within one mean lifetime are as many as run at a moment: they stand first.
+    let (standing, end) = (u128::from(MEAN_TICKS), u128::from(MEAN_TICKS + window.end));
     // Counted in 2^-20 ticks, so that rounding does not add up.
     let mut at_fine = 0_u128;
     loop {
         at_fine += ((u128::from(exponential(&mut chance)) << 20) * gap_unit) / per_lifetime;
-        let Some(at) = u64::try_from(at_fine >> 20).ok().filter(|at| *at < window.end) else {
+        let at = at_fine >> 20;
+        if at >= end {
             let schedule = Schedule { arrivals, window, unit: TimeUnit::Lifetime };
             return Ok(TimedWorkload { nodes, pods, schedule });
-        };
+        }
+        let at = u64::try_from(at.saturating_sub(standing)).expect("no later than the end");
         let pod = index_below(choices, &mut chance);
         let stays = Some(exponential(&mut chance).max(1));
         arrivals.push(Arrival { pod, at, stays });
@@ -147,16 +153,16 @@ mod tests {
     #[test]
     fn the_load_asked_for_is_offered() {
         let TimedWorkload { pods, schedule, .. } = churned(0.9, 7).unwrap();
-        let time = |arrival: &Arrival| arrival.stays.unwrap() as f64;
-        let work: f64 = schedule
-            .arrivals
-            .iter()
-            .map(|arrival| pods[arrival.pod].demand_milli() as f64 * time(arrival))
-            .sum();
-        let load = work / (1_000_000.0 * schedule.window.end as f64);
+        let demand = |arrival: &Arrival| pods[arrival.pod].demand_milli() as f64;
+        let (standing, later): (Vec<Arrival>, Vec<Arrival>) =
+            schedule.arrivals.iter().partition(|arrival| arrival.at == 0);
+        let load = standing.iter().map(demand).sum::<f64>() / 1_000_000.0;
+        assert!((load - 0.9).abs() < 0.05, "{load}");
+        let work = later.iter().map(|arrival| demand(arrival) * arrival.stays.unwrap() as f64);
+        let load = work.sum::<f64>() / (1_000_000.0 * schedule.window.end as f64);
         assert!((load - 0.9).abs() < 0.05, "{load}");
         // 900,000 milli over (0 + 500 + 2000) / 3 are 1,080 arrivals in a mean lifetime.
-        let expected = 1080.0 * 4.0;
+        let expected = 1080.0 * 5.0;
         assert!((schedule.arrivals.len() as f64 / expected - 1.0).abs() < 0.05);
         for kind in 0..3 {
             let share = schedule.arrivals.iter().filter(|arrival| arrival.pod == kind).count();

@@ -6,6 +6,7 @@
 //! every value is checked against a range, and the sum of any column fits in 64 bits.
 //! This module never shuffles, sorts or repairs: what it returns is what the file says.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::ops::RangeInclusive;
@@ -13,6 +14,8 @@ use std::path::Path;
 
 use super::table::Table;
 pub use super::table::TraceError;
+use crate::packing::device::ModelName;
+use crate::packing::request::ModelFilter;
 
 /// Up to 10,000 cores on a node.
 const CPU_MILLI: RangeInclusive<u64> = 0..=10_000_000;
@@ -73,6 +76,24 @@ impl TracePod {
     pub fn demand_milli(&self) -> u64 {
         u64::from(self.num_gpu) * u64::from(self.gpu_milli)
     }
+}
+
+/// How many of `pods` accept only GPU models that none of `nodes` has. They fit nowhere, whatever is
+/// free: not a fault of the file, but worth telling.
+#[must_use]
+pub fn pods_of_unknown_models(nodes: &[TraceNode], pods: &[TracePod]) -> usize {
+    let models = nodes.iter().filter(|node| node.gpus > 0).map(|node| node.model.as_str());
+    let models: Vec<ModelName> =
+        models.collect::<BTreeSet<_>>().into_iter().map(ModelName::new).collect();
+    let mut known: BTreeMap<&[String], bool> = BTreeMap::new();
+    let specs = pods.iter().filter(|pod| pod.num_gpu > 0).map(|pod| pod.gpu_spec.as_slice());
+    let unknown = specs.filter(|spec| {
+        *known.entry(*spec).or_insert_with(|| {
+            let filter = ModelFilter::new(spec.iter().map(String::as_str));
+            !filter.is_any() && !models.iter().any(|model| filter.matches(model))
+        })
+    });
+    unknown.count()
 }
 
 /// Reads the node file at `path`, in the file's order.

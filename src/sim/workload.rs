@@ -3,7 +3,7 @@
 //! [`Workload::paper`] is the workload of the FGD paper (USENIX ATC'23, "Beware of Fragmentation")
 //! as its simulator makes it, number for number, so that results can be compared seed by seed;
 //! [`Workload::as_is`] takes the files at their word. Arrivals come one after another: the times in
-//! the trace play no part. This module decides nothing about placement.
+//! the trace play no part here, but in [`super::timeline`]. This module decides nothing about placement.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;

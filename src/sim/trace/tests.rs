@@ -107,6 +107,16 @@ fn a_file_without_end_is_refused_before_it_fills_the_memory() {
 }
 
 #[test]
+fn pods_that_only_models_of_other_clusters_suit_are_counted() {
+    let nodes = parse_nodes("n.csv", format!("{NODES}a,1,1,1,V100M16\nb,1,1,0,P4\n").as_bytes());
+    let pods = pods(
+        "p,1,1,1,1,,,,,,\nq,1,1,1,1,V100M16|T4,,,,,\nr,1,1,1,1,T4,,,,,\n\
+         s,1,1,1,1,P4,,,,,\nt,1,1,0,0,T4,,,,,\nu,1,1,1,1,T4,,,,,\n",
+    );
+    assert_eq!(pods_of_unknown_models(&nodes.unwrap(), &pods.unwrap()), 3);
+}
+
+#[test]
 fn a_node_is_named_by_its_serial_number_or_its_name() {
     for (title, model) in [("sn", "V100M16"), ("name", "")] {
         let text = format!("{title},cpu_milli,memory_mib,gpu,model\nn1,96000,393216,8,{model}\n");

@@ -1,3 +1,4 @@
+use super::super::churn::{NodeOrder, churn};
 use super::super::trace::TraceNode;
 use super::*;
 use crate::packing::node::NodeLedger;
@@ -191,4 +192,35 @@ fn the_cluster_is_looked_at_evenly_and_only_the_window_counts() {
     let allocation = run.moments.iter().map(|moment| moment.allocation.millionths());
     assert_eq!(allocation.filter(|share| *share == 1_000_000).count(), 60);
     assert_eq!(run.stranded.cumulative(), [(0, 2)]);
+}
+
+#[test]
+fn whoever_waits_fits_nowhere() {
+    let nodes: Vec<TraceNode> = ["a", "b", "c", "d"]
+        .map(|name| node(name, 4, if name < "c" { "T4" } else { "G2" }))
+        .to_vec();
+    let kinds =
+        ["500 1 300", "900 1 700 T4", "2000 1 1000", "100 2 1000 G2", "800 4 1000", "3000 0 0"];
+    let pods: Vec<TracePod> =
+        kinds.iter().enumerate().map(|(name, text)| pod(name, text)).collect();
+    let workload = churn(nodes, pods, 1.5, NodeOrder::AsIs, 5).unwrap();
+    let mut waited = 0;
+    for length in (10..workload.schedule.arrivals.len()).step_by(7) {
+        let mut schedule = workload.schedule.clone();
+        schedule.arrivals.truncate(length);
+        schedule.window = 0..schedule.arrivals[length - 1].at + 1;
+        let (nodes, pods) = (&workload.nodes, &workload.pods);
+        let cluster = SimCluster::new(nodes, pods, SimPolicy::BestFit, 1).unwrap();
+        let account = Account::new(schedule.window.clone());
+        let mut replay = Replay::new(cluster, pods, &schedule, Overflow::Queued, account);
+        replay.play(|_| {});
+        let waiting: Vec<usize> = replay.queue.all().collect();
+        for index in &waiting {
+            let pod = &pods[schedule.arrivals[*index].pod];
+            assert_eq!(replay.cluster.place(*index, pod), None, "{pod:?} after {length}");
+        }
+        replay.cluster.ledger().audit().unwrap();
+        waited += waiting.len();
+    }
+    assert!(waited > 50, "{waited} pods waited: too few to show anything");
 }

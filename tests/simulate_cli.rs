@@ -208,7 +208,7 @@ fn what_pods_got_is_told_as_json() {
     let flags = "--policy fgd,bestfit --churn 0.9 --queue --seeds 1..2 --output json";
     let json: Value = serde_json::from_str(&printed(flags)).unwrap();
     let [fgd, bestfit] = json["results"].as_array().unwrap().as_slice() else { panic!("{json}") };
-    assert_eq!((&fgd["time_unit"], &fgd["runs"][1]["seed"]), (&"lifetimes".into(), &2.into()));
+    assert_eq!((&fgd["time_unit"], &fgd["runs"][1]["seed"]), (&"mean lifetimes".into(), &2.into()));
     assert_eq!(fgd["to_fgd"]["waiting_demand"], Value::Null);
     let off = &bestfit["to_fgd"]["waiting_demand"];
     let waiting = |of: &Value| of["waiting_demand"].as_f64().unwrap();

@@ -266,7 +266,7 @@ fn arrived(args: &SimulateArgs, experiment: &Experiment) -> Result<(String, Albu
     let load = (!args.as_is).then(|| args.load.unwrap_or(ARRIVED_LOAD));
     let how = load.map_or_else(|| "as is".to_owned(), |load| format!("load {load}"));
     let results = experiment.arrivals(load)?;
-    let album = Album::new(results.iter().map(|result| load_charts(result)));
+    let album = Album::new(results.iter().map(load_charts));
     let report = Report::new(experiment.title(&how), results);
     let text = match args.output {
         Output::Table => report.table(),

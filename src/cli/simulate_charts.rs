@@ -96,7 +96,9 @@ pub(super) fn load_charts(results: &Results<Run>) -> Page {
     });
     let sampled = |value: fn(&Sample) -> Share| {
         by_load(results, move |run| {
-            let sampled = run.samples.iter().map(|s| (s.load_percent, percent(value(s))));
+            // Of an empty cluster there is no efficiency.
+            let sampled = run.samples.iter().filter(|sample| sample.load_percent > 0);
+            let sampled = sampled.map(|s| (s.load_percent, percent(value(s))));
             let last = run.curve.columns().last().map_or(0, |(x, _)| *x);
             sampled.chain([(last, percent(value(&run.end)))]).collect()
         })
@@ -138,7 +140,7 @@ pub(super) fn load_charts(results: &Results<Run>) -> Page {
 pub(super) fn time_charts(results: &Results<TimedRun>, overflow: Overflow) -> Page {
     let runs = results.by_policy.iter().flat_map(|(_, runs)| runs);
     let unit = runs.map(|timed| timed.run.unit.name()).next().unwrap_or_default();
-    let x_label = format!("time ({unit})");
+    let x_label = format!("time since measuring began ({unit})");
     let over_time = |title: &str, y_label: &str, value: fn(&Moment) -> Share| {
         chart([title, &x_label, y_label], by_time(results, value))
     };
@@ -202,7 +204,8 @@ fn by_time(results: &Results<TimedRun>, value: fn(&Moment) -> Share) -> Vec<Curv
                 .collect();
             let (timed, moment) = seeds.first()?;
             let values: Vec<f64> = seeds.iter().map(|(_, m)| percent(value(m))).collect();
-            Some((timed.run.unit.from_ticks(moment.at), mean(&values)?))
+            let since = moment.at - timed.run.moments[timed.run.first_measured].at;
+            Some((timed.run.unit.from_ticks(since), mean(&values)?))
         };
         Curve { label: policy.name().to_owned(), points: measured.filter_map(point).collect() }
     };

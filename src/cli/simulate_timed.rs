@@ -50,11 +50,7 @@ impl TimedReport {
         };
         let rows = aligned(heads, 2, rows, is_one);
         let by_class = aligned(class_heads, 3, by_class, is_one);
-        let unit = match self.unit() {
-            TimeUnit::Lifetime => "mean lifetimes",
-            TimeUnit::Second => "seconds",
-        };
-        let legend = legend.replace("UNIT", unit);
+        let legend = legend.replace("UNIT", self.unit().name());
         format!("{}\n\n{rows}\n{by_class}\n{legend}{COMMON_LEGEND}", self.title)
     }
 

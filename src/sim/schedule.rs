@@ -68,7 +68,7 @@ impl TimeUnit {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Lifetime => "lifetimes",
+            Self::Lifetime => "mean lifetimes",
             Self::Second => "seconds",
         }
     }

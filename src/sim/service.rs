@@ -136,7 +136,10 @@ impl Account {
     pub(super) fn pass(&mut self, now: u64, cluster: &SimCluster) {
         while self.next_sample <= now.min(self.window.end) {
             self.moments.push(self.moment(cluster));
-            self.next_sample += (self.window.end / SAMPLES).max(1);
+            // Each anew from the whole, so that rounding does not add up.
+            let seen = u128::try_from(self.moments.len()).unwrap_or(u128::MAX);
+            let next = u128::from(self.window.end) * seen / u128::from(SAMPLES);
+            self.next_sample = u64::try_from(next).unwrap_or(u64::MAX).max(self.next_sample + 1);
         }
         let from = self.now.max(self.window.start);
         let ticks = u128::from(now.min(self.window.end).saturating_sub(from));

@@ -115,8 +115,15 @@ pub mod sim {
     pub mod go_rand;
     mod go_rand_table;
     pub mod workload;
+    mod exponential;
+    pub mod schedule;
+    pub mod churn;
+    pub mod timeline;
     pub mod policy;
     pub mod curve;
+    mod cluster;
+    mod queue;
+    pub mod service;
     pub mod engine;
     #[cfg(feature = "bound")]
     mod lp;
@@ -136,8 +143,14 @@ pub mod cli {
     pub mod extender;
     pub mod agent;
     pub mod simulate;
+    mod simulate_jobs;
+    mod figures;
     mod simulate_bound;
     mod simulate_report;
+    mod simulate_timed_figures;
+    mod simulate_timed_json;
+    mod simulate_timed;
+    mod simulate_charts;
     pub mod snapshot;
     mod snapshot_state;
     mod demo_pods;

@@ -97,7 +97,9 @@ fn the_table_is_aligned_and_says_what_it_shows() {
     assert_eq!(lines[0], "24 nodes, 144 GPUs; 200 pods, load 1.1, seeds 42..44");
     assert!(lines[2].starts_with(" policy") && lines[2].ends_with("seconds"), "{table}");
     assert!(lines[3].starts_with(" fgd ") && lines[4].starts_with(" bestfit "), "{table}");
-    assert_eq!(lines[3].matches('±').count(), 6, "{table}");
+    // Our own spread, and of the second policy that of the difference seed by seed.
+    assert_eq!(lines[3..5].iter().map(|line| line.matches('±').count()).sum::<usize>(), 6);
+    assert_eq!(lines[4].matches("/3").count(), 2, "{table}");
     let widths: Vec<usize> = lines[2..5].iter().map(|line| line.chars().count()).collect();
     assert!(widths.iter().all(|width| *width == widths[0] && *width <= 120), "{table}");
 }
@@ -124,9 +126,11 @@ fn json_has_means_and_every_run_in_the_order_asked_for() {
 }
 
 #[test]
-fn two_runs_give_the_same_bytes() {
-    let flags = "--policy fragmentation,fgd,random --seeds -1..0 --output json";
-    assert_eq!(printed(flags), printed(flags));
+fn any_number_of_threads_gives_the_same_bytes() {
+    for mode in ["", "--churn 0.4", "--timeline --load 0.8 --queue"] {
+        let flags = format!("--policy fragmentation,random --seeds -1..0 --output json {mode}");
+        assert_eq!(printed(&format!("{flags} --jobs 1")), printed(&format!("{flags} --jobs 3")));
+    }
 }
 
 #[test]
@@ -140,8 +144,10 @@ fn the_chart_is_an_svg_with_a_curve_per_policy() {
     for (text, times) in [
         ("GPU allocation near full load", 1),
         ("Fragmentation: free room that typical pods cannot use", 1),
-        ("fragmentation\n", 3),
-        ("bestfit\n", 3),
+        ("Packing efficiency: fullness of occupied GPUs", 1),
+        ("Stranded GPU room at 100 % load", 1),
+        ("fragmentation\n", 5),
+        ("bestfit\n", 5),
     ] {
         assert_eq!(picture.matches(text).count(), times, "{text}");
     }
@@ -149,6 +155,147 @@ fn the_chart_is_an_svg_with_a_curve_per_policy() {
     printed(&format!("{chart} --load 0.5"));
     assert!(!fs::read_to_string(&path).unwrap().contains("near full load"));
     printed(&format!("{chart} --load 0.00001"));
+}
+
+#[test]
+fn churn_gives_the_figures_it_gave_before() {
+    let expected = expect![[r#"
+        policy,seed,class,arrivals,allocation,blocked_demand,blocked_pods,waiting_demand,still_waiting,wait_p50,wait_p90,wait_p99,wait_max
+        fgd,1,all,528,79.9848,24.8346,5.1136,0,0,0,0,0,0
+        fgd,1,cpu_only,44,0,0,0,0,0,0,0,0,0
+        fgd,1,fraction,358,40.6145,3.9312,2.7933,0,0,0,0,0,0
+        fgd,1,whole,95,21.0109,1.0526,1.0526,0,0,0,0,0,0
+        fgd,1,several,31,18.3593,69.5652,51.6129,0,0,0,0,0,0
+        fgd,2,all,508,74.4153,19.9568,5.9055,0,0,0,0,0,0
+        fgd,2,cpu_only,46,0,0,0,0,0,0,0,0,0
+        fgd,2,fraction,350,37.2768,4.6817,4.2857,0,0,0,0,0,0
+        fgd,2,whole,80,19.4981,6.25,6.25,0,0,0,0,0,0
+        fgd,2,several,32,17.6403,51.6129,31.25,0,0,0,0,0,0
+        random,1,all,528,66.8375,30.9338,8.1439,0,0,0,0,0,0
+        random,1,cpu_only,44,0,0,0,0,0,0,0,0,0
+        random,1,fraction,358,41.0358,6.9384,5.5866,0,0,0,0,0,0
+        random,1,whole,95,20.8419,3.1579,3.1579,0,0,0,0,0,0
+        random,1,several,31,4.9597,82.6087,64.5161,0,0,0,0,0,0
+        random,2,all,508,66.0927,28.4899,7.874,0,0,0,0,0,0
+        random,2,cpu_only,46,0,0,0,0,0,0,0,0,0
+        random,2,fraction,350,36.3707,6.415,5.1429,0,0,0,0,0,0
+        random,2,whole,80,19.5022,6.25,6.25,0,0,0,0,0,0
+        random,2,several,32,10.2197,75.8065,53.125,0,0,0,0,0,0
+    "#]];
+    expected.assert_eq(&printed("--policy fgd,random --churn 0.9 --seeds 1..2 --output csv"));
+}
+
+#[test]
+fn own_times_with_a_queue_give_the_figures_they_gave_before() {
+    let expected = expect![[r#"
+        policy,seed,class,arrivals,allocation,blocked_demand,blocked_pods,waiting_demand,still_waiting,wait_p50,wait_p90,wait_p99,wait_max
+        fgd,42,all,200,84.2903,31.1476,15.5,7.5223,8,0,10704.025,102234.964,123931.35
+        fgd,42,cpu_only,16,0,0,0,0,0,0,0,0,0
+        fgd,42,fraction,136,41.9475,18.966,14.7059,2.8479,4,0,10704.025,103895.233,123931.35
+        fgd,42,whole,38,21.1135,15.7895,15.7895,0.4957,0,0,7060.989,76634.222,76634.222
+        fgd,42,several,10,21.2292,63.6364,50,4.1786,4,0,42613.87,82513.885,82513.885
+        bestfit,42,all,200,81.883,29.8996,18,12.0861,10,0,17281.377,98851.326,152298.743
+        bestfit,42,cpu_only,16,0,0,0,0,0,0,0,0,0
+        bestfit,42,fraction,136,41.5398,20.5645,16.9118,3.5897,6,0,21055.576,123931.35,152298.743
+        bestfit,42,whole,38,20.789,18.4211,18.4211,1.0134,0,0,9631.816,56199.274,56199.274
+        bestfit,42,several,10,19.5541,54.5455,60,7.4828,4,16433.921,37936.553,82513.885,82513.885
+    "#]];
+    expected.assert_eq(&printed("--policy fgd,bestfit --timeline --load 0.9 --queue --output csv"));
+}
+
+#[test]
+fn what_pods_got_is_told_as_json() {
+    let flags = "--policy fgd,bestfit --churn 0.9 --queue --seeds 1..2 --output json";
+    let json: Value = serde_json::from_str(&printed(flags)).unwrap();
+    let [fgd, bestfit] = json["results"].as_array().unwrap().as_slice() else { panic!("{json}") };
+    assert_eq!((&fgd["time_unit"], &fgd["runs"][1]["seed"]), (&"mean lifetimes".into(), &2.into()));
+    assert_eq!(fgd["to_fgd"]["waiting_demand"], Value::Null);
+    let off = &bestfit["to_fgd"]["waiting_demand"];
+    let waiting = |of: &Value| of["waiting_demand"].as_f64().unwrap();
+    assert!((off["mean"].as_f64().unwrap() - (waiting(bestfit) - waiting(fgd))).abs() < 1e-3);
+    assert_eq!(off["seeds"], 2);
+    let by_class: f64 = fgd["classes"].as_array().unwrap().iter().map(waiting).sum();
+    assert!((by_class - waiting(fgd)).abs() < 1e-3, "{fgd}");
+    assert_eq!(fgd["over_time"].as_array().unwrap().len(), 81);
+    assert_eq!(fgd["over_time"][80]["at"], 4.0);
+    assert!(fgd["wait_max"].as_f64() >= fgd["wait_p99"].as_f64());
+}
+
+#[test]
+fn pods_that_no_node_suits_are_counted_and_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pods.csv");
+    fs::write(&path, fs::read_to_string(PODS).unwrap().replace(",T4,", ",T5,")).unwrap();
+    let run = |flags: &str| {
+        let pods = path.display().to_string();
+        text(command(NODES, &pods, &format!("--as-is {flags}")).output().unwrap().stdout)
+    };
+    let told = run("").lines().nth(1).unwrap().to_owned();
+    assert_eq!(told, "pods: 29 of 200 pods accept only GPU models that no node has");
+    let json: Value = serde_json::from_str(&run("--output json")).unwrap();
+    assert_eq!(json["unknown_model_pods"], 29);
+}
+
+#[test]
+fn several_traces_are_compared_in_one_table_and_told_apart_in_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = |name: &str| {
+        let path = folder.path().join(name);
+        fs::copy(PODS, &path).unwrap();
+        path.display().to_string()
+    };
+    let (first, second) = (copy("list_a.csv"), copy("list_b.csv"));
+    let run = |flags: &str| {
+        let flags = format!("--pods {second} --policy fgd,bestfit --as-is {flags}");
+        let output = command(NODES, &first, &flags).output().unwrap();
+        assert_eq!((output.status.code(), text(output.stderr)), (Some(0), String::new()));
+        text(output.stdout)
+    };
+    let table = run("");
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines[0], "24 nodes, 144 GPUs; 2 traces, as is, seed 42");
+    assert!(lines[3].starts_with(" a      fgd ") && lines[6].starts_with(" b      bestfit "));
+    assert_eq!(table.matches("accept only GPU models that no node has").count(), 0);
+    assert!(run("--output csv").contains("\na,fgd,42,93.0267,94.15,200,22,5,"));
+    let json: Value = serde_json::from_str(&run("--output json")).unwrap();
+    assert_eq!(json["traces"][1]["trace"], "b");
+    assert_eq!(json["traces"][0]["results"], json["traces"][1]["results"]);
+    assert_eq!(json["traces"][0]["results"][1]["at_100_to_fgd"]["wins"], 0);
+
+    let flags = format!("--pods {first}");
+    let output = command(NODES, &first, &flags).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(output.stderr).contains("list_a.csv` is given twice"));
+    let flags = format!("--pods {second} --chart x.svg");
+    let output = command(NODES, &first, &flags).output().unwrap();
+    assert!(text(output.stderr).contains("--chart draws one trace: use --charts with a folder"));
+}
+
+#[test]
+fn the_charts_of_each_trace_are_files_with_their_points_beside_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let charts = folder.path().join("new");
+    for (mode, panel) in [("", "near full load"), ("--churn 0.9 --queue", "Waiting pods")] {
+        printed(&format!("--policy fgd,bestfit {mode} --charts {}", charts.display()));
+        let mut files: Vec<String> = fs::read_dir(&charts)
+            .unwrap()
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect();
+        files.sort();
+        let pictures = ["allocation", "fragmentation", "stranded"];
+        let mut expected = vec!["charts.json".to_owned()];
+        expected.extend(pictures.map(|what| format!("small-pods-{what}.svg")));
+        assert_eq!(files, expected);
+        assert!(fs::read_to_string(charts.join(&files[1])).unwrap().contains(panel), "{mode}");
+        let text = fs::read_to_string(charts.join("charts.json")).unwrap();
+        let json: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(json[2]["file"], files[3].as_str());
+        let stairs = json[2]["charts"][0]["curves"]["fgd"].as_array().unwrap();
+        assert_eq!(stairs.last().unwrap(), &serde_json::json!([100.0, 100.0]));
+    }
+    let output = simulate(&format!("--charts {}", charts.join("charts.json").display()));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(output.stderr).contains("--charts: cannot make the folder"));
 }
 
 #[test]
@@ -204,6 +351,14 @@ fn bad_flags_are_refused_with_what_would_do() {
         ("--load 0", "load `0` is not allowed, expected more than 0 and at most 100"),
         ("--load -1", "load `-1` is not allowed"),
         ("--output xml", "table, json, csv"),
+        ("--churn 0", "mean load `0` is not allowed, expected more than 0 and at most 10"),
+        ("--churn 0.9 --timeline", "cannot be used with"),
+        ("--churn 0.9 --load 2", "cannot be used with"),
+        ("--timeline --compress 2 --load 2", "cannot be used with"),
+        ("--timeline --compress -1", "times `-1` as fast is not allowed"),
+        ("--compress 2", "--timeline"),
+        ("--queue", "--churn <LOAD>|--timeline"),
+        ("--jobs 0", "--jobs <N>"),
         ("--chart absent/out.svg", "--chart needs an existing folder: `absent` is none"),
     ] {
         let output = simulate(flags);

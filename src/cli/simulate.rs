@@ -1,41 +1,39 @@
 //! `gpupack simulate`: replays a trace under several policies and seeds, and compares them.
 //!
-//! Replays are independent, so they run on all cores; each one stays on one core. The output does not
-//! depend on which ends first. Standard output carries the result and nothing else.
+//! Flags in, one of three experiments, one of three forms of result out. Standard output carries the
+//! result and nothing else.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
-use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use clap::{ArgGroup, Args, ValueEnum};
 
-use super::simulate_bound::SeedBounds;
-use super::simulate_report::{Report, Timed};
-use crate::clock::Clock;
+use super::simulate_charts::{Album, load_charts, time_charts};
+use super::simulate_jobs::{Experiment, Times, Trace};
+use super::simulate_report::Report;
+use super::simulate_timed::TimedReport;
 use crate::ledger::reports::ReportRefusal;
 use crate::packing::policy::Policy;
-use crate::sim::bound::{BoundError, bounds};
+use crate::sim::bound::BoundError;
 use crate::sim::chart::{self, ChartError};
-use crate::sim::engine::replay;
+use crate::sim::churn::NodeOrder;
+use crate::sim::engine::Overflow;
 use crate::sim::policy::SimPolicy;
-use crate::sim::trace::{TraceError, TraceNode, TracePod, read_nodes, read_pods};
-use crate::sim::workload::{Workload, WorkloadError, capacity_milli};
+use crate::sim::timeline::Pace;
+use crate::sim::trace::{TraceError, pods_of_unknown_models, read_nodes, read_pods};
+use crate::sim::workload::WorkloadError;
 
 /// Most seeds of one call; a typing error should not run for a day.
 const SEEDS_MAX: u64 = 10_000;
 
-/// Steps of the progress bar per replay.
-const STEPS: usize = 100;
+/// Load of arrivals without times, unless another one is asked for: as in the paper.
+const ARRIVED_LOAD: f64 = 1.3;
 
 /// What is compared when no policy is named: ours, the paper's, and the best rule before it.
 const DEFAULT_POLICIES: [SimPolicy; 3] =
@@ -43,14 +41,16 @@ const DEFAULT_POLICIES: [SimPolicy; 3] =
 
 /// Flags of `gpupack simulate`.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("times").args(["churn", "timeline"]))]
 pub struct SimulateArgs {
     /// Node file of the trace (CSV: sn, cpu_milli, memory_mib, gpu, model).
     #[arg(long, value_name = "FILE")]
     pub nodes: PathBuf,
 
-    /// Pod file of the trace (CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec).
-    #[arg(long, value_name = "FILE")]
-    pub pods: PathBuf,
+    /// Pod file of the trace (CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec); give
+    /// it again to compare on several.
+    #[arg(long, value_name = "FILE", required = true)]
+    pub pods: Vec<PathBuf>,
 
     /// Policy to replay; give it again to compare several [default: fragmentation, fgd, bestfit].
     #[arg(long = "policy", value_name = "POLICY", value_delimiter = ',', value_parser = policies())]
@@ -65,26 +65,58 @@ pub struct SimulateArgs {
     pub seeds: Option<Seeds>,
 
     /// Arrivals to replay, as a multiple of the cluster's GPUs: pods are repeated or left out at
-    /// random to reach it.
-    #[arg(long, default_value_t = 1.3, allow_negative_numbers = true)]
-    pub load: f64,
+    /// random to reach it [default: 1.3]. With --timeline: what pods ask for on average; the trace
+    /// is run so much faster.
+    #[arg(long, allow_negative_numbers = true, conflicts_with_all = ["churn", "compress"])]
+    pub load: Option<f64>,
 
     /// Take the files at their word: pods arrive in the order of their rows, the upper node wins a
     /// tie, nothing is shuffled, repeated or left out, whatever the load; the seed is for `random`.
     #[arg(long)]
     pub as_is: bool,
 
-    /// Also tell how much any policy could have allocated; needs a build with `--features bound`.
+    /// Let pods drawn from the trace come at random and end after random times, so that they ask for
+    /// this multiple of the cluster's GPUs on average; three mean lifetimes are measured after one.
+    #[arg(long, value_name = "LOAD", allow_negative_numbers = true)]
+    pub churn: Option<f64>,
+
+    /// Let pods come and end at the trace's own times.
     #[arg(long)]
+    pub timeline: bool,
+
+    /// Let them come this many times as fast; they stay as long as in the trace.
+    #[arg(
+        long,
+        value_name = "FACTOR",
+        default_value_t = 1.0,
+        requires = "timeline",
+        allow_negative_numbers = true
+    )]
+    pub compress: f64,
+
+    /// With times: a pod that fits nowhere waits until it does; without this flag it is lost.
+    #[arg(long, requires = "times")]
+    pub queue: bool,
+
+    /// Replays at a time [default: one per core].
+    #[arg(long, value_name = "N")]
+    pub jobs: Option<NonZeroUsize>,
+
+    /// Also tell how much any policy could have allocated; needs a build with `--features bound`.
+    #[arg(long, conflicts_with = "times")]
     pub bound: bool,
 
     /// Form of the result on standard output.
     #[arg(long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
 
-    /// Also draw allocation and fragmentation against arrived load into this SVG file.
+    /// Also draw the results of one trace into this SVG file.
     #[arg(long, value_name = "FILE")]
     pub chart: Option<PathBuf>,
+
+    /// Also draw the results of each trace into SVG files in this folder, with the points as JSON.
+    #[arg(long, value_name = "FOLDER")]
+    pub charts: Option<PathBuf>,
 }
 
 /// Form of the result.
@@ -141,12 +173,26 @@ pub enum SimulateError {
     /// A node that is not believed.
     #[error("cannot build the cluster of the node file")]
     Cluster(#[from] ReportRefusal),
-    /// The bounds.
-    #[error("--bound")]
-    Bound(#[from] BoundError),
     /// The chart cannot be written where it should be.
     #[error("--chart needs an existing folder: `{}` is none", .0.display())]
     NoFolder(PathBuf),
+    /// The folder for charts cannot be made.
+    #[error("--charts: cannot make the folder `{}`", .folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// One picture for several traces.
+    #[error("--chart draws one trace: use --charts with a folder for several")]
+    OneChart,
+    /// A trace cannot be compared with itself.
+    #[error("--pods `{}` is given twice", .0.display())]
+    Repeated(PathBuf),
+    /// The bounds.
+    #[error("--bound")]
+    Bound(#[from] BoundError),
     /// The chart.
     #[error("--chart")]
     Chart(#[from] ChartError),
@@ -180,8 +226,11 @@ impl SimulateError {
             | Self::Workload(_)
             | Self::Cluster(_)
             | Self::NoFolder(_)
+            | Self::OneChart
+            | Self::Repeated(_)
             | Self::Bound(BoundError::NoSolver) => 2,
             Self::Bound(BoundError::Forced { .. } | BoundError::Unsolved { .. })
+            | Self::Folder { .. }
             | Self::Chart(_)
             | Self::Output(_) => 1,
         }
@@ -193,23 +242,30 @@ impl SimulateError {
 /// # Errors
 /// [`SimulateError`]. A reader that closes standard output early is not one.
 pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
-    if let Some(path) = &args.chart {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-            return Err(SimulateError::NoFolder(folder.to_owned()));
+    check_places(args)?;
+    let experiment = experiment(args)?;
+    let overflow = if args.queue { Overflow::Queued } else { Overflow::Lost };
+    let (text, album) = match (args.churn, args.timeline) {
+        (Some(load), _) => {
+            let how = format!("churn at load {load}");
+            played(args, &experiment, Times::Churn(load), overflow, &how)?
         }
-    }
-    let experiment = Experiment::of(args)?;
-    let bounds = if args.bound { experiment.bounds()? } else { SeedBounds::default() };
-    let report = Report::new(experiment.title(), experiment.replays()?, bounds);
-    if let Some(path) = &args.chart {
-        chart::write_svg(path, &report.charts())?;
-    }
-    let text = match args.output {
-        Output::Table => report.table(),
-        Output::Json => report.json(),
-        Output::Csv => report.csv(),
+        (None, true) => {
+            let pace = args.load.map_or(Pace::Compress(args.compress), Pace::Load);
+            let how = match pace {
+                Pace::Compress(factor) => format!("own times, {factor} times as fast"),
+                Pace::Load(load) => format!("own times at load {load}"),
+            };
+            played(args, &experiment, Times::Own(pace), overflow, &how)?
+        }
+        (None, false) => arrived(args, &experiment)?,
     };
+    if let Some(path) = &args.chart {
+        chart::write_svg(path, &album.all())?;
+    }
+    if let Some(folder) = &args.charts {
+        album.write(folder)?;
+    }
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -217,147 +273,126 @@ pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     }
 }
 
-/// What is to be replayed.
-struct Experiment {
-    nodes: Vec<TraceNode>,
-    pods: Vec<TracePod>,
-    policies: Vec<SimPolicy>,
-    seeds: Vec<i64>,
-    /// None to take the files as they are.
-    load: Option<f64>,
+/// Arrivals without times.
+fn arrived(args: &SimulateArgs, experiment: &Experiment) -> Result<(String, Album), SimulateError> {
+    let load = (!args.as_is).then(|| args.load.unwrap_or(ARRIVED_LOAD));
+    let how = load.map_or_else(|| "as is".to_owned(), |load| format!("load {load}"));
+    let results = experiment.arrivals(load)?;
+    let album = Album::new(results.iter().map(load_charts));
+    let bounds = if args.bound { experiment.bounds(load)? } else { Vec::new() };
+    let report = Report::new(experiment.title(&how), results, bounds);
+    let text = match args.output {
+        Output::Table => report.table(),
+        Output::Json => report.json(),
+        Output::Csv => report.csv(),
+    };
+    Ok((text, album))
 }
 
-impl Experiment {
-    fn of(args: &SimulateArgs) -> Result<Self, SimulateError> {
-        let mut policies = args.policies.clone();
-        if policies.is_empty() {
-            policies = DEFAULT_POLICIES.to_vec();
+/// Pods that come and end.
+fn played(
+    args: &SimulateArgs,
+    experiment: &Experiment,
+    times: Times,
+    overflow: Overflow,
+    how: &str,
+) -> Result<(String, Album), SimulateError> {
+    let results = experiment.timed(times, overflow)?;
+    let album = Album::new(results.iter().map(|result| time_charts(result, overflow)));
+    let report = TimedReport::new(experiment.title(how), results, overflow);
+    let text = match args.output {
+        Output::Table => report.table(),
+        Output::Json => report.json(),
+        Output::Csv => report.csv(),
+    };
+    Ok((text, album))
+}
+
+/// Whether charts can be written where they should be, before the time is spent.
+fn check_places(args: &SimulateArgs) -> Result<(), SimulateError> {
+    if let Some(path) = &args.chart {
+        if args.pods.len() > 1 {
+            return Err(SimulateError::OneChart);
         }
-        let mut named = BTreeSet::new();
-        policies.retain(|policy| named.insert(*policy));
-        Ok(Self {
-            nodes: read_nodes(&args.nodes).map_err(SimulateError::Nodes)?,
-            pods: read_pods(&args.pods).map_err(SimulateError::Pods)?,
-            policies,
-            seeds: args.seeds.clone().map_or(vec![args.seed], |seeds| seeds.0.collect()),
-            load: (!args.as_is).then_some(args.load),
-        })
-    }
-
-    /// One line that says what the figures are of.
-    fn title(&self) -> String {
-        let gpus = capacity_milli(&self.nodes) / 1000;
-        let seeds = match self.seeds[..] {
-            [first, .., last] => format!("seeds {first}..{last}"),
-            _ => self.seeds.iter().map(|seed| format!("seed {seed}")).collect(),
-        };
-        let load = match self.load {
-            Some(load) => format!("load {load}"),
-            None => "as is".to_owned(),
-        };
-        let (nodes, pods) = (self.nodes.len(), self.pods.len());
-        format!("{nodes} nodes, {gpus} GPUs; {pods} pods, {load}, {seeds}")
-    }
-
-    fn workload(&self, seed: i64) -> Result<Workload, WorkloadError> {
-        let (nodes, pods) = (self.nodes.clone(), self.pods.clone());
-        match self.load {
-            Some(load) => Workload::paper(nodes, pods, seed, load),
-            None => Ok(Workload::as_is(nodes, pods)),
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+            return Err(SimulateError::NoFolder(folder.to_owned()));
         }
     }
+    if let Some(folder) = &args.charts {
+        let folder = folder.clone();
+        fs::create_dir_all(&folder).map_err(|source| SimulateError::Folder { folder, source })?;
+    }
+    Ok(())
+}
 
-    /// All replays, policy by policy and in the order of the seeds.
-    fn replays(&self) -> Result<Vec<Timed>, SimulateError> {
-        let jobs: Vec<(SimPolicy, i64)> = self
-            .policies
-            .iter()
-            .flat_map(|policy| self.seeds.iter().map(|seed| (*policy, *seed)))
-            .collect();
-        let bar = progress_bar(jobs.len());
-        let next = AtomicUsize::new(0);
-        let done: Mutex<BTreeMap<usize, Result<Timed, SimulateError>>> = Mutex::default();
-        let work = || {
-            loop {
-                let place = next.fetch_add(1, Ordering::Relaxed);
-                let Some((policy, seed)) = jobs.get(place) else { return };
-                let result = self.replay(*policy, *seed, &bar);
-                if result.is_err() {
-                    next.store(jobs.len(), Ordering::Relaxed);
-                }
-                let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-                done.insert(place, result);
-            }
+fn experiment(args: &SimulateArgs) -> Result<Experiment, SimulateError> {
+    let mut policies = args.policies.clone();
+    if policies.is_empty() {
+        policies = DEFAULT_POLICIES.to_vec();
+    }
+    let mut named = BTreeSet::new();
+    policies.retain(|policy| named.insert(*policy));
+    let mut known = BTreeSet::new();
+    if let Some(path) = args.pods.iter().find(|path| !known.insert(path.as_path())) {
+        return Err(SimulateError::Repeated(path.clone()));
+    }
+    let nodes = read_nodes(&args.nodes).map_err(SimulateError::Nodes)?;
+    let trace = |(path, label): (&PathBuf, String)| {
+        let pods = read_pods(path).map_err(SimulateError::Pods)?;
+        let unknown_model_pods = pods_of_unknown_models(&nodes, &pods);
+        Ok(Trace { label, pods, unknown_model_pods })
+    };
+    let traces = args.pods.iter().zip(labels(&args.pods)).map(trace);
+    let traces = traces.collect::<Result<_, SimulateError>>()?;
+    Ok(Experiment {
+        nodes,
+        traces,
+        policies,
+        seeds: args.seeds.clone().map_or(vec![args.seed], |seeds| seeds.0.collect()),
+        order: if args.as_is { NodeOrder::AsIs } else { NodeOrder::Shuffled },
+        jobs: args.jobs,
+    })
+}
+
+/// How to call the traces in files: the names of the files, without what all begin with up to its last
+/// `_`; where two are the same, the paths.
+fn labels(paths: &[PathBuf]) -> Vec<String> {
+    let stem = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let stems: Vec<String> = paths.iter().map(stem).collect();
+    if stems.iter().collect::<BTreeSet<_>>().len() < stems.len() {
+        let whole = |path: &PathBuf| {
+            let parts = path.iter().map(|part| part.to_string_lossy().replace('/', ""));
+            parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
         };
-        let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        thread::scope(|scope| {
-            for _ in 0..cores.min(jobs.len()) {
-                scope.spawn(work);
-            }
-        });
-        bar.finish_and_clear();
-        done.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
+        return paths.iter().map(whole).collect();
     }
-
-    /// The bounds of each seed, one after the other.
-    fn bounds(&self) -> Result<SeedBounds, SimulateError> {
-        let of_seed = |seed: &i64| {
-            let workload = self.workload(*seed)?;
-            let baseline = replay(&workload, SimPolicy::Fgd, *seed, |_| {})?;
-            Ok((*seed, bounds(&workload, baseline.first_lost)?))
-        };
-        self.seeds.iter().map(of_seed).collect::<Result<_, SimulateError>>().map(SeedBounds)
-    }
-
-    fn replay(
-        &self,
-        policy: SimPolicy,
-        seed: i64,
-        bar: &ProgressBar,
-    ) -> Result<Timed, SimulateError> {
-        let started = ThreadTime::now();
-        let workload = self.workload(seed)?;
-        let arrivals = workload.arrivals.len().max(1);
-        let run = replay(&workload, policy, seed, |arrived| {
-            let steps = |arrived: usize| arrived * STEPS / arrivals;
-            if steps(arrived) > steps(arrived - 1) {
-                bar.inc(u64::try_from(steps(arrived) - steps(arrived - 1)).unwrap_or(0));
-            }
-        })?;
-        Ok(Timed { run, time: started.elapsed() })
-    }
+    let [first, others @ ..] = &stems[..] else { return stems };
+    let shared = |other: &String| {
+        let same = first.char_indices().zip(other.chars());
+        same.take_while(|((_, a), b)| a == b).last().map_or(0, |((at, a), _)| at + a.len_utf8())
+    };
+    let Some(shared) = others.iter().map(shared).min() else { return stems };
+    let cut = first[..shared].rfind('_').map_or(0, |at| at + 1);
+    stems.iter().map(|stem| stem[cut..].to_owned()).collect()
 }
 
-/// A bar on standard error with the time that is left; hidden where that is no terminal.
-fn progress_bar(jobs: usize) -> ProgressBar {
-    let steps = u64::try_from(jobs * STEPS).unwrap_or(u64::MAX);
-    let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("replaying {wide_bar} {percent} % ETA {eta}");
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Time that this thread has run on a core, where Linux says so; else time that has passed.
-struct ThreadTime {
-    on_core: Option<Duration>,
-    passed: Clock,
-}
-
-impl ThreadTime {
-    fn now() -> Self {
-        Self { on_core: on_core(), passed: Clock::start() }
-    }
-
-    fn elapsed(&self) -> Duration {
-        match (self.on_core, on_core()) {
-            (Some(before), Some(now)) => now.saturating_sub(before),
-            _ => self.passed.precise(),
+    #[test]
+    fn traces_are_called_by_what_tells_them_apart() {
+        for (paths, expected) in [
+            (&["x/list_default.csv"][..], &["list_default"][..]),
+            (&["list_default.csv", "y/list_cpu050.csv"], &["default", "cpu050"]),
+            (&["list_cpu050.csv", "list_cpu100.csv"], &["cpu050", "cpu100"]),
+            (&["a_b", "a_b_c"], &["b", "b_c"]),
+            (&["é_x", "è_x"], &["é_x", "è_x"]),
+            (&["/x/pods.csv", "y/pods.csv"], &["x-pods.csv", "y-pods.csv"]),
+        ] {
+            let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
+            assert_eq!(labels(&paths), expected);
         }
     }
-}
-
-/// The first number of `/proc/thread-self/schedstat`: nanoseconds on a core.
-fn on_core() -> Option<Duration> {
-    let text = fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    let nanoseconds = text.split_whitespace().next()?.parse().ok()?;
-    (nanoseconds > 0).then(|| Duration::from_nanos(nanoseconds))
 }

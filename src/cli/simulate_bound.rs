@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::simulate_report::{mean, rounded};
+use super::figures::{mean, rounded};
 use crate::sim::bound::{Bound, Bounds};
 
 /// The bounds of each seed, in the order of the seeds.

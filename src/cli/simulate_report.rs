@@ -1,40 +1,27 @@
-//! What `gpupack simulate` prints: figures per policy, as a table, JSON, CSV or a chart.
+//! What `gpupack simulate` prints of arrivals without times: figures per trace and policy, as a table,
+//! JSON or CSV.
 //!
 //! All figures but counts are in percent. Allocation is of the cluster's GPUs, fragmentation of the
 //! room that is free, packing efficiency of the occupied GPUs.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::iter;
-use std::time::Duration;
+use std::cmp::Ordering;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::Number;
 
+use super::figures::{Paired, cell, deviation, mean, mean_cell, percent, rounded};
 use super::simulate_bound::{self, JsonBounds, SeedBounds};
-use crate::packing::units::Share;
-use crate::sim::chart::{Chart, Curve};
+use super::simulate_jobs::{Results, Timed};
 use crate::sim::engine::Run;
-use crate::sim::policy::SimPolicy;
-
-/// Load from which the chart shows allocation once more, larger: where policies differ.
-const ZOOM_FROM: f64 = 85.0;
-
-/// One replay with the time it took.
-#[derive(Debug)]
-pub(super) struct Timed {
-    /// What it gave.
-    pub(super) run: Run,
-    /// Time of one core.
-    pub(super) time: Duration,
-}
 
 /// All replays of one call.
 #[derive(Debug)]
 pub(super) struct Report {
     title: String,
-    results: Vec<(SimPolicy, Vec<Timed>)>,
-    bounds: SeedBounds,
+    results: Vec<Results<Run>>,
+    /// By trace; none where none were asked for.
+    bounds: Vec<SeedBounds>,
 }
 
 /// The figures of one replay, or their means.
@@ -50,14 +37,39 @@ struct Figures<Count> {
     packing_efficiency: f64,
 }
 
+/// What is printed as JSON: for one trace its results alone.
 #[derive(Serialize)]
-struct JsonReport {
-    results: Vec<JsonResult>,
+#[serde(untagged)]
+pub(super) enum JsonReport<P> {
+    /// Of one trace.
+    One {
+        /// Pods that accept only GPU models which no node has.
+        unknown_model_pods: usize,
+        /// A result per policy.
+        results: Vec<P>,
+        /// How much any policy could have allocated.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        bounds: Option<JsonBounds>,
+    },
+    /// Of several.
+    Several {
+        /// In the order asked for.
+        traces: Vec<JsonTrace<P>>,
+    },
+}
+
+/// The results of one of several traces.
+#[derive(Serialize)]
+pub(super) struct JsonTrace<P> {
+    trace: String,
+    unknown_model_pods: usize,
+    results: Vec<P>,
     #[serde(skip_serializing_if = "Option::is_none")]
     bounds: Option<JsonBounds>,
 }
 
-/// One policy: means over the seeds, and standard deviations of the two figures that are compared.
+/// One policy: means over the seeds, standard deviations of the two figures that are compared, and
+/// what they are above those of `fgd`, seed by seed.
 #[derive(Serialize)]
 struct JsonResult {
     policy: &'static str,
@@ -65,6 +77,8 @@ struct JsonResult {
     mean: Figures<Number>,
     at_100_sd: Option<f64>,
     last_sd: Option<f64>,
+    at_100_to_fgd: Option<Paired>,
+    last_to_fgd: Option<Paired>,
     seeds: Vec<i64>,
     runs: Vec<JsonRun>,
 }
@@ -76,185 +90,231 @@ struct JsonRun {
     figures: Figures<u64>,
 }
 
-impl Report {
-    /// A report on replays, grouped by policy in the order in which they come, and on their bounds.
-    #[must_use]
-    pub(super) fn new(title: String, replays: Vec<Timed>, bounds: SeedBounds) -> Self {
-        let mut results: Vec<(SimPolicy, Vec<Timed>)> = Vec::new();
-        for timed in replays {
-            let policy = timed.run.policy;
-            match results.iter_mut().find(|(known, _)| *known == policy) {
-                Some((_, runs)) => runs.push(timed),
-                None => results.push((policy, vec![timed])),
-            }
+/// The results of all traces as JSON.
+///
+/// # Panics
+/// Never: all values are plain numbers and names.
+pub(super) fn json_text<R, P: Serialize>(
+    results: &[Results<R>],
+    bounds: &[SeedBounds],
+    of: impl Fn(&Results<R>) -> Vec<P>,
+) -> String {
+    let bounds_of = |at: usize| bounds.get(at).and_then(SeedBounds::json);
+    let report = match results {
+        [one] => JsonReport::One {
+            unknown_model_pods: one.unknown_model_pods,
+            results: of(one),
+            bounds: bounds_of(0),
+        },
+        several => {
+            let trace = |(at, one): (usize, &Results<R>)| JsonTrace {
+                trace: one.trace.clone(),
+                unknown_model_pods: one.unknown_model_pods,
+                results: of(one),
+                bounds: bounds_of(at),
+            };
+            JsonReport::Several { traces: several.iter().enumerate().map(trace).collect() }
         }
+    };
+    let text = serde_json::to_string_pretty(&report).expect("numbers and names are valid JSON");
+    text + "\n"
+}
+
+/// A table below its title: names to the left, figures to the right. The first column, the trace, is
+/// left out where there is one trace only.
+pub(super) fn aligned(
+    heads: &[&str],
+    names: usize,
+    rows: Vec<Vec<String>>,
+    is_one: bool,
+) -> String {
+    let skipped = usize::from(is_one);
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(&heads[skipped..]);
+    for row in rows {
+        table.add_row(&row[skipped..]);
+    }
+    for column in table.column_iter_mut().skip(names - skipped) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+impl Report {
+    /// A report on replays.
+    #[must_use]
+    pub(super) fn new(title: String, results: Vec<Results<Run>>, bounds: Vec<SeedBounds>) -> Self {
         Self { title, results, bounds }
     }
 
     /// A table for people; figures of several seeds as mean ± standard deviation.
     #[must_use]
     pub(super) fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING);
-        table.set_header(COLUMNS);
-        for (policy, runs) in &self.results {
-            let of = |value: fn(&Figures<u64>) -> Option<f64>| {
-                runs.iter().filter_map(|timed| value(&figures(&timed.run))).collect::<Vec<f64>>()
-            };
-            let seconds: Vec<f64> = runs.iter().map(|timed| timed.time.as_secs_f64()).collect();
-            table.add_row([
-                policy.name().to_owned(),
-                cell(&of(|f| f.at_100), 2),
-                cell(&of(|f| Some(f.last)), 2),
-                cell(&of(|f| Some(f.lost as f64)), 0),
-                cell(&of(|f| Some(f.lost_before_90 as f64)), 0),
-                cell(&of(|f| f.fragmentation_at_100), 1),
-                cell(&of(|f| Some(f.packing_efficiency)), 2),
-                mean(&seconds).map_or_else(|| "-".to_owned(), |mean| format!("{mean:.2}")),
-            ]);
+        let mut rows = Vec::new();
+        for (at, result) in self.results.iter().enumerate() {
+            for (policy, runs) in &result.by_policy {
+                let mut row = vec![result.trace.clone(), policy.name().to_owned()];
+                row.extend(cells(runs, result.baseline()));
+                rows.push(row);
+            }
+            for [name, at_100, last] in
+                self.bounds.get(at).map(SeedBounds::rows).unwrap_or_default()
+            {
+                let mut row = vec![String::new(); HEADS.len()];
+                (row[0], row[1], row[2], row[5]) = (result.trace.clone(), name, at_100, last);
+                rows.push(row);
+            }
         }
-        for row in self.bounds.rows() {
-            table.add_row(row);
-        }
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        let rows: String = table.lines().map(|line| format!("{}\n", line.trim_end())).collect();
-        let bounds = if self.bounds.0.is_empty() { "" } else { simulate_bound::LEGEND };
-        format!("{}\n\n{rows}\n{LEGEND}{bounds}", self.title)
+        let rows = aligned(&HEADS, 2, rows, self.results.len() == 1);
+        let legend = if self.bounds.is_empty() { "" } else { simulate_bound::LEGEND };
+        format!("{}\n\n{rows}\n{LEGEND}{legend}", self.title)
     }
 
-    /// One JSON object with a result per policy.
-    ///
-    /// # Panics
-    /// Never: all values are plain numbers and names.
+    /// JSON with a result per policy; several traces by trace.
     #[must_use]
     pub(super) fn json(&self) -> String {
-        let results = self.results.iter().map(|(policy, runs)| JsonResult {
-            policy: policy.name(),
-            mean: means(runs),
-            at_100_sd: deviation(
-                &runs.iter().filter_map(|t| t.run.curve.at_100()).collect::<Vec<_>>(),
-            ),
-            last_sd: deviation(&runs.iter().map(|t| t.run.curve.last()).collect::<Vec<_>>()),
-            seeds: runs.iter().map(|timed| timed.run.seed).collect(),
-            runs: runs
-                .iter()
-                .map(|timed| JsonRun { seed: timed.run.seed, figures: figures(&timed.run) })
-                .collect(),
-        });
-        let report = JsonReport { results: results.collect(), bounds: self.bounds.json() };
-        let text = serde_json::to_string_pretty(&report).expect("numbers and names are valid JSON");
-        text + "\n"
+        json_text(&self.results, &self.bounds, |result| {
+            let baseline = result.baseline();
+            let policies = result.by_policy.iter();
+            policies.map(|(policy, runs)| json_result(policy.name(), runs, baseline)).collect()
+        })
     }
 
-    /// One CSV row per policy and seed. A figure that the load did not reach is empty.
+    /// One CSV row per policy and seed, below the trace where there are several. A figure that the
+    /// load did not reach is empty.
     #[must_use]
     pub(super) fn csv(&self) -> String {
-        let mut text = String::from(
+        let is_one = self.results.len() == 1;
+        let mut text = String::from(if is_one { "" } else { "trace," });
+        text.push_str(
             "policy,seed,at_100,last,arrivals,lost,lost_before_90,fragmentation_at_100,\
              fragmentation_at_end,packing_efficiency\n",
         );
-        for timed in self.results.iter().flat_map(|(_, runs)| runs) {
-            let (run, row) = (&timed.run, figures(&timed.run));
-            let figure = |value: Option<f64>| value.map(|v| v.to_string()).unwrap_or_default();
-            let values = [
-                run.policy.name().to_owned(),
-                run.seed.to_string(),
-                figure(row.at_100),
-                row.last.to_string(),
-                row.arrivals.to_string(),
-                row.lost.to_string(),
-                row.lost_before_90.to_string(),
-                figure(row.fragmentation_at_100),
-                row.fragmentation_at_end.to_string(),
-                row.packing_efficiency.to_string(),
-            ];
-            text.push_str(&values.join(","));
-            text.push('\n');
-        }
-        for row in self.bounds.csv_rows() {
-            // What policies have and bounds have not stays empty.
-            text.push_str(&row);
-            text.push_str(",,,,,,\n");
+        let figure = |value: Option<f64>| value.map(|v| v.to_string()).unwrap_or_default();
+        for (at, result) in self.results.iter().enumerate() {
+            for bound in self.bounds.get(at).map(SeedBounds::csv_rows).unwrap_or_default() {
+                if !is_one {
+                    text.push_str(&csv_name(&result.trace));
+                }
+                text.push_str(&bound);
+                text.push_str(",,,,,,\n");
+            }
+            for Timed { run, .. } in result.by_policy.iter().flat_map(|(_, runs)| runs) {
+                let row = figures(run);
+                let values = [
+                    run.policy.name().to_owned(),
+                    run.seed.to_string(),
+                    figure(row.at_100),
+                    row.last.to_string(),
+                    row.arrivals.to_string(),
+                    row.lost.to_string(),
+                    row.lost_before_90.to_string(),
+                    figure(row.fragmentation_at_100),
+                    row.fragmentation_at_end.to_string(),
+                    row.packing_efficiency.to_string(),
+                ];
+                if !is_one {
+                    text.push_str(&csv_name(&result.trace));
+                }
+                text.push_str(&values.join(","));
+                text.push('\n');
+            }
         }
         text
     }
+}
 
-    /// Allocation, allocation near full load, and fragmentation, each against arrived load.
-    #[must_use]
-    pub(super) fn charts(&self) -> Vec<Chart> {
-        let allocation = self.curves(|run| {
-            // Before the first arrival nothing is allocated.
-            iter::once((0, 0.0)).chain(run.curve.columns()).collect()
-        });
-        let fragmentation = self.curves(|run| {
-            let sampled = run.samples.iter().map(|s| (s.load_percent, percent(s.fragmentation)));
-            let last = run.curve.columns().last().map_or(0, |(x, _)| *x);
-            sampled.chain([(last, percent(run.end.fragmentation))]).collect()
-        });
-        let near = allocation.iter().map(|curve| Curve {
-            label: curve.label.clone(),
-            points: curve.points.iter().copied().filter(|(x, _)| *x >= ZOOM_FROM).collect(),
-        });
-        let near: Vec<Curve> = near.collect();
-        let chart = |title: &str, y_label: &str, curves| Chart {
-            title: title.to_owned(),
-            x_label: "arrived load (% of the cluster's GPUs)".to_owned(),
-            y_label: y_label.to_owned(),
-            curves,
-        };
-        let mut charts = vec![chart("GPU allocation", "allocated GPUs (%)", allocation)];
-        if near.iter().any(|curve| curve.points.len() > 1) {
-            charts.push(chart("GPU allocation near full load", "allocated GPUs (%)", near));
-        }
-        charts.push(chart(
-            "Fragmentation: free room that typical pods cannot use",
-            "free GPU room (%)",
-            fragmentation,
-        ));
-        charts
-    }
-
-    /// A curve per policy: the mean over the seeds at each load that any of them has. Between the
-    /// loads of a run, and after its end, nothing changes.
-    fn curves(&self, points: impl Fn(&Run) -> BTreeMap<u64, f64>) -> Vec<Curve> {
-        let curve = |(policy, runs): &(SimPolicy, Vec<Timed>)| {
-            let runs: Vec<_> = runs.iter().map(|timed| points(&timed.run)).collect();
-            let loads: BTreeSet<u64> = runs.iter().flat_map(BTreeMap::keys).copied().collect();
-            let point = |x: u64| {
-                let at_x = runs.iter().filter_map(|run| run.range(..=x).next_back());
-                Some((x as f64, mean(&at_x.map(|(_, y)| *y).collect::<Vec<_>>())?))
-            };
-            Curve {
-                label: policy.name().to_owned(),
-                points: loads.into_iter().filter_map(point).collect(),
-            }
-        };
-        self.results.iter().map(curve).collect()
+/// A trace's name as the first value of a CSV row. It comes from the name of a file.
+pub(super) fn csv_name(name: &str) -> String {
+    match name.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\",", name.replace('"', "\"\"")),
+        false => format!("{name},"),
     }
 }
 
 /// Heads of the table.
-const COLUMNS: [&str; 8] = [
-    "policy",
-    "at 100 %",
-    "last",
-    "lost",
-    "lost before 90 %",
-    "fragmentation",
-    "efficiency",
-    "seconds",
+const HEADS: [&str; 12] = [
+    "trace", "policy", "at 100 %", "to fgd", "wins", "last", "to fgd", "wins", "early", "fragm.",
+    "effic.", "seconds",
 ];
 
 /// What they mean.
 const LEGEND: &str = "\
 at 100 %, last   GPUs allocated when 100 % of the cluster had been asked for, and at the end, in %
-lost             pods that fitted nowhere; before 90 %: while less than 90 % had been asked for
-fragmentation    free GPU room at 100 % load that typical pods cannot use, in %
-efficiency       how full the occupied GPUs are at the end, in %
+to fgd, wins     the same less that of `fgd`, seed by seed; seeds in which it is more
+early            pods that fitted nowhere while less than 90 % had been asked for
+fragm.           free GPU room at 100 % load that typical pods cannot use, in %
+effic.           how full the occupied GPUs are at the end, in %
 seconds          time of one core per replay
 ";
+
+/// The cells of a row behind the names.
+fn cells(runs: &[Timed<Run>], baseline: Option<&[Timed<Run>]>) -> Vec<String> {
+    let of = |value: fn(&Figures<u64>) -> Option<f64>| {
+        runs.iter().filter_map(|timed| value(&figures(&timed.run))).collect::<Vec<f64>>()
+    };
+    let dash = || "-".to_owned();
+    let to_fgd = |value: fn(&Run) -> Option<f64>| {
+        let paired = paired(runs, baseline, value);
+        paired.map_or([dash(), dash()], |paired| [paired.cell(2), paired.won()])
+    };
+    let [at_100, at_100_wins] = to_fgd(at_100);
+    let [at_end, at_end_wins] = to_fgd(at_end);
+    let seconds: Vec<f64> = runs.iter().map(|timed| timed.time.as_secs_f64()).collect();
+    vec![
+        cell(&of(|f| f.at_100), 2),
+        at_100,
+        at_100_wins,
+        cell(&of(|f| Some(f.last)), 2),
+        at_end,
+        at_end_wins,
+        mean_cell(&of(|f| Some(f.lost_before_90 as f64)), 1),
+        mean_cell(&of(|f| f.fragmentation_at_100), 1),
+        mean_cell(&of(|f| Some(f.packing_efficiency)), 2),
+        mean_cell(&seconds, 2),
+    ]
+}
+
+/// What is above the baseline, unless this is the baseline itself.
+fn paired(
+    runs: &[Timed<Run>],
+    baseline: Option<&[Timed<Run>]>,
+    value: fn(&Run) -> Option<f64>,
+) -> Option<Paired> {
+    let of = |runs: &[Timed<Run>]| runs.iter().map(|timed| value(&timed.run)).collect::<Vec<_>>();
+    let baseline = baseline.filter(|baseline| !std::ptr::eq(*baseline, runs))?;
+    Paired::of(&of(runs), &of(baseline), Ordering::Greater)
+}
+
+fn at_100(run: &Run) -> Option<f64> {
+    run.curve.at_100()
+}
+
+fn at_end(run: &Run) -> Option<f64> {
+    Some(run.curve.last())
+}
+
+fn json_result(
+    policy: &'static str,
+    runs: &[Timed<Run>],
+    baseline: Option<&[Timed<Run>]>,
+) -> JsonResult {
+    let sd = |value: fn(&Run) -> Option<f64>| {
+        deviation(&runs.iter().filter_map(|timed| value(&timed.run)).collect::<Vec<_>>())
+    };
+    let run = |timed: &Timed<Run>| JsonRun { seed: timed.run.seed, figures: figures(&timed.run) };
+    JsonResult {
+        policy,
+        mean: means(runs),
+        at_100_sd: sd(at_100),
+        last_sd: sd(at_end),
+        at_100_to_fgd: paired(runs, baseline, at_100),
+        last_to_fgd: paired(runs, baseline, at_end),
+        seeds: runs.iter().map(|timed| timed.run.seed).collect(),
+        runs: runs.iter().map(run).collect(),
+    }
+}
 
 fn figures(run: &Run) -> Figures<u64> {
     Figures {
@@ -269,7 +329,7 @@ fn figures(run: &Run) -> Figures<u64> {
     }
 }
 
-fn means(runs: &[Timed]) -> Figures<Number> {
+fn means(runs: &[Timed<Run>]) -> Figures<Number> {
     let all: Vec<Figures<u64>> = runs.iter().map(|timed| figures(&timed.run)).collect();
     let of = |value: fn(&Figures<u64>) -> Option<f64>| {
         mean(&all.iter().filter_map(value).collect::<Vec<_>>()).map(rounded)
@@ -298,35 +358,4 @@ fn mean_count(counts: &[u64]) -> Number {
         return whole();
     }
     Number::from_f64(rounded(sum as f64 / among as f64)).unwrap_or_else(whole)
-}
-
-/// A share in percent, to four decimals, which is all it has.
-fn percent(share: Share) -> f64 {
-    share.millionths() as f64 / 10_000.0
-}
-
-/// To four decimals: enough to compare, and no noise of floating point.
-pub(super) fn rounded(value: f64) -> f64 {
-    (value * 10_000.0).round() / 10_000.0
-}
-
-/// The mean; none of no values.
-pub(super) fn mean(values: &[f64]) -> Option<f64> {
-    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
-}
-
-/// The standard deviation of a sample; none of less than two values.
-fn deviation(values: &[f64]) -> Option<f64> {
-    let mean = mean(values).filter(|_| values.len() > 1)?;
-    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    Some(rounded((squares / (values.len() - 1) as f64).sqrt()))
-}
-
-/// Mean and, of several values, standard deviation.
-fn cell(values: &[f64], digits: usize) -> String {
-    match (mean(values), deviation(values)) {
-        (None, _) => "-".to_owned(),
-        (Some(mean), None) => format!("{mean:.digits$}"),
-        (Some(mean), Some(sd)) => format!("{mean:.digits$} ± {sd:.digits$}"),
-    }
 }

@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 
 use super::books::{Ledger, Slot};
 use crate::packing::device::{DeviceId, PodUid};
-use crate::packing::fragmentation::Packing;
+use crate::packing::fragmentation::{Packing, stranded_by_device};
 use crate::packing::mix::{CompiledMix, Mix};
 use crate::packing::node::{AuditError, NodeLedger, NodeState};
 use crate::packing::reservation::{PodRef, Reservation};
 use crate::packing::supply::Census;
-use crate::packing::units::Timestamp;
+use crate::packing::units::{Share, Timestamp};
 
 /// Whether questions can be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +106,13 @@ impl Ledger {
     pub fn packing_against(&self, mix: &Mix) -> Packing {
         let world = self.world();
         self.packed(&mix.compile(&world.classes, &Census::default()))
+    }
+
+    /// For each GPU, in no particular order: the free share that the requests of `mix` cannot use.
+    pub fn stranded_against(&self, mix: &Mix) -> Vec<Share> {
+        let mix = mix.compile(&self.world().classes, &Census::default());
+        let slots = self.slots();
+        slots.iter().flat_map(|slot| stranded_by_device(&slot.read(), &mix)).collect()
     }
 
     fn packed(&self, mix: &CompiledMix) -> Packing {

@@ -21,6 +21,7 @@
 
 use smallvec::SmallVec;
 
+pub use self::stranded::stranded_by_device;
 use super::device::Health;
 use super::fit::Room;
 use super::mix::{CompiledMix, MixRows};
@@ -273,6 +274,8 @@ fn add(a: Share, b: Share) -> Share {
 fn add_memory(a: MemMib, b: MemMib) -> MemMib {
     a.checked_add(b).expect("memory of all devices of a cluster fits into 64 bits")
 }
+
+mod stranded;
 
 #[cfg(test)]
 mod tests {

@@ -16,6 +16,8 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Most rows read. With the ranges in [`super::trace`] the sum of any column, and the GPU demand of
 /// all rows, stays below 2^50.
 const ROWS_MAX: usize = 1_000_000;
+/// Longest line read, in bytes. What has longer ones is no table, and is not worth holding in memory.
+const LINE_BYTES_MAX: usize = 1 << 20;
 /// The longest name Kubernetes gives a pod or node.
 const NAME_BYTES_MAX: usize = 253;
 /// Longest part of a bad value that an error repeats.
@@ -110,6 +112,32 @@ pub enum TraceError {
     },
 }
 
+/// Reads on until a line is too long.
+struct ShortLines<R> {
+    reader: R,
+    line: u64,
+    line_bytes: usize,
+}
+
+impl<R: Read> Read for ShortLines<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(buffer)?;
+        for part in buffer[..read].split_inclusive(|byte| *byte == b'\n') {
+            self.line_bytes += part.len();
+            if self.line_bytes > LINE_BYTES_MAX {
+                let line = self.line;
+                let why = format!("line {line} is longer than {LINE_BYTES_MAX} bytes");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            }
+            if part.ends_with(b"\n") {
+                self.line += 1;
+                self.line_bytes = 0;
+            }
+        }
+        Ok(read)
+    }
+}
+
 /// A column that was found in the header.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Column {
@@ -120,21 +148,24 @@ pub(super) struct Column {
 /// A CSV file whose header has been read.
 pub(super) struct Table<'f, R> {
     file: &'f str,
-    reader: csv::Reader<io::Take<R>>,
+    reader: csv::Reader<ShortLines<io::Take<R>>>,
     header: StringRecord,
+    /// Most rows read; less than [`ROWS_MAX`] in tests only.
+    pub(super) rows_max: usize,
 }
 
 impl<'f, R: Read> Table<'f, R> {
     /// Reads the header of `reader`; `file` is its name in errors.
     pub(super) fn new(file: &'f str, reader: R) -> Result<Self, TraceError> {
         // One byte more than allowed, so that reaching the limit shows that the file goes on.
-        let limited = reader.take(FILE_BYTES_MAX + 1);
+        let limited =
+            ShortLines { reader: reader.take(FILE_BYTES_MAX + 1), line: 1, line_bytes: 0 };
         let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(limited);
         let header = reader.headers().map_err(|error| refuse(file, error))?.clone();
         if header.is_empty() {
             return Err(TraceError::Empty { file: file.to_owned() });
         }
-        Ok(Self { file, reader, header })
+        Ok(Self { file, reader, header, rows_max: ROWS_MAX })
     }
 
     /// The column of that title, if there is one.
@@ -168,8 +199,8 @@ impl<'f, R: Read> Table<'f, R> {
         loop {
             let more = self.reader.read_record(&mut record);
             // First of all, as a row cut off by the limit would be called a bad one.
-            if rows.len() == ROWS_MAX && matches!(more, Ok(true))
-                || self.reader.get_ref().limit() == 0
+            if rows.len() == self.rows_max && matches!(more, Ok(true))
+                || self.reader.get_ref().reader.limit() == 0
             {
                 return Err(TraceError::TooLarge { file: file.to_owned() });
             }

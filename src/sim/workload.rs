@@ -3,7 +3,7 @@
 //! [`Workload::paper`] is the workload of the FGD paper (USENIX ATC'23, "Beware of Fragmentation")
 //! as its simulator makes it, number for number, so that results can be compared seed by seed;
 //! [`Workload::as_is`] takes the files at their word. Arrivals come one after another: the times in
-//! the trace play no part. This module decides nothing about placement.
+//! the trace play no part here, but in [`super::timeline`]. This module decides nothing about placement.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -14,7 +14,7 @@ use super::trace::{TraceNode, TracePod};
 /// Largest load accepted, in multiples of the cluster's GPUs.
 pub const LOAD_MAX: f64 = 100.0;
 /// Most arrivals generated. A trace of nearly only CPU pods would else be repeated without end.
-const ARRIVALS_MAX: usize = 4_000_000;
+pub(super) const ARRIVALS_MAX: usize = 4_000_000;
 
 /// What one experiment replays.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +36,36 @@ pub enum WorkloadError {
     Load {
         /// The load asked for.
         load: f64,
+    },
+    /// The mean load of a replay with times is not a number in range.
+    #[error("mean load `{load}` is not allowed, expected more than 0 and at most 10")]
+    MeanLoad {
+        /// The load asked for.
+        load: f64,
+    },
+    /// The factor is out of range: as asked for, or as the load would need it.
+    #[error("times `{compress}` as fast is not allowed, expected more than 0 and at most 1e8")]
+    Compress {
+        /// The factor.
+        compress: f64,
+    },
+    /// A pod without a time cannot be replayed at its time.
+    #[error("pod `{pod}` has no `creation_time`: its file cannot be replayed by its own times")]
+    NoTime {
+        /// The pod.
+        pod: String,
+    },
+    /// A pod that ends before it begins.
+    #[error("the `deletion_time` of pod `{pod}` lies before its `creation_time`")]
+    Backwards {
+        /// The pod.
+        pod: String,
+    },
+    /// At this pace too many pods would run at once.
+    #[error("times `{compress}` as fast, more than {ARRIVALS_MAX} pods would run at once")]
+    TooManyStanding {
+        /// The factor.
+        compress: f64,
     },
     /// A load is relative to the cluster's GPUs, and there are none.
     #[error("none of the `{nodes}` nodes has a GPU")]

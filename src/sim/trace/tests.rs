@@ -1,0 +1,230 @@
+use std::error::Error;
+use std::fs;
+
+use super::*;
+
+const PODS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,\
+                    creation_time,deletion_time,scheduled_time\n";
+const NODES: &str = "sn,cpu_milli,memory_mib,gpu,model\n";
+
+fn pods(rows: &str) -> Result<Vec<TracePod>, TraceError> {
+    parse_pods("pods.csv", format!("{PODS}{rows}").as_bytes())
+}
+
+#[test]
+fn pods_are_read_in_the_order_of_the_file() {
+    let read = pods(
+        "b,12000,16384,1,460,T4|P100|T4,LS,Running,5,12537496,5\n\
+                     a,8000,30517,0,0,,BE,Failed,7,,\n",
+    )
+    .unwrap();
+    let shared = TracePod {
+        name: "b".to_owned(),
+        cpu_milli: 12_000,
+        memory_mib: 16_384,
+        num_gpu: 1,
+        gpu_milli: 460,
+        gpu_spec: ["T4", "P100", "T4"].map(str::to_owned).to_vec(),
+        creation_time: Some(5),
+        deletion_time: Some(12_537_496),
+    };
+    let cpu_only = TracePod {
+        name: "a".to_owned(),
+        cpu_milli: 8000,
+        memory_mib: 30_517,
+        num_gpu: 0,
+        gpu_milli: 0,
+        gpu_spec: Vec::new(),
+        creation_time: Some(7),
+        deletion_time: None,
+    };
+    assert_eq!((shared.demand_milli(), cpu_only.demand_milli()), (460, 0));
+    assert_eq!(read, [shared, cpu_only]);
+}
+
+#[test]
+fn columns_are_found_by_the_header_and_the_optional_ones_may_be_absent() {
+    let text = "\u{feff}gpu_milli, num_gpu ,name,memory_mib,cpu_milli\r\n1000,8, p ,2,1\r\n";
+    let read = parse_pods("pods.csv", text.as_bytes()).unwrap();
+    assert_eq!((read[0].name.as_str(), read[0].demand_milli()), ("p", 8000));
+    assert_eq!((read[0].gpu_spec.len(), read[0].creation_time), (0, None));
+}
+
+#[test]
+fn quotes_are_taken_off_and_one_that_stays_open_is_a_bad_row() {
+    let text = "\u{feff}\"name\",\"cpu_milli\",memory_mib,num_gpu,gpu_milli,\"gpu_spec\"\r\n\
+                \"p\",\"1\",\" 2\",1,\"500\",\"T4|P100\"\r\n";
+    let read = parse_pods("pods.csv", text.as_bytes()).unwrap();
+    assert_eq!((read[0].name.as_str(), read[0].memory_mib, read[0].demand_milli()), ("p", 2, 500));
+    assert_eq!(read[0].gpu_spec, ["T4", "P100"]);
+    let refused = pods("g,1,1,0,0,,,,,,\n\"p,1,1,0,0,,,,,,\nq,1,1,0,0,,,,,,\n").unwrap_err();
+    let expected = "`pods.csv` line 3: 1 values, expected 11 as in the header";
+    assert_eq!(refused.to_string(), expected);
+}
+
+/// Text that goes on: rows as short as can be, each with a name of its own, or one line.
+struct Endless {
+    row: Option<u32>,
+    rest: Vec<u8>,
+    served: usize,
+}
+
+impl Read for Endless {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.rest.is_empty() {
+            self.rest = match &mut self.row {
+                Some(row) => {
+                    *row += 1;
+                    format!("{row:x},,,0,\n").into_bytes()
+                }
+                None => vec![b'x'; 1 << 16],
+            };
+        }
+        let count = self.rest.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&self.rest[..count]);
+        self.rest.drain(..count);
+        self.served += count;
+        Ok(count)
+    }
+}
+
+#[test]
+fn a_file_without_end_is_refused_before_it_fills_the_memory() {
+    let mut line = Endless { row: None, rest: PODS.as_bytes().to_vec(), served: 0 };
+    let refused = parse_pods("pods.csv", &mut line).unwrap_err();
+    assert_eq!(refused.to_string(), "cannot read `pods.csv`");
+    assert_eq!(refused.source().unwrap().to_string(), "line 2 is longer than 1048576 bytes");
+    assert!(line.served < 2 << 20);
+
+    let header = b"name,a,b,num_gpu,c\n".to_vec();
+    let mut rows = Endless { row: Some(0), rest: header, served: 0 };
+    let mut table = Table::new("pods.csv", &mut rows).unwrap();
+    table.rows_max = 1000;
+    let name = table.require("name").unwrap();
+    let refused = table.rows(name, |_| Ok(())).unwrap_err().to_string();
+    assert_eq!(refused, "`pods.csv` is too large: allowed are 1000000 rows and 268435456 bytes");
+    assert!(rows.served < 1 << 20);
+}
+
+#[test]
+fn pods_that_only_models_of_other_clusters_suit_are_counted() {
+    let nodes = parse_nodes("n.csv", format!("{NODES}a,1,1,1,V100M16\nb,1,1,0,P4\n").as_bytes());
+    let pods = pods(
+        "p,1,1,1,1,,,,,,\nq,1,1,1,1,V100M16|T4,,,,,\nr,1,1,1,1,T4,,,,,\n\
+         s,1,1,1,1,P4,,,,,\nt,1,1,0,0,T4,,,,,\nu,1,1,1,1,T4,,,,,\n",
+    );
+    assert_eq!(pods_of_unknown_models(&nodes.unwrap(), &pods.unwrap()), 3);
+}
+
+#[test]
+fn a_node_is_named_by_its_serial_number_or_its_name() {
+    for (title, model) in [("sn", "V100M16"), ("name", "")] {
+        let text = format!("{title},cpu_milli,memory_mib,gpu,model\nn1,96000,393216,8,{model}\n");
+        let read = parse_nodes("nodes.csv", text.as_bytes()).unwrap();
+        assert_eq!((read[0].name.as_str(), read[0].model.as_str()), ("n1", model));
+        assert_eq!((read[0].gpus, read[0].capacity_milli()), (8, 8000));
+    }
+}
+
+#[test]
+fn a_bad_row_is_named_with_line_column_value_and_what_is_allowed() {
+    let good = "g,1,1,0,0,,,,,,\n";
+    let long = "x".repeat(1000);
+    let cases = [
+        (
+            "p,-1,1,0,0,,,,,,",
+            "`cpu_milli`: `-1` is not allowed, expected a whole number from 0 to 10000000",
+        ),
+        ("p,+1,1,0,0,,,,,,", "`cpu_milli`: `+1`"),
+        ("p,nan,1,0,0,,,,,,", "`cpu_milli`: `nan`"),
+        ("p,1e3,1,0,0,,,,,,", "`cpu_milli`: `1e3`"),
+        ("p,0x10,1,0,0,,,,,,", "`cpu_milli`: `0x10`"),
+        ("p,1,inf,0,0,,,,,,", "`memory_mib`: `inf`"),
+        ("p,\"1,000\",1,0,0,,,,,,", "`cpu_milli`: `1,000`"),
+        ("p,,1,0,0,,,,,,", "`cpu_milli`: ``"),
+        ("p,1,1.5,0,0,,,,,,", "`memory_mib`: `1.5`"),
+        ("p,1,99999999999999999999999,0,0,,,,,,", "`memory_mib`: `99999999999999999999999`"),
+        (
+            "p,1,1,257,1000,,,,,,",
+            "`num_gpu`: `257` is not allowed, expected a whole number from 0 to 256",
+        ),
+        ("p,1,1,0,5,,,,,,", "`gpu_milli`: `5` is not allowed, expected 0"),
+        (
+            "p,1,1,1,0,,,,,,",
+            "`gpu_milli`: `0` is not allowed, expected a whole number from 1 to 1000",
+        ),
+        ("p,1,1,1,1001,,,,,,", "`gpu_milli`: `1001`"),
+        ("p,1,1,2,500,,,,,,", "`gpu_milli`: `500` is not allowed, expected 1000"),
+        ("p,1,1,1,1,T4||P4,,,,,", "`gpu_spec`: `T4||P4` is not allowed, expected GPU models"),
+        ("p,1,1,1,1,T\u{7}4,,,,,", "`gpu_spec`: `T\\u{7}4`"),
+        ("p,1,1,1,1,,,,soon,,", "`creation_time`: `soon`"),
+        ("p,1,1,1,1,,,,1,10000000000,", "`deletion_time`: `10000000000`"),
+        (",1,1,0,0,,,,,,", "`name`: `` is not allowed, expected 1 to 253 ASCII"),
+        ("a b,1,1,0,0,,,,,,", "`name`: `a b`"),
+        (&format!("{long},1,1,0,0,,,,,,"), &format!("`name`: `{}` is", &long[..40])),
+    ];
+    for (row, expected) in cases {
+        let refused = pods(&format!("{good}{row}\n")).unwrap_err().to_string();
+        let expected = format!("`pods.csv` line 3, column {expected}");
+        assert!(refused.starts_with(&expected), "{refused}\ninstead of\n{expected}");
+    }
+    let refused = parse_nodes("n.csv", format!("{NODES}n,1,1,8,a|b\n").as_bytes());
+    let expected = "`n.csv` line 2, column `model`: `a|b` is not allowed, expected at most 253 \
+                    bytes without `|` or control characters";
+    assert_eq!(refused.unwrap_err().to_string(), expected);
+}
+
+#[test]
+fn a_table_that_is_no_trace_is_refused_as_a_whole() {
+    let cases = [
+        ("", "`n.csv` holds no rows"),
+        (NODES, "`n.csv` holds no rows"),
+        ("\n\n", "`n.csv` holds no rows"),
+        ("sn,cpu_milli,memory_mib,gpu\n", "`n.csv` has no column `model`"),
+        ("cpu_milli,memory_mib,gpu,model\n", "`n.csv` has no column `name`"),
+        ("sn,sn,cpu_milli\n", "`n.csv` has the column `sn` more than once"),
+        (
+            &format!("{NODES}a,1,1,1,m\nb,1\n"),
+            "`n.csv` line 3: 2 values, expected 5 as in the header",
+        ),
+        (
+            &format!("{NODES}a,1,1,1,m\n\nb,1,1,1,m\na,2,2,2,m\n"),
+            "`n.csv` line 5: the name `a` was already used on line 2",
+        ),
+    ];
+    for (text, expected) in cases {
+        let refused = parse_nodes("n.csv", text.as_bytes()).unwrap_err();
+        assert_eq!(refused.to_string(), expected, "{text:?}");
+    }
+}
+
+#[test]
+fn text_that_is_not_utf_8_is_refused_with_its_place() {
+    let refused = parse_nodes("n.csv", [NODES.as_bytes(), b"a,1,1,1,\xff\n"].concat().as_slice());
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.to_string(), "cannot read `n.csv`");
+    assert!(refused.source().unwrap().to_string().contains("line 2"), "{refused:?}");
+}
+
+#[test]
+fn files_are_read_from_disk_and_a_missing_one_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("nodes.csv");
+    fs::write(&path, format!("{NODES}a,1,1,1,m\n")).unwrap();
+    assert_eq!(read_nodes(&path).unwrap().len(), 1);
+    let refused = read_pods(&folder.path().join("absent.csv")).unwrap_err().to_string();
+    assert!(refused.starts_with("cannot open `") && refused.ends_with("absent.csv`"));
+    assert!(matches!(read_nodes(folder.path()), Err(TraceError::Read { .. })));
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(0_u8..=255, 0..80)) {
+        // With a good header and row before them, so that they reach the columns too.
+        let text = [PODS.as_bytes(), b"p,1,1,1,1,,,,,,\n", &bytes].concat();
+        if let Ok(read) = parse_pods("pods.csv", text.as_slice()) {
+            assert_eq!(read[0].demand_milli(), 1);
+        }
+        let _ = parse_nodes("nodes.csv", bytes.as_slice());
+    }
+}

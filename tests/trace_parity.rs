@@ -204,7 +204,7 @@ fn recorded_arrivals_are_packed_as_in_the_paper() {
         }
         let nodes = read_nodes(&file("nodes")).unwrap();
         let workload = Workload::as_is(nodes, read_pods(&file("pods")).unwrap());
-        let run = replay(&workload, policy, seed, |_| {}).unwrap();
+        let run = replay(&workload, policy, seed, 0, |_| {}).unwrap();
         let ours = (run.curve.at_100().unwrap(), run.curve.last());
         let off = (ours.0 - at_100).abs().max((ours.1 - last).abs());
         assert!(off <= 0.02, "{policy}, seed {seed}: {ours:?}, expected {at_100} and {last}");
@@ -219,7 +219,7 @@ fn mean_allocation_on_the_public_trace_is_the_published_one() {
     for (policy, published) in PUBLISHED {
         let at_100 = PUBLIC.map(|(seed, _)| {
             let workload = Workload::paper(nodes.clone(), pods.clone(), seed, LOAD).unwrap();
-            replay(&workload, policy, seed, |_| {}).unwrap().curve.at_100().unwrap()
+            replay(&workload, policy, seed, 0, |_| {}).unwrap().curve.at_100().unwrap()
         });
         let mean = at_100.iter().sum::<f64>() / 10.0;
         assert!((mean - published).abs() <= 0.3, "{policy}: {mean:.2}, published {published}");

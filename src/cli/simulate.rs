@@ -98,6 +98,10 @@ pub struct SimulateArgs {
     #[arg(long, requires = "times")]
     pub queue: bool,
 
+    /// Move at most this many running pods, 1 to 3, for one that fits nowhere.
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub moves: u8,
+
     /// Replays at a time [default: one per core].
     #[arg(long, value_name = "N")]
     pub jobs: Option<NonZeroUsize>,
@@ -350,6 +354,7 @@ fn experiment(args: &SimulateArgs) -> Result<Experiment, SimulateError> {
         traces,
         policies,
         seeds: args.seeds.clone().map_or(vec![args.seed], |seeds| seeds.0.collect()),
+        most_moves: usize::from(args.moves),
         order: if args.as_is { NodeOrder::AsIs } else { NodeOrder::Shuffled },
         jobs: args.jobs,
     })

@@ -35,6 +35,8 @@ pub(super) struct Experiment {
     pub(super) policies: Vec<SimPolicy>,
     pub(super) seeds: Vec<i64>,
     pub(super) order: NodeOrder,
+    /// Most moves of running pods for one that fits nowhere.
+    pub(super) most_moves: usize,
     /// Replays at a time; as many as there are cores where it is not said.
     pub(super) jobs: Option<NonZeroUsize>,
 }
@@ -119,7 +121,7 @@ impl Experiment {
         self.on_all_cores(&self.policies, |job, bar| {
             let workload = self.workload(job, load)?;
             let steps = bar.steps(workload.arrivals.len());
-            Ok(replay(&workload, job.policy, job.seed, steps)?)
+            Ok(replay(&workload, job.policy, job.seed, self.most_moves, steps)?)
         })
     }
 
@@ -128,7 +130,7 @@ impl Experiment {
         let results = self.on_all_cores(&[SimPolicy::Fgd], |job, bar| {
             let workload = self.workload(job, load)?;
             let steps = bar.steps(workload.arrivals.len());
-            let baseline = replay(&workload, job.policy, job.seed, steps)?;
+            let baseline = replay(&workload, job.policy, job.seed, 0, steps)?;
             Ok((job.seed, bounds(&workload, baseline.first_lost)?))
         })?;
         let of_trace = |result: Results<(i64, Bounds)>| {
@@ -159,7 +161,8 @@ impl Experiment {
                 Times::Own(pace) => timeline(nodes, pods, pace, self.order, job.seed),
             }?;
             let steps = bar.steps(workload.schedule.arrivals.len());
-            Ok(replay_timed(&workload, job.policy, job.seed, overflow, steps)?)
+            let most = self.most_moves;
+            Ok(replay_timed(&workload, job.policy, job.seed, overflow, most, steps)?)
         })
     }
 

@@ -4,10 +4,11 @@
 //! that IEEE 754 rounds exactly and the functions of the `libm` crate, so they are equal on every
 //! machine. Every waste is in GPUs.
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::device::{ClassKind, DeviceClasses};
+use super::device::{ClassId, ClassKind, DeviceClasses};
 use super::fit::Room;
 use super::fragmentation::Usability;
 use super::holes::Holes;
@@ -115,76 +116,45 @@ impl Forecast {
 
     /// The devices whose use leaves the node's room worth most, and by how much.
     pub(super) fn choose(&self, scene: &Scene<'_>, typical: &MixRows) -> (Worth, Vec<Taken>) {
-        let usability = Usability::of(&self.several, scene.rooms);
-        let after_host = scene.host_left();
-        let before = self.waste(scene.rooms, &[], scene.host_free, &usability);
-        let change = |taken: &[Taken]| {
-            let after = self.waste(scene.rooms, taken, after_host, &usability);
-            (fixed(before.0 - after.0, 1e6), fixed(before.1 - after.1, 1e6))
-        };
+        let node = Node::of(self, scene);
         let count = scene.ask.count();
         let (change, taken) = if count == 0 || (scene.ask.is_whole() && scene.is_of_one_class()) {
             let taken = scene.fits[..count].to_vec();
-            (change(&taken), taken)
+            (node.change(&taken), taken)
         } else {
             // Devices of several classes may be worth the same; then it counts who wants them.
             let typical = (!scene.is_of_one_class()).then(|| Usability::of(typical, scene.rooms));
+            let left = scene.host_left().cpu;
             let alone = |fit: &Taken| {
                 let fit = std::slice::from_ref(fit);
-                let (gain, spared) = change(fit);
-                let wanted = typical.as_ref().map(|all| all.fragments_after(fit, after_host.cpu));
+                let (gain, spared) = node.change(fit);
+                let wanted = typical.as_ref().map(|all| all.fragments_after(fit, left));
                 (Reverse(gain), Reverse(spared), wanted)
             };
             let ((gain, spared, _), taken) = scene.first_of_distinct_by(alone);
-            (if taken.len() == 1 { (gain.0, spared.0) } else { change(&taken) }, taken)
+            (if taken.len() == 1 { (gain.0, spared.0) } else { node.change(&taken) }, taken)
         };
-        let shareable = scene.rooms.iter().filter(|room| self.holes.knows(room.class));
-        let (class, share) = match taken.first() {
-            Some((at, _)) => {
-                let shares = taken.iter().map(|(_, demand)| demand.share.millionths());
-                (Some(scene.rooms[*at].class), shares.sum::<u64>())
-            }
-            None => (
-                shareable.clone().next().map(|room| room.class),
-                shareable.map(|room| room.free.share.millionths()).sum(),
-            ),
+        let class = taken.first().map_or(node.class, |(at, _)| scene.rooms[*at].class);
+        let share = match taken.len() {
+            0 => node.free,
+            _ => taken.iter().map(|(_, demand)| demand.share.millionths()).sum(),
         };
-        let worth = Worth {
-            gain: change.0,
-            spared: change.1,
-            class: class.unwrap_or_default(),
-            share: i64::try_from(share).expect("a node has few GPUs"),
-        };
-        (worth, taken)
+        let share = i64::try_from(share).expect("a node has few GPUs");
+        (Worth { gain: change.0, spared: change.1, class, share }, taken)
     }
 
-    /// Expected waste of a node with `taken` gone from its `rooms`, and the part of its room that
-    /// requests of several devices cannot use.
-    fn waste(
-        &self,
-        rooms: &[Room],
-        taken: &[Taken],
-        host: HostAmount,
-        usability: &Usability<'_>,
-    ) -> (f64, f64) {
-        let mut hole = 0.0;
-        let mut free = 0.0;
-        for (position, room) in rooms.iter().enumerate() {
-            let gone = taken.iter().find(|(at, _)| *at == position);
-            let left = match gone {
-                None => room.free,
-                Some((_, demand)) => room.free.checked_sub(*demand).unwrap_or_default(),
-            };
-            let Some(waste) = self.holes.waste(room.class, left) else { continue };
-            hole += waste;
-            free += gpus(left.share);
-        }
-        let total = usability.fragments_after(taken, host.cpu);
-        #[expect(clippy::cast_precision_loss, reason = "estimates need no more than 53 bits")]
-        let several = total as f64 / float(self.several.total.max(1)) / 1e6 * self.several_part;
+    /// Waste by what is free of the host beside `free` millionths of GPUs.
+    fn host(&self, free: u64, host: HostAmount) -> f64 {
         let cpu = float(host.cpu.milli());
-        let unserved = self.unserved(free, cpu, float(host.memory.mib()));
-        (HOLE * hole + HOST * unserved + self.pressure.waste(cpu), several)
+        let unserved = self.unserved(float(free) / 1e6, cpu, float(host.memory.mib()));
+        HOST * unserved + self.pressure.waste(cpu)
+    }
+
+    /// Room that requests of several devices cannot use, weighed by their part of the demand.
+    fn several(&self, fragments: i128) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "estimates need no more than 53 bits")]
+        let fragments = fragments as f64;
+        fragments / float(self.several.total.max(1)) / 1e6 * self.several_part
     }
 
     /// GPUs of `free` that stay unused for want of processor time or memory: the mean over the demand,
@@ -198,7 +168,65 @@ impl Forecast {
             let served = (cpu * need.gpus_per_cpu).min(memory * need.gpus_per_memory);
             need.part * (1.0 - served).max(0.0)
         };
-        free * self.needs.iter().map(unserved).sum::<f64>()
+        // Four sums side by side: always in the same order, and without waiting for each other.
+        let mut sums = [0.0; 4];
+        for four in self.needs.chunks(4) {
+            for (sum, need) in sums.iter_mut().zip(four) {
+                *sum += unserved(need);
+            }
+        }
+        free * (sums[0] + sums[1] + (sums[2] + sums[3]))
+    }
+}
+
+/// One node for one question: what is the same for all its devices is worked out once.
+struct Node<'a> {
+    forecast: &'a Forecast,
+    scene: &'a Scene<'a>,
+    usability: Usability<'a>,
+    /// Free share of the devices that can be shared, in millionths.
+    free: u64,
+    /// The class of the first of them.
+    class: ClassId,
+    /// Waste of the host's making as it is, and of several devices' room.
+    before: (f64, f64),
+    /// The former after a share is taken, for the share that was asked for last.
+    after: Cell<Option<(u64, f64)>>,
+}
+
+impl<'a> Node<'a> {
+    fn of(forecast: &'a Forecast, scene: &'a Scene<'a>) -> Self {
+        let shareable = || scene.rooms.iter().filter(|room| forecast.holes.knows(room.class));
+        let free = shareable().map(|room| room.free.share.millionths()).sum();
+        let usability = Usability::of(&forecast.several, scene.rooms);
+        let several = forecast.several(usability.fragments(scene.host_free.cpu));
+        let before = (forecast.host(free, scene.host_free), several);
+        let class = shareable().next().map(|room| room.class).unwrap_or_default();
+        Self { forecast, scene, usability, free, class, before, after: Cell::new(None) }
+    }
+
+    /// The waste that taking these devices avoids, and the room for several that it spares, both in
+    /// millionths of a GPU.
+    fn change(&self, taken: &[Taken]) -> (i64, i64) {
+        let mut holes = 0.0;
+        let mut share = 0;
+        for (position, demand) in taken {
+            let Room { class, free, .. } = self.scene.rooms[*position];
+            let left = free.checked_sub(*demand).expect("only what fits is tried");
+            let waste = |left| self.forecast.holes.waste(class, left).unwrap_or(0.0);
+            holes += waste(free) - waste(left);
+            if self.forecast.holes.knows(class) {
+                share += demand.share.millionths();
+            }
+        }
+        let left = self.scene.host_left();
+        let host = match self.after.get() {
+            Some((known, host)) if known == share => host,
+            _ => self.forecast.host(self.free - share, left),
+        };
+        self.after.set(Some((share, host)));
+        let several = self.forecast.several(self.usability.fragments_after(taken, left.cpu));
+        (fixed(HOLE * holes + self.before.0 - host, 1e6), fixed(self.before.1 - several, 1e6))
     }
 }
 

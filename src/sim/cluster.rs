@@ -4,7 +4,7 @@
 //!
 //! As nobody else looks after CPU and main memory here, the ledger checks them too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ use super::policy::{MixSource, SimPolicy};
 use super::trace::{TraceNode, TracePod};
 use super::workload::capacity_milli;
 use crate::ledger::books::{Ledger, Settings};
+use crate::ledger::facts::PodFact;
+use crate::ledger::moves::Move;
 use crate::ledger::questions::Question;
 use crate::ledger::reports::{NodeReport, ReportRefusal};
 use crate::packing::device::{
@@ -44,6 +46,13 @@ pub(super) struct SimCluster {
     chance: ChaCha8Rng,
     capacity_milli: u64,
     used_micro: u64,
+    /// Most moves of running pods for one that fits nowhere.
+    most_moves: usize,
+    moves: u64,
+    /// Where pods run that have moved, by arrival.
+    moved: BTreeMap<usize, Seat>,
+    /// Requests that no moves have helped since the last pod ended.
+    hopeless: BTreeSet<Question>,
 }
 
 /// Where a pod runs, and what it takes there.
@@ -63,6 +72,7 @@ impl SimCluster {
         population: &[TracePod],
         policy: SimPolicy,
         seed: i64,
+        most_moves: usize,
     ) -> Result<Self, ReportRefusal> {
         let ledger = Ledger::new(Settings {
             claim_for: FOREVER,
@@ -90,6 +100,10 @@ impl SimCluster {
             chance: ChaCha8Rng::seed_from_u64(seed.cast_unsigned()),
             capacity_milli: capacity_milli(nodes),
             used_micro: 0,
+            most_moves,
+            moves: 0,
+            moved: BTreeMap::new(),
+            hopeless: BTreeSet::new(),
         })
     }
 
@@ -123,8 +137,46 @@ impl SimCluster {
     /// Asks, reserves and confirms, as the verbs of the extender do. `None` where it fits nowhere.
     pub(super) fn place(&mut self, arrival: usize, pod: &TracePod) -> Option<Seat> {
         let question = self.question(pod);
-        let (node, _) = self.ledger.best(&question)?;
+        let found = self.ledger.best(&question).map(|(node, _)| node);
+        let node = found.or_else(|| self.make_room(&question))?;
         Some(self.reserve(arrival, pod, self.rank_of[&node], &question))
+    }
+
+    /// Moves running pods so that one fits that fits nowhere; on which node.
+    fn make_room(&mut self, question: &Question) -> Option<NodeName> {
+        if self.most_moves == 0 || self.hopeless.contains(question) {
+            return None;
+        }
+        let Some(way) = self.ledger.moves(question, self.most_moves) else {
+            self.hopeless.insert(question.clone());
+            return None;
+        };
+        for Move { pod, to, .. } in way.moves {
+            let arrival = pod.uid.as_str().parse().expect("pods are named by their arrival");
+            let held = self.ledger.reservation(&pod.uid).expect("only what runs is moved");
+            let shares = to.devices.iter().map(|placed| placed.demand.share.millionths());
+            let seat = Seat { node: self.rank_of[&to.node], micro: shares.sum() };
+            self.moved.insert(arrival, seat);
+            self.moves += 1;
+            self.ledger.see_pod(
+                &PodFact {
+                    pod,
+                    node: Some(to.node.clone()),
+                    host: held.host,
+                    is_terminal: false,
+                    wants_gpu: true,
+                    request: held.request,
+                    placement: Some(to),
+                },
+                Timestamp::START,
+            );
+        }
+        Some(way.placement.node)
+    }
+
+    /// Moves that were made so far.
+    pub(super) fn moves(&self) -> u64 {
+        self.moves
     }
 
     /// The same on the node at `rank` alone.
@@ -172,11 +224,14 @@ impl SimCluster {
     }
 
     /// Ends a pod: the API server says so, and the agent's next reports show none of its processes.
-    pub(super) fn end(&mut self, arrival: usize, seat: Seat) {
+    /// Returns the place of its node in the tie-break order.
+    pub(super) fn end(&mut self, arrival: usize, seat: Seat) -> usize {
+        let seat = self.moved.remove(&arrival).unwrap_or(seat);
+        self.hopeless.clear();
         self.ledger.end_pod(&uid(arrival), Timestamp::START);
         self.used_micro -= seat.micro;
         if seat.micro == 0 {
-            return; // CPU and main memory are free at once
+            return seat.node; // CPU and main memory are free at once
         }
         let agent = &mut self.agents[seat.node];
         for _ in 0..CLEAN_REPORTS_TO_FREE {
@@ -185,6 +240,7 @@ impl SimCluster {
                 .report(&agent.agent, agent, Timestamp::START)
                 .expect("the agent speaks in its session and brings no inventory");
         }
+        seat.node
     }
 
     /// The books, for tests to check.

@@ -40,6 +40,8 @@ pub struct Run {
     pub lost_before_90: u64,
     /// The first arrival that fitted nowhere, counted from zero.
     pub first_lost: Option<usize>,
+    /// Moves of running pods that made room for others.
+    pub moves: u64,
     /// Allocation against arrived load.
     pub curve: Curve,
     /// State of the cluster each time the load reached another whole percent.
@@ -79,6 +81,8 @@ pub struct TimedRun {
     pub all: ClassFigures,
     /// The same by class.
     pub by_class: [(PodClass, ClassFigures); 4],
+    /// Moves of running pods that made room for others, warm-up included.
+    pub moves: u64,
     /// The cluster over time, warm-up included.
     pub moments: Vec<Moment>,
     /// Of these, the first that is measured.
@@ -135,7 +139,8 @@ impl Stranded {
     }
 }
 
-/// Replays the arrivals of `workload` under `policy`; nothing ends, and what fits nowhere is lost.
+/// Replays the arrivals of `workload` under `policy`; nothing ends, and what fits nowhere is lost, unless
+/// at most `most_moves` moves of running pods make room for it.
 /// `progress` is called after every arrival with how many there have been.
 ///
 /// # Errors
@@ -144,9 +149,10 @@ pub fn replay(
     workload: &Workload,
     policy: SimPolicy,
     seed: i64,
+    most_moves: usize,
     progress: impl FnMut(usize),
 ) -> Result<Run, ReportRefusal> {
-    let cluster = SimCluster::new(&workload.nodes, &workload.population, policy, seed)?;
+    let cluster = SimCluster::new(&workload.nodes, &workload.population, policy, seed, most_moves)?;
     let curve = Curve::new(workload.capacity_milli());
     let end = sample(&cluster, &curve);
     let run = Run {
@@ -156,6 +162,7 @@ pub fn replay(
         lost: 0,
         lost_before_90: 0,
         first_lost: None,
+        moves: 0,
         curve,
         samples: vec![end],
         end,
@@ -167,6 +174,7 @@ pub fn replay(
     replay.play(progress);
     let (cluster, mut run) = (replay.cluster, replay.watcher);
     run.end = sample(&cluster, &run.curve);
+    run.moves = cluster.moves();
     if run.stranded == Stranded::default() {
         run.stranded = Stranded::of(&cluster);
     }
@@ -183,10 +191,11 @@ pub fn replay_timed(
     policy: SimPolicy,
     seed: i64,
     overflow: Overflow,
+    most_moves: usize,
     progress: impl FnMut(usize),
 ) -> Result<TimedRun, ReportRefusal> {
     let TimedWorkload { nodes, pods, schedule } = workload;
-    let cluster = SimCluster::new(nodes, pods, policy, seed)?;
+    let cluster = SimCluster::new(nodes, pods, policy, seed, most_moves)?;
     let account = Account::new(schedule.window.clone());
     let mut replay = Replay::new(cluster, pods, schedule, overflow, account);
     replay.play(progress);
@@ -202,6 +211,7 @@ pub fn replay_timed(
         unit: schedule.unit,
         all: closed.all,
         by_class: closed.by_class,
+        moves: replay.cluster.moves(),
         first_measured: closed.moments.iter().take_while(is_early).count(),
         moments: closed.moments,
         stranded: Stranded::of(&replay.cluster),
@@ -286,9 +296,9 @@ impl<'w, W: Watcher> Replay<'w, W> {
     fn end_until(&mut self, now: u64) {
         while let Some(Reverse((at, index, seat))) = self.next_end(now) {
             self.watcher.pass(at, &self.cluster);
-            self.cluster.end(index, seat);
+            let node = self.cluster.end(index, seat);
             self.watcher.end(&self.pods[self.schedule.arrivals[index].pod]);
-            self.fill(seat.node, at);
+            self.fill(node, at);
         }
     }
 

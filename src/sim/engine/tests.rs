@@ -31,7 +31,7 @@ fn pod(name: usize, text: &str) -> TracePod {
 
 fn run(nodes: &[TraceNode], pods: &[&str], policy: SimPolicy) -> Run {
     let pods = pods.iter().enumerate().map(|(name, text)| pod(name, text)).collect();
-    replay(&Workload::as_is(nodes.to_vec(), pods), policy, 1, |_| {}).unwrap()
+    replay(&Workload::as_is(nodes.to_vec(), pods), policy, 1, 0, |_| {}).unwrap()
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn nothing_at_all_can_be_replayed() {
 #[test]
 fn a_node_with_too_many_gpus_is_refused() {
     let workload = Workload::as_is(vec![node("a", 257, "T4")], Vec::new());
-    let refused = replay(&workload, SimPolicy::Fgd, 1, |_| {}).unwrap_err();
+    let refused = replay(&workload, SimPolicy::Fgd, 1, 0, |_| {}).unwrap_err();
     assert!(refused.to_string().contains("`257` devices"), "{refused}");
 }
 
@@ -109,7 +109,7 @@ fn timed(nodes: &[TraceNode], pods: &[&str], overflow: Overflow) -> (TimedRun, V
     };
     let pods: Vec<TracePod> =
         rows.iter().enumerate().map(|(name, (.., text))| pod(name, text)).collect();
-    let cluster = SimCluster::new(nodes, &pods, SimPolicy::Fgd, 1).unwrap();
+    let cluster = SimCluster::new(nodes, &pods, SimPolicy::Fgd, 1, 0).unwrap();
     let account = Account::new(schedule.window.clone());
     let mut replay = Replay::new(cluster, &pods, &schedule, overflow, account);
     replay.play(|_| {});
@@ -117,7 +117,7 @@ fn timed(nodes: &[TraceNode], pods: &[&str], overflow: Overflow) -> (TimedRun, V
     let books = replay.cluster.ledger().nodes();
     let nodes = nodes.to_vec();
     let workload = TimedWorkload { nodes, pods: pods.clone(), schedule: schedule.clone() };
-    (replay_timed(&workload, SimPolicy::Fgd, 1, overflow, |_| {}).unwrap(), books)
+    (replay_timed(&workload, SimPolicy::Fgd, 1, overflow, 0, |_| {}).unwrap(), books)
 }
 
 /// One GPU, three pods that want all of it at 0, 10 and 20, each for 40.
@@ -184,7 +184,7 @@ fn the_cluster_is_looked_at_evenly_and_only_the_window_counts() {
     };
     let nodes = vec![node("a", 2, "T4")];
     let workload = TimedWorkload { nodes, pods: vec![pod(0, "0 1 1000")], schedule };
-    let run = replay_timed(&workload, SimPolicy::BestFit, 1, Overflow::Lost, |_| {}).unwrap();
+    let run = replay_timed(&workload, SimPolicy::BestFit, 1, Overflow::Lost, 0, |_| {}).unwrap();
     assert_eq!((run.all.arrivals, run.all.blocked), (1, 1));
     assert_eq!(run.all.allocation.millionths(), 500_000, "both GPUs from 400 to 600");
     let at: Vec<u64> = run.moments.iter().map(|moment| moment.at).collect();
@@ -210,7 +210,7 @@ fn whoever_waits_fits_nowhere() {
         schedule.arrivals.truncate(length);
         schedule.window = 0..schedule.arrivals[length - 1].at + 1;
         let (nodes, pods) = (&workload.nodes, &workload.pods);
-        let cluster = SimCluster::new(nodes, pods, SimPolicy::BestFit, 1).unwrap();
+        let cluster = SimCluster::new(nodes, pods, SimPolicy::BestFit, 1, 0).unwrap();
         let account = Account::new(schedule.window.clone());
         let mut replay = Replay::new(cluster, pods, &schedule, Overflow::Queued, account);
         replay.play(|_| {});
@@ -223,4 +223,26 @@ fn whoever_waits_fits_nowhere() {
         waited += waiting.len();
     }
     assert!(waited > 50, "{waited} pods waited: too few to show anything");
+}
+
+#[test]
+fn moves_make_room_for_a_pod_that_fits_nowhere() {
+    // Two GPUs hold 0.4 each; a whole GPU needs one of them to move.
+    let nodes = [node("a", 1, "T4"), node("b", 1, "T4")];
+    let texts = ["1000 1 400 T4", "4000 1 700", "1000 1 300", "1000 1 1000"];
+    let pods: Vec<TracePod> = texts.iter().enumerate().map(|(at, text)| pod(at, text)).collect();
+    let workload = Workload::as_is(nodes.to_vec(), pods);
+    let lost = |most_moves| {
+        let run = replay(&workload, SimPolicy::Product(Policy::Spread), 1, most_moves, |_| {});
+        let run = run.unwrap();
+        (run.lost, run.moves)
+    };
+    assert_eq!(lost(0), (1, 0));
+    assert_eq!(lost(1), (1, 0), "0.3 has nowhere to go");
+    let texts = ["1000 1 400", "4000 1 400", "1000 1 1000"];
+    let pods: Vec<TracePod> = texts.iter().enumerate().map(|(at, text)| pod(at, text)).collect();
+    let workload = Workload::as_is(nodes.to_vec(), pods);
+    let spread = SimPolicy::Product(Policy::Spread);
+    let run = replay(&workload, spread, 1, 1, |_| {}).unwrap();
+    assert_eq!((run.lost, run.moves, run.curve.last()), (0, 1, 90.0));
 }

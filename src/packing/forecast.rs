@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use super::device::{ClassId, ClassKind, DeviceClasses};
 use super::fit::Room;
@@ -15,9 +16,9 @@ use super::holes::Holes;
 use super::mix::{MixRows, RequestType, Tally};
 use super::policy::{Scene, Taken};
 use super::prices::{Prices, Scarcity, Worth};
-use super::request::GpuRequest;
+use super::request::{Amount, GpuRequest};
 use super::supply::{Census, Supply};
-use super::units::{HostAmount, Share};
+use super::units::{HostAmount, MilliCpu, Share};
 
 /// GPUs of waste that a wasted GPU in holes counts for.
 const HOLE: f64 = 5.0;
@@ -27,6 +28,12 @@ const HOST: f64 = 2.0;
 
 /// Requests after which the need of processor time is believed.
 const BELIEVED: f64 = 1000.0;
+
+/// Requests that what is believed beforehand counts for.
+const PRIOR: f64 = 50.0;
+
+/// Part of GPU demand that is believed beforehand to come for whole nodes.
+const WHOLE_NODES: f64 = 0.3;
 
 /// Half cores up to which the rest of processor time is tabled: 256 cores.
 const HALF_CORES: usize = 512;
@@ -55,6 +62,49 @@ pub(super) struct Kind<'a> {
     pub(super) weight: f64,
     /// Share on all its devices together: the mean over the cluster's GPUs that it accepts.
     pub(super) gpus: f64,
+}
+
+/// What is believed of requests for whole nodes before much has been asked for: a job of that kind is
+/// rare and large, and where no node is left for it when it comes, it waits longest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    /// Part of the belief that is not from requests.
+    prior: f64,
+}
+
+impl Expected {
+    /// After so many requests.
+    fn after(requests: f64) -> Self {
+        Self { prior: PRIOR / (requests + PRIOR) }
+    }
+
+    /// The part of all GPU demand that is taken to be for whole nodes, in millionths.
+    fn prior(self) -> u64 {
+        fixed(self.prior * WHOLE_NODES, 1e6).unsigned_abs()
+    }
+
+    /// What remains of a part of the demand that was seen.
+    fn known(self, part: u64) -> u64 {
+        fixed(float(part) * (1.0 - self.prior), 1.0).unsigned_abs()
+    }
+
+    /// The same for all demand by number of devices.
+    pub(super) fn by_count(self, census: &Census, parts: &mut BTreeMap<usize, f64>) {
+        parts.values_mut().for_each(|part| *part *= 1.0 - self.prior);
+        let largest = census.shapes().map(|(shape, _)| shape.gpus).max().unwrap_or(0);
+        let largest = usize::try_from(largest).unwrap_or(usize::MAX);
+        if largest > 1 {
+            *parts.entry(largest).or_default() += self.prior * WHOLE_NODES;
+        }
+    }
+}
+
+/// A request for all GPUs of the largest node, where that has several.
+fn whole_node(census: &Census) -> Option<RequestType> {
+    let largest = census.shapes().map(|(shape, _)| shape.gpus).max()?;
+    let count = u32::try_from(largest).ok().filter(|count| *count > 1).and_then(NonZeroU32::new)?;
+    let request = GpuRequest::several(Amount::Whole, count);
+    Some(RequestType::new(Some(&request), MilliCpu::ZERO))
 }
 
 /// What a part of GPU demand needs of the node beside each GPU.
@@ -98,13 +148,17 @@ impl Forecast {
                 (of, fixed(kind.weight * kind.gpus / demand, 1e6).unsigned_abs())
             })
             .collect();
-        let several = MixRows::of(several.into_iter(), classes);
+        let whole_node = whole_node(census);
+        let expected = Expected::after(kinds.iter().map(|kind| kind.weight).sum());
+        let several = several.into_iter().map(|(kind, part)| (kind, expected.known(part)));
+        let prior = whole_node.as_ref().map(|kind| (kind, expected.prior()));
+        let several = MixRows::of(several.chain(prior), classes);
         Some(Self {
             holes: Holes::new(types, classes),
             needs: needs(&kinds, demand, census),
             several_part: float(several.total) / 1e6,
             several,
-            scarcity: Scarcity::new(&kinds, demand, classes, census),
+            scarcity: Scarcity::new(&kinds, demand, classes, census, expected),
             pressure: Pressure::new(&kinds, demand, census),
         })
     }

@@ -20,8 +20,8 @@ const COVERED_PERCENT: u64 = 95;
 /// against a mix known beforehand. It also bounds the memory.
 pub const WINDOW: usize = 4000;
 
-/// Arrivals after which a learnt mix is made anew: quickly at first, then every [`REBUILD_EVERY`].
-const FIRST_REBUILDS: [u64; 6] = [1, 10, 30, 100, 250, 500];
+/// Arrivals between two rebuilds at first, besides those whose number is a power of two.
+const REBUILD_FIRST: u64 = 64;
 
 /// Arrivals between two rebuilds later on: a quarter of the window.
 const REBUILD_EVERY: u64 = 1000;
@@ -218,7 +218,9 @@ impl MixWindow {
             self.drop_pod(&oldest);
         }
         self.arrivals += 1;
-        FIRST_REBUILDS.contains(&self.arrivals) || self.arrivals.is_multiple_of(REBUILD_EVERY)
+        let every = if self.arrivals < REBUILD_EVERY { REBUILD_FIRST } else { REBUILD_EVERY };
+        self.arrivals.is_multiple_of(every)
+            || (self.arrivals < REBUILD_EVERY && self.arrivals.is_power_of_two())
     }
 
     /// The mix of the pods in the window.
@@ -278,6 +280,7 @@ mod tests {
         let mut is_due =
             |i: &u64| window.observe(PodUid::new(format!("{i}")), kind(1), MemMib::ZERO);
         let rebuilds: Vec<u64> = (1..=2000).filter(&mut is_due).collect();
-        assert_eq!(rebuilds, [1, 10, 30, 100, 250, 500, 1000, 2000]);
+        assert_eq!(rebuilds[..9], [1, 2, 4, 8, 16, 32, 64, 128, 192]);
+        assert_eq!(rebuilds[rebuilds.len() - 3..], [960, 1000, 2000]);
     }
 }

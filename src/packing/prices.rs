@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::device::{ClassId, DeviceClasses};
-use super::forecast::{Kind, fixed, float};
+use super::forecast::{Expected, Kind, fixed, float};
 use super::supply::{Census, Supply};
 
 /// Price of room for requests of several devices when all that is free of it is needed.
@@ -77,6 +77,7 @@ impl Scarcity {
         demand: f64,
         classes: &DeviceClasses,
         census: &Census,
+        expected: Expected,
     ) -> Self {
         let mut by_count: BTreeMap<usize, f64> = BTreeMap::new();
         let mut sets: BTreeMap<(Vec<usize>, bool), f64> = BTreeMap::new();
@@ -114,6 +115,7 @@ impl Scarcity {
                 *sets.entry((alike.classes, true)).or_default() += part;
             }
         }
+        expected.by_count(census, &mut by_count);
         let bound = sets.into_iter().map(|((classes, is_by_size), part)| Bound {
             classes,
             part,

@@ -159,7 +159,7 @@ impl Ledger {
             let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
             window.observe(uid, kind, question.host.memory).then(|| window.mix())
         };
-        if let Some(mix) = mix {
+        if let Some(mix) = mix.filter(|mix| mix.differs(self.world().mix())) {
             self.replace_mix(Some(mix));
         }
     }

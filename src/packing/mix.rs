@@ -26,6 +26,9 @@ const REBUILD_FIRST: u64 = 64;
 /// Arrivals between two rebuilds later on: a quarter of the window.
 const REBUILD_EVERY: u64 = 1000;
 
+/// Part of the requests that are of other types for two mixes to differ, in percent.
+const DIFFERENT_PERCENT: u128 = 6;
+
 /// What counts as one type of request: everything that decides where it fits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestType {
@@ -84,6 +87,24 @@ impl Mix {
         });
         let typical = enough.map_or(0, |last| last + 1);
         Self { types, typical }
+    }
+
+    /// Whether so many more or fewer requests are of other types than in `other` that it is worth to
+    /// judge all nodes anew: 6 % of all, where a window of thousands moves by half as much by chance.
+    pub fn differs(&self, other: &Self) -> bool {
+        let all = |mix: &Self| mix.types.iter().map(|(_, tally)| tally.pods).sum::<u64>().max(1);
+        let (ours, theirs) = (all(self), all(other));
+        let mut pods: BTreeMap<&RequestType, (u64, u64)> = BTreeMap::new();
+        for (kind, tally) in &self.types {
+            pods.entry(kind).or_default().0 = tally.pods;
+        }
+        for (kind, tally) in &other.types {
+            pods.entry(kind).or_default().1 = tally.pods;
+        }
+        // The sum of differences counts each pod twice: where it is missing and where it is more.
+        let apart = pods.values().map(|(a, b)| (a * theirs).abs_diff(b * ours));
+        let apart: u128 = apart.map(u128::from).sum();
+        apart * 100 > 2 * DIFFERENT_PERCENT * u128::from(ours) * u128::from(theirs)
     }
 
     /// All types with their counts, the most frequent first.
@@ -272,6 +293,27 @@ mod tests {
         let pods = u64::try_from(WINDOW).unwrap();
         let expected = (kind(250_000), Tally { pods, memory: 3 * pods });
         assert_eq!(window.mix().types(), [expected]);
+    }
+
+    #[test]
+    fn mixes_differ_by_the_part_of_the_requests_that_is_of_another_type() {
+        let mix = |pods: [u64; 2]| {
+            let tally = |pods| Tally { pods, memory: 0 };
+            Mix::of(&[(kind(1), tally(pods[0])), (kind(2), tally(pods[1]))].into())
+        };
+        let even = mix([50, 50]);
+        for (other, differs) in [
+            ([50, 50], false),
+            ([500, 500], false),
+            ([56, 44], false),
+            ([57, 43], true),
+            ([0, 10], true),
+        ] {
+            assert_eq!(even.differs(&mix(other)), differs, "{other:?}");
+            assert_eq!(mix(other).differs(&even), differs, "{other:?}");
+        }
+        assert!(even.differs(&Mix::default()));
+        assert!(!Mix::default().differs(&Mix::default()));
     }
 
     #[test]

@@ -86,6 +86,7 @@ pub mod extender {
     pub mod bind;
     pub mod reports;
     pub mod proposals;
+    mod mends;
     pub mod inspect;
     pub mod pods;
     pub mod summary;

@@ -15,7 +15,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, ValueEnum};
 
 use super::simulate_charts::{Album, load_charts, time_charts};
-use super::simulate_jobs::{Experiment, Times, Trace};
+use super::simulate_jobs::{Experiment, Times, Trace, labels};
 use super::simulate_report::Report;
 use super::simulate_timed::TimedReport;
 use crate::ledger::reports::ReportRefusal;
@@ -358,28 +358,6 @@ fn experiment(args: &SimulateArgs) -> Result<Experiment, SimulateError> {
         order: if args.as_is { NodeOrder::AsIs } else { NodeOrder::Shuffled },
         jobs: args.jobs,
     })
-}
-
-/// How to call the traces in files: the names of the files, without what all begin with up to its last
-/// `_`; where two are the same, the paths.
-fn labels(paths: &[PathBuf]) -> Vec<String> {
-    let stem = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let stems: Vec<String> = paths.iter().map(stem).collect();
-    if stems.iter().collect::<BTreeSet<_>>().len() < stems.len() {
-        let whole = |path: &PathBuf| {
-            let parts = path.iter().map(|part| part.to_string_lossy().replace('/', ""));
-            parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
-        };
-        return paths.iter().map(whole).collect();
-    }
-    let [first, others @ ..] = &stems[..] else { return stems };
-    let shared = |other: &String| {
-        let same = first.char_indices().zip(other.chars());
-        same.take_while(|((_, a), b)| a == b).last().map_or(0, |((at, a), _)| at + a.len_utf8())
-    };
-    let Some(shared) = others.iter().map(shared).min() else { return stems };
-    let cut = first[..shared].rfind('_').map_or(0, |at| at + 1);
-    stems.iter().map(|stem| stem[cut..].to_owned()).collect()
 }
 
 #[cfg(test)]

@@ -3,9 +3,10 @@
 //! Replays are independent, so they run on all cores; each one stays on one core. What comes out does
 //! not depend on which ends first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -224,6 +225,28 @@ impl Experiment {
         }
         results
     }
+}
+
+/// How to call the traces in files: the names of the files, without what all begin with up to its last
+/// `_`; where two are the same, the paths.
+pub(super) fn labels(paths: &[PathBuf]) -> Vec<String> {
+    let stem = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let stems: Vec<String> = paths.iter().map(stem).collect();
+    if stems.iter().collect::<BTreeSet<_>>().len() < stems.len() {
+        let whole = |path: &PathBuf| {
+            let parts = path.iter().map(|part| part.to_string_lossy().replace('/', ""));
+            parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
+        };
+        return paths.iter().map(whole).collect();
+    }
+    let [first, others @ ..] = &stems[..] else { return stems };
+    let shared = |other: &String| {
+        let same = first.char_indices().zip(other.chars());
+        same.take_while(|((_, a), b)| a == b).last().map_or(0, |((at, a), _)| at + a.len_utf8())
+    };
+    let Some(shared) = others.iter().map(shared).min() else { return stems };
+    let cut = first[..shared].rfind('_').map_or(0, |at| at + 1);
+    stems.iter().map(|stem| stem[cut..].to_owned()).collect()
 }
 
 /// A bar on standard error with the time that is left; hidden where that is no terminal.

@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::app::App;
+use super::mends::{mends, verdict};
 use super::pods::{self, PodView, reservation_state};
 use super::proposals::{MoveView, views};
-use crate::ledger::questions::Question;
 use crate::ledger::waiting::WaitingState;
 use crate::packing::device::{DeviceKind, Health};
-use crate::packing::fit::{Misfit, Room};
+use crate::packing::fit::Misfit;
 use crate::packing::fragmentation::Packing;
 use crate::packing::moves::MOST_MOVES;
-use crate::packing::node::{ClaimRule, DeviceBooks, NodeLedger, NodeState};
+use crate::packing::node::{DeviceBooks, NodeLedger, NodeState};
 
 /// The whole model.
 #[derive(Debug, Serialize)]
@@ -359,44 +359,4 @@ pub fn explain(app: &App, waiting: &WaitingState) -> Explanation {
             })
             .collect(),
     }
-}
-
-fn verdict(fitting: usize, nodes: usize, closest: Option<Misfit>) -> String {
-    match (fitting, closest) {
-        (0, None) => "no node is known".to_owned(),
-        (0, Some(misfit)) => {
-            format!("none of {nodes} nodes fits; the closest obstacle: {}", misfit.reason())
-        }
-        (_, _) => format!(
-            "{fitting} of {nodes} nodes fit now; if the pod still waits, kube-scheduler's own filters \
-             refuse them (see its events)"
-        ),
-    }
-}
-
-/// The smallest changes that would help: what would fit now, or what must become free.
-fn mends(
-    question: &Question,
-    nodes: &[NodeLedger],
-    misfits: impl Iterator<Item = Misfit>,
-) -> Vec<String> {
-    let Some(request) = &question.gpu else { return Vec::new() };
-    let rooms: Vec<Room> = nodes
-        .iter()
-        .filter(|node| node.placeable().is_ok())
-        .flat_map(NodeLedger::devices)
-        .filter(|books| books.is_placeable() && request.models.matches(&books.device().model))
-        .map(|books| books.room(ClaimRule::Respected))
-        .collect();
-    let share = rooms.iter().map(|room| room.free.share).max();
-    let memory = rooms.iter().map(|room| room.free.memory).max();
-    let mut mends: Vec<String> = misfits.filter_map(Misfit::mend).collect();
-    if let (Some(share), Some(memory)) = (share, memory) {
-        mends.push(format!(
-            "on an accepted model the largest free share of one GPU now is {share}, the largest free \
-             memory of one GPU is {memory}: a request within one GPU's room starts at once"
-        ));
-    }
-    mends.dedup();
-    mends
 }

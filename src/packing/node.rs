@@ -10,7 +10,7 @@ use std::time::Duration;
 
 pub use self::sums::AuditError;
 use super::device::{
-    DeviceClasses, DeviceId, DeviceKind, NodeInventory, NodeName, PodUid, PoolName,
+    Device, DeviceClasses, DeviceId, DeviceKind, NodeInventory, NodeName, PodUid, PoolName,
 };
 pub use super::device_books::{Claim, ClaimRule, DeviceBooks, DeviceUse, ProcessUse};
 use super::fit::{Misfit, Room};
@@ -226,12 +226,9 @@ impl NodeLedger {
     /// has no processes of its own, so there is nothing to sample.
     fn count_clean_report(&mut self, uses: &[DeviceUse]) -> Vec<PodUid> {
         let is_parent = |seen: &DeviceUse| {
-            let mut parents = self
-                .devices
-                .iter()
-                .map(DeviceBooks::device)
-                .filter(|d| d.kind == DeviceKind::MigParent);
-            parents.any(|device| device.id == seen.id)
+            let is_it =
+                |device: &Device| device.id == seen.id && device.kind == DeviceKind::MigParent;
+            self.devices.iter().any(|books| is_it(&books.device))
         };
         if uses.iter().any(|seen| seen.processes.is_none() && !is_parent(seen)) {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Replays a workload against the books of a [`SimCluster`]: one event loop for arrivals alone, for the
+//! Replays a workload against the books of a cluster on paper: one event loop for arrivals alone, for the
 //! trace's own times and for churn.
 //!
 //! Pods come one at a time. One that fits nowhere is lost, or waits: then waiting pods are tried,

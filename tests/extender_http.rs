@@ -345,3 +345,22 @@ async fn a_node_object_of_a_silent_node_is_not_taken_for_an_empty_one() {
     let silent = json!({"gpu-b": "the node's gpupack agent is silent"});
     assert_eq!(answer["FailedAndUnresolvableNodes"], silent);
 }
+
+#[tokio::test]
+async fn node_objects_of_unknown_models_are_answered_while_the_mix_is_learnt() {
+    let bed = Bed::warm().await;
+    let nodes = ["gpu-a", "gpu-b", "gpu-c"];
+    bed.filter(pod("first", json!({"gpu-fraction": "0.5"})), &nodes).await;
+    let node = |name: &str, product: &str| {
+        json!({"metadata": {"name": name, "labels": {"nvidia.com/gpu.count": "2",
+                "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": product}},
+            "status": {"allocatable": {"cpu": "32", "memory": "128Gi"}}})
+    };
+    let items = [node("new-a", "NVIDIA-H200"), node("gpu-c", ""), node("new-b", "NVIDIA-B200")];
+    let asks = pod("second", json!({"gpu-fraction": "0.5"}));
+    let body = json!({"Pod": asks, "Nodes": {"items": items}, "NodeNames": null}).to_string();
+    let (status, answer) = bed.post("/v1/filter", body.clone()).await;
+    assert_eq!((status, &answer["Nodes"]["items"]), (StatusCode::OK, &json!(items)));
+    let (status, scores) = bed.post("/v1/prioritize", body).await;
+    assert_eq!((status, scores.as_array().unwrap().len()), (StatusCode::OK, 3));
+}

@@ -20,19 +20,21 @@ use crate::packing::units::{MemMib, Timestamp};
 /// The answer for each Node object, in their order. Changes nothing.
 pub fn answers(ledger: &Ledger, question: &Question, objects: &[NodeObject<'_>]) -> Vec<Answer> {
     let names: Vec<&str> = objects.iter().map(|object| object.name.as_str()).collect();
-    let known = ledger.answers(question, &names);
-    let answer = |(object, known): (&NodeObject<'_>, Answer)| match known {
-        Err(Misfit::UnknownNode | Misfit::NodeGone) => answer_as_empty(ledger, question, object),
-        answer => answer,
-    };
-    objects.iter().zip(known).map(answer).collect()
-}
-
-/// The answer for an object that stands for no node of the books: one that an autoscaler thinks of.
-fn answer_as_empty(ledger: &Ledger, question: &Question, object: &NodeObject<'_>) -> Answer {
-    let mut classes = DeviceClasses::default();
-    let node = empty_node(object, &mut classes).ok_or(Misfit::NoDevices)?;
-    ledger.answer_on(question, &node, &classes)
+    let mut answers = ledger.answers(question, &names);
+    // The objects that stand for no node of the books: those that an autoscaler thinks of.
+    let is_thought_of =
+        |at: &usize| matches!(answers[*at], Err(Misfit::UnknownNode | Misfit::NodeGone));
+    let places: Vec<usize> = (0..objects.len()).filter(is_thought_of).collect();
+    if places.is_empty() {
+        return answers;
+    }
+    let empty = ledger.answers_on(question, |classes| {
+        places.iter().map(|at| empty_node(&objects[*at], classes)).collect()
+    });
+    for (at, answer) in places.into_iter().zip(empty) {
+        answers[at] = answer;
+    }
+    answers
 }
 
 /// An empty node as the object describes it; `None` where it names no GPU or no memory.

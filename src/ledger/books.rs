@@ -71,7 +71,7 @@ impl Slot {
     /// The books, for reading. A panic while they were held cannot leave them half-changed in a way
     /// that matters: sums are derived anew at the next change, and `audit` compares them.
     pub(super) fn read(&self) -> MutexGuard<'_, NodeLedger> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.books)
     }
 
     /// Changes the books; the version grows while they are held.
@@ -102,7 +102,7 @@ impl Slot {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -219,12 +219,18 @@ impl Ledger {
         let mut census = Census::default();
         self.slots().iter().for_each(|slot| census.count(&slot.read()));
         let mut world = self.world_mut();
-        let mix = mix.unwrap_or_else(|| world.mix.clone());
-        world.replace_mix(mix, census);
+        match mix {
+            None if world.census == census => {} // an agent said hello again
+            None => {
+                let mix = world.mix.clone();
+                world.replace_mix(mix, census);
+            }
+            Some(mix) => world.replace_mix(mix, census),
+        }
     }
 
     pub(super) fn ended(&self) -> MutexGuard<'_, Ended> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.ended)
     }
 
     pub(super) fn position(&self, node: &str) -> Option<usize> {
@@ -314,7 +320,7 @@ impl Ledger {
             true
         });
         if is_recycled {
-            *slot.session.lock().unwrap_or_else(PoisonError::into_inner) = Session::default();
+            *locked(&slot.session) = Session::default();
         }
     }
 }

@@ -174,8 +174,7 @@ impl Board<'_> {
         let strategy = question.strategy;
         let place =
             plan::evaluate(books, &ask, strategy, &world.compiled, ClaimRule::Respected).ok()?;
-        let rank =
-            place.merit.rank(&world.compiled.prices(&ledger.supply(), question.gpu.is_some()));
+        let rank = place.merit.rank(&ledger.prices(&world.compiled, question));
         Some((place, rank))
     }
 

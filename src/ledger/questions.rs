@@ -17,6 +17,7 @@ use super::books::{Ledger, Slot, World};
 use super::effect::Effect;
 use crate::packing::device::{DeviceClasses, NodeName, PodUid};
 use crate::packing::fit::{Ask, HostRule, Misfit};
+use crate::packing::mix::CompiledMix;
 use crate::packing::node::{Claim, ClaimRule, NodeLedger};
 use crate::packing::plan::{self, Place};
 use crate::packing::policy::{Merit, Policy, Rank, Strategy};
@@ -161,21 +162,41 @@ impl Ledger {
         let world = self.world();
         let ask = question.ask(&world.classes);
         let place = evaluate(&self.slot(at).read(), &ask, question, &world)?;
-        Ok(place.merit.rank(&world.compiled.prices(&self.supply(), question.gpu.is_some())))
+        Ok(place.merit.rank(&self.prices(&world.compiled, question)))
     }
 
-    /// The answer on books that are not part of the ledger (an autoscaler's template node).
-    pub fn answer_on(
+    /// The answers on books that are not part of the ledger (an autoscaler's template nodes). `make`
+    /// makes them of devices whose classes it adds to a copy of the ledger's: so the mix, which knows
+    /// the cluster by its classes, holds for them too.
+    pub fn answers_on(
         &self,
         question: &Question,
-        node: &NodeLedger,
-        classes: &DeviceClasses,
-    ) -> Answer {
+        make: impl FnOnce(&mut DeviceClasses) -> Vec<Option<NodeLedger>>,
+    ) -> Vec<Answer> {
         let world = self.world();
-        let ask = question.ask(classes);
-        let mix = world.mix().compile(classes, world.census());
-        let place = plan::evaluate(node, &ask, question.strategy, &mix, ClaimRule::Respected)?;
-        Ok(place.merit.rank(&world.compiled.prices(&self.supply(), question.gpu.is_some())))
+        let mut classes = world.classes.clone();
+        let nodes = make(&mut classes);
+        let ask = question.ask(&classes);
+        let mix = world.mix().compile(&classes, world.census());
+        let prices = self.prices(&mix, question);
+        let answer = |node: Option<NodeLedger>| {
+            let node = node.ok_or(Misfit::NoDevices)?;
+            let place = plan::evaluate(&node, &ask, question.strategy, &mix, ClaimRule::Respected)?;
+            Ok(place.merit.rank(&prices))
+        };
+        nodes.into_iter().map(answer).collect()
+    }
+
+    /// The prices of the moment, for all nodes alike.
+    pub(super) fn prices(&self, mix: &CompiledMix, question: &Question) -> Prices {
+        match question.strategy {
+            Strategy::Policy(Policy::Fragmentation) => {
+                mix.prices(&self.supply(), question.gpu.is_some())
+            }
+            Strategy::Policy(Policy::BinPack | Policy::Spread) | Strategy::Baseline(_) => {
+                Prices::default()
+            }
+        }
     }
 
     /// Runs `body` with a function that answers for the node at a position.
@@ -198,12 +219,7 @@ impl Ledger {
             host_rule: question.host_rule,
             strategy: question.strategy.without_chance(),
         };
-        let prices = match question.strategy {
-            Strategy::Policy(Policy::Fragmentation) => {
-                world.compiled.prices(&self.supply(), question.gpu.is_some())
-            }
-            _ => Prices::default(),
-        };
+        let prices = self.prices(&world.compiled, question);
         let table = self.shapes.table(shape, slots.len());
         let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
         if question.strategy.uses_mix() && table.mix_generation != world.mix_generation {

@@ -55,7 +55,7 @@ impl State {
         (nodes.map(Node::into_cluster).collect(), pods.map(Pod::into_cluster).collect())
     }
 
-    /// Running pods with GPUs: which models they accept is not kept by the extender.
+    /// Running pods with GPUs: which models they accept the extender does not tell.
     pub(super) fn of_unknown_models(&self) -> usize {
         self.pods.iter().filter(|pod| pod.node.is_some() && pod.devices > 0).count()
     }

@@ -18,7 +18,7 @@ use crate::cluster::write::TouchOutcome;
 use crate::ledger::effect::Effect;
 use crate::ledger::reading::Readiness;
 use crate::ledger::waiting::WaitingPod;
-use crate::packing::device::NodeName;
+use crate::packing::device::{DeviceId, NodeName};
 use crate::packing::moves::MOST_MOVES;
 
 /// Beat of the slow loop: silence, claims and drains are exact to this.
@@ -186,18 +186,14 @@ fn tell(app: &App, effect: &Effect) {
             let note = format!(
                 "its device {device} on node {node} holds more than it has: nothing more is placed there, nothing is taken away"
             );
-            for pod in app.ledger.tenants(node.as_str(), device) {
-                app.tell(&pod, NoticeReason::Overbooked, note.clone());
-            }
+            tell_tenants(app, node, device, NoticeReason::Overbooked, &note);
         }
         Effect::DeviceLost { node, device } => {
             tracing::error!(%node, %device, "a device that holds pods has vanished or is ill");
             let note = format!(
                 "its device {device} on node {node} has vanished or is ill: it stays booked, nothing more is placed there"
             );
-            for pod in app.ledger.tenants(node.as_str(), device) {
-                app.tell(&pod, NoticeReason::DeviceLost, note.clone());
-            }
+            tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
         }
         Effect::Unplaced { pod, node } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, %node, "a pod with a GPU request runs without a placement of gpupack: only its observed use counts");
@@ -209,6 +205,12 @@ fn tell(app: &App, effect: &Effect) {
         Effect::Silent(node) => {
             tracing::warn!(%node, "the node's agent is silent: the node takes no new pods");
         }
+    }
+}
+
+fn tell_tenants(app: &App, node: &NodeName, device: &DeviceId, reason: NoticeReason, note: &str) {
+    for pod in app.ledger.tenants(node.as_str(), device) {
+        app.tell(&pod, reason, note.to_owned());
     }
 }
 

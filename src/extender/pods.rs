@@ -33,7 +33,7 @@ pub struct PodView {
     pub device_memory_mib: Option<u64>,
     /// MIG profile, where the devices are MIG instances.
     pub mig_profile: Option<String>,
-    /// Models that it accepts while it waits; empty for any. What a running one accepted is not kept.
+    /// Models that it accepts while it waits; empty for any. What a running one accepts is not told.
     pub models: Vec<String>,
     /// When it was created, in seconds since 1970; known of waiting pods.
     pub created_unix_seconds: Option<i64>,

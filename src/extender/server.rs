@@ -167,13 +167,19 @@ struct ExplainQuery {
     pod: Option<String>,
 }
 
-/// Looks at every node, so it is kept off the threads that answer questions.
+/// Looks for something that takes long, off the threads that answer questions.
+async fn look<T: Send + 'static>(
+    app: &Arc<App>,
+    look: impl FnOnce(&App) -> T + Send + 'static,
+) -> Result<T, Response> {
+    let app = Arc::clone(app);
+    let found = tokio::task::spawn_blocking(move || look(&app)).await;
+    found.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
+}
+
 async fn moves(State(service): State<Service>) -> Response {
-    let app = Arc::clone(&service.app);
-    match tokio::task::spawn_blocking(move || proposals::proposals(&app)).await {
-        Ok(found) => json(StatusCode::OK, to_json(&found)),
-        Err(_) => refusal(StatusCode::INTERNAL_SERVER_ERROR, "looking for moves failed"),
-    }
+    let found = look(&service.app, proposals::proposals).await;
+    found.map_or_else(|refused| refused, |found| encoded(&found))
 }
 
 async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuery>) -> Response {
@@ -182,9 +188,11 @@ async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuer
         let error = "say which pod: /v1/explain?pod=NAMESPACE/NAME";
         return refusal(StatusCode::BAD_REQUEST, error);
     };
-    match inspect::explain_named(&service.app, namespace, name) {
-        Some(explanation) => encoded(&explanation),
-        None => {
+    let (wanted, of) = (namespace.to_owned(), name.to_owned());
+    match look(&service.app, move |app| inspect::explain_named(app, &wanted, &of)).await {
+        Err(refused) => refused,
+        Ok(Some(explanation)) => encoded(&explanation),
+        Ok(None) => {
             let shown: String = format!("{namespace}/{name}").chars().take(320).collect();
             let error = format!(
                 "pod `{shown}` is not known here: it does not exist, asks for no GPU, or is not one of \

@@ -102,6 +102,7 @@ impl Slot {
     }
 }
 
+/// Locks `mutex`. A panic while it was held leaves nothing half-changed that matters: see [`Slot::read`].
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

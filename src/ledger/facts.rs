@@ -1,12 +1,12 @@
 //! Facts: what the API server says about nodes and pods, what was asked for, and that time passes.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use dashmap::Entry;
 
-use super::books::Ledger;
+use super::books::{Ledger, locked};
 use super::commands::is_assumed;
 use super::effect::Effect;
 use super::questions::Question;
@@ -156,7 +156,7 @@ impl Ledger {
     pub fn learn(&self, uid: PodUid, question: &Question) {
         let kind = RequestType::new(question.gpu.as_ref(), question.host.cpu);
         let mix = {
-            let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut window = locked(&self.window);
             window.observe(uid, kind, question.host.memory).then(|| window.mix())
         };
         if let Some(mix) = mix.filter(|mix| mix.differs(self.world().mix())) {

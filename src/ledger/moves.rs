@@ -58,21 +58,21 @@ impl Ledger {
             return None;
         }
         let slots = self.slots();
-        let mut ways: Vec<(usize, Clearing, usize)> = Vec::new();
+        let mut ways: Vec<(Clearing, &NodeName, usize)> = Vec::new();
         {
             let world = self.world();
             let ask = question.ask(&world.classes);
             for (at, slot) in slots.iter().enumerate() {
                 let books = slot.read();
                 if books.placeable().is_ok() {
-                    let found = clearings(&books, &ask, most, |held| held.request.is_some());
-                    ways.extend(found.into_iter().map(|way| (way.pods.len(), way, at)));
+                    let found = clearings(&books, &ask, most);
+                    ways.extend(found.into_iter().map(|way| (way, &slot.name, at)));
                 }
             }
         }
-        ways.sort_by(|a, b| (a.0, &a.1, &slots[a.2].name).cmp(&(b.0, &b.1, &slots[b.2].name)));
+        ways.sort();
         ways.truncate(TRIES);
-        ways.into_iter().find_map(|(_, way, at)| self.relocation(&slots, question, &way.pods, at))
+        ways.into_iter().find_map(|(way, _, at)| self.relocation(&slots, question, &way.pods, at))
     }
 
     /// GPUs that at most `most` moves each would empty, without opening another one; at most `count`,
@@ -149,12 +149,9 @@ impl Board<'_> {
     /// Takes pods out of a node; none where one of them may not move any more.
     fn take_out(&mut self, at: usize, pods: &BTreeSet<PodUid>) -> Option<Vec<Reservation>> {
         let books = self.books(at);
-        let may_move = |held: &&Reservation| {
-            held.state == ReservationState::Confirmed && held.request.is_some()
-        };
         let mut taken = Vec::new();
         for uid in pods {
-            taken.push(books.reservation(uid).filter(may_move)?.clone());
+            taken.push(books.reservation(uid).filter(|held| held.is_movable())?.clone());
             books.remove(uid);
         }
         Some(taken)

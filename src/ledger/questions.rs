@@ -9,11 +9,11 @@
 //! its bind, so that the next pod's question does not see the same room.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use dashmap::{DashMap, Entry};
 
-use super::books::{Ledger, Slot, World};
+use super::books::{Ledger, Slot, World, locked};
 use super::effect::Effect;
 use crate::packing::device::{DeviceClasses, NodeName, PodUid};
 use crate::packing::fit::{Ask, HostRule, Misfit};
@@ -221,7 +221,7 @@ impl Ledger {
         };
         let prices = self.prices(&world.compiled, question);
         let table = self.shapes.table(shape, slots.len());
-        let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = locked(&table);
         if question.strategy.uses_mix() && table.mix_generation != world.mix_generation {
             table.answers.iter_mut().for_each(forget_rank);
             table.mix_generation = world.mix_generation;

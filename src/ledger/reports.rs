@@ -5,10 +5,9 @@
 //! speak for its node. Within an agent's life its sequence numbers grow; a repeated or late report
 //! changes nothing.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::books::Ledger;
+use super::books::{Ledger, locked};
 use super::effect::{Effect, Standing};
 use crate::packing::device::{DeviceId, Health, InventoryError, NodeInventory, NodeName, PodUid};
 use crate::packing::node::{DeviceUse, NodeLedger, NodeState};
@@ -99,7 +98,7 @@ impl Ledger {
         if slot.read().is_forgettable() {
             return Err(unknown());
         }
-        let mut session = slot.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut session = locked(&slot.session);
         let is_known_agent = session.agent == report.agent && session.id.is_some();
         let is_repeated = is_known_agent && report.sequence <= session.sequence;
         let current = match (report.session, session.id) {

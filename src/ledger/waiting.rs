@@ -7,10 +7,10 @@
 //! others.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::books::Ledger;
+use super::books::{Ledger, locked};
 use super::questions::Question;
 use crate::packing::device::{NodeName, PodUid};
 use crate::packing::fit::Misfit;
@@ -204,7 +204,7 @@ impl WaitingPods {
     }
 
     fn pods(&self) -> MutexGuard<'_, BTreeMap<PodUid, WaitingState>> {
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.pods)
     }
 }
 

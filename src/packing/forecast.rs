@@ -91,8 +91,7 @@ impl Expected {
     /// The same for all demand by number of devices.
     pub(super) fn by_count(self, census: &Census, parts: &mut BTreeMap<usize, f64>) {
         parts.values_mut().for_each(|part| *part *= 1.0 - self.prior);
-        let largest = census.shapes().map(|(shape, _)| shape.gpus).max().unwrap_or(0);
-        let largest = usize::try_from(largest).unwrap_or(usize::MAX);
+        let largest = usize::try_from(census.largest()).unwrap_or(usize::MAX);
         if largest > 1 {
             *parts.entry(largest).or_default() += self.prior * WHOLE_NODES;
         }
@@ -101,8 +100,10 @@ impl Expected {
 
 /// A request for all GPUs of the largest node, where that has several.
 fn whole_node(census: &Census) -> Option<RequestType> {
-    let largest = census.shapes().map(|(shape, _)| shape.gpus).max()?;
-    let count = u32::try_from(largest).ok().filter(|count| *count > 1).and_then(NonZeroU32::new)?;
+    let count = u32::try_from(census.largest())
+        .ok()
+        .filter(|count| *count > 1)
+        .and_then(NonZeroU32::new)?;
     let request = GpuRequest::several(Amount::Whole, count);
     Some(RequestType::new(Some(&request), MilliCpu::ZERO))
 }

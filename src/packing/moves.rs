@@ -3,6 +3,7 @@
 //! Only the smallest sets are of interest: none of them holds a pod that could stay. Where the pods
 //! go is decided above, where all nodes are known.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use super::device::PodUid;
@@ -11,7 +12,7 @@ use super::mix::CompiledMix;
 use super::node::{ClaimRule, DeviceBooks, NodeLedger};
 use super::plan;
 use super::policy::{Policy, Strategy};
-use super::reservation::{Reservation, ReservationState};
+use super::reservation::Reservation;
 use super::units::Share;
 
 /// Most moves that are proposed for one waiting pod or one GPU: the sets to look at grow with each.
@@ -22,7 +23,7 @@ pub const MOST_MOVES: usize = 3;
 const MOST_TENANTS: usize = 12;
 
 /// Pods that would have to leave a node.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clearing {
     /// What they hold, all together.
     pub moved: Share,
@@ -30,16 +31,27 @@ pub struct Clearing {
     pub pods: BTreeSet<PodUid>,
 }
 
+impl Ord for Clearing {
+    /// The cheaper first: fewer pods, then less moved.
+    fn cmp(&self, other: &Self) -> Ordering {
+        let cost = |one: &Self| (one.pods.len(), one.moved);
+        cost(self).cmp(&cost(other)).then_with(|| self.pods.cmp(&other.pods))
+    }
+}
+
+impl PartialOrd for Clearing {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 /// The sets of at most `most` pods without which `ask` fits on `node`, fewest pods first, then the
 /// least share moved. Empty where it fits as it is, and where nothing helps.
-pub fn clearings(
-    node: &NodeLedger,
-    ask: &Ask,
-    most: usize,
-    is_movable: impl Fn(&Reservation) -> bool,
-) -> Vec<Clearing> {
-    let finder = Finder { node, ask, most, movable: movable(node, is_movable) };
-    if finder.movable.is_empty() || finder.fits_without(&BTreeSet::new()) {
+pub fn clearings(node: &NodeLedger, ask: &Ask, most: usize) -> Vec<Clearing> {
+    let held = node.reservations().iter();
+    let movable: Vec<_> = held.filter(|(_, held)| held.is_movable()).collect();
+    let finder = Finder { node, ask, most, movable, mix: CompiledMix::none() };
+    if finder.movable.is_empty() || finder.fits(node) {
         return Vec::new();
     }
     let mut found: Vec<Clearing> = finder
@@ -49,7 +61,7 @@ pub fn clearings(
         .filter(|pods| finder.fits_without(pods))
         .map(|pods| Clearing { moved: finder.share_of(&pods), pods })
         .collect();
-    found.sort_by(|a, b| (a.pods.len(), a).cmp(&(b.pods.len(), b)));
+    found.sort();
     found.dedup();
     let whole = found.clone();
     found.retain(|one| {
@@ -60,32 +72,27 @@ pub fn clearings(
     found
 }
 
-/// The pods that may move: bound for certain, and not about to end.
-fn movable(
-    node: &NodeLedger,
-    is_movable: impl Fn(&Reservation) -> bool,
-) -> Vec<(&PodUid, &Reservation)> {
-    let is_settled = |held: &Reservation| held.state == ReservationState::Confirmed;
-    let held = node.reservations().iter();
-    held.filter(|(_, held)| is_settled(held) && is_movable(held)).collect()
-}
-
 struct Finder<'a> {
     node: &'a NodeLedger,
     ask: &'a Ask,
     most: usize,
     movable: Vec<(&'a PodUid, &'a Reservation)>,
+    /// None: it is asked whether the request fits, not where best.
+    mix: CompiledMix,
 }
 
 impl Finder<'_> {
+    fn fits(&self, node: &NodeLedger) -> bool {
+        let strategy = Strategy::Policy(Policy::BinPack); // any will do
+        plan::evaluate(node, self.ask, strategy, &self.mix, ClaimRule::Respected).is_ok()
+    }
+
     fn fits_without(&self, pods: &BTreeSet<PodUid>) -> bool {
         let mut node = self.node.clone();
         for uid in pods {
             node.remove(uid);
         }
-        let strategy = Strategy::Policy(Policy::BinPack); // any: it is asked whether, not where
-        let mix = CompiledMix::none();
-        plan::evaluate(&node, self.ask, strategy, &mix, ClaimRule::Respected).is_ok()
+        self.fits(&node)
     }
 
     fn share_of(&self, pods: &BTreeSet<PodUid>) -> Share {

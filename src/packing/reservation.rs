@@ -86,3 +86,11 @@ pub struct Reservation {
     /// What it asked for, where that is known: without it nobody can say where else it could run.
     pub request: Option<Arc<GpuRequest>>,
 }
+
+impl Reservation {
+    /// Whether it may be proposed to move: bound for certain, not about to end, and known well enough
+    /// to find it another place.
+    pub fn is_movable(&self) -> bool {
+        self.state == ReservationState::Confirmed && self.request.is_some()
+    }
+}

@@ -55,6 +55,11 @@ impl Census {
         self.shapes().map(|(shape, nodes)| nodes * shape.gpus).sum()
     }
 
+    /// GPUs of the node that has the most.
+    pub fn largest(&self) -> u64 {
+        self.shapes().map(|(shape, _)| shape.gpus).max().unwrap_or(0)
+    }
+
     /// Processor time of all nodes, in thousandths of a core, and their memory in MiB: an estimate.
     pub(super) fn host(&self) -> (f64, f64) {
         self.shapes().fold((0.0, 0.0), |(cpu, memory), (shape, nodes)| {

@@ -27,6 +27,7 @@ use crate::packing::fit::HostRule;
 use crate::packing::fragmentation::Packing;
 use crate::packing::mix::{Mix, RequestType, Tally};
 use crate::packing::node::{CLEAN_REPORTS_TO_FREE, DeviceUse};
+use crate::packing::policy::Strategy;
 use crate::packing::request::{Amount, GpuRequest, ModelFilter};
 use crate::packing::reservation::PodRef;
 use crate::packing::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
@@ -130,7 +131,8 @@ impl SimCluster {
     /// Notes that a pod has come; a policy that learns does so now.
     pub(super) fn meet(&self, arrival: usize, pod: &TracePod) {
         if self.policy.mix_source() == MixSource::Arrivals {
-            self.ledger.learn(uid(arrival), &self.question_of(pod, 0));
+            let strategy = self.policy.strategy(|| 0); // what is learnt is the request
+            self.ledger.learn(uid(arrival), &question_of(pod, strategy));
         }
     }
 
@@ -188,20 +190,8 @@ impl SimCluster {
     }
 
     fn question(&mut self, pod: &TracePod) -> Question {
-        let chance = match self.policy {
-            SimPolicy::Random => self.chance.next_u64(),
-            _ => 0,
-        };
-        self.question_of(pod, chance)
-    }
-
-    fn question_of(&self, pod: &TracePod, chance: u64) -> Question {
-        Question {
-            gpu: gpu_request(pod),
-            host: host_of(pod.cpu_milli, pod.memory_mib),
-            host_rule: HostRule::Checked,
-            strategy: self.policy.strategy(|| chance),
-        }
+        let strategy = self.policy.strategy(|| self.chance.next_u64());
+        question_of(pod, strategy)
     }
 
     fn reserve(
@@ -319,6 +309,15 @@ fn gpu_request(pod: &TracePod) -> Option<GpuRequest> {
 
 fn request_type(pod: &TracePod) -> RequestType {
     RequestType::new(gpu_request(pod).as_ref(), MilliCpu::new(pod.cpu_milli))
+}
+
+fn question_of(pod: &TracePod, strategy: Strategy) -> Question {
+    Question {
+        gpu: gpu_request(pod),
+        host: host_of(pod.cpu_milli, pod.memory_mib),
+        host_rule: HostRule::Checked,
+        strategy,
+    }
 }
 
 /// The requests of `pods`.

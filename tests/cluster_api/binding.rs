@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
+use gpupack::cli::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::cluster::events::notices;
 use gpupack::cluster::pod::SeenPod;
@@ -34,19 +35,14 @@ impl Bed {
     /// of one.
     async fn new(fake: &Fake) -> Self {
         let config = Config::default();
-        let settings = Settings {
-            claim_for: config.claim_for,
-            stale_after: Duration::from_secs(3_600),
-            drain_limit: config.drain_limit,
-            warm_up: config.warm_up,
-            unmanaged_tolerance: config.unmanaged_tolerance,
-            first_session: 1,
-        };
+        let clock = Clock::start();
+        let stale_after = Duration::from_secs(3_600);
+        let settings = Settings { stale_after, first_session: 1, ..settings(&config, &clock) };
         let (events, _) = notices(fake.client(), "replica-0".to_owned(), 1, TIMEOUT);
         let truth = ClusterTruth { writer: fake.writer(), notices: events };
         let ledger = Arc::new(Ledger::new(settings));
         let truth = Truth::Cluster(Box::new(truth));
-        let app = Arc::new(App::new(ledger, Clock::start(), config, truth));
+        let app = Arc::new(App::new(ledger, clock, config, truth));
         let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(1 << 18) };
         app.ledger.see_node(&NodeName::new("n1"), host, PoolName::new(""));
         app.ledger.set_listed(app.clock.now());

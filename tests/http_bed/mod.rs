@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
+use gpupack::cli::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::config::Config;
 use gpupack::extender::app::{App, Truth};
@@ -32,16 +33,11 @@ impl Bed {
     /// An extender that knows no node and has listed nothing.
     pub(crate) fn cold() -> Self {
         let config = Config { max_body_bytes: 1 << 20, ..Config::default() };
-        let settings = Settings {
-            claim_for: config.claim_for,
-            stale_after: Duration::from_secs(3_600),
-            drain_limit: config.drain_limit,
-            warm_up: config.warm_up,
-            unmanaged_tolerance: config.unmanaged_tolerance,
-            first_session: 100,
-        };
+        let clock = Clock::start();
+        let stale_after = Duration::from_secs(3_600);
+        let settings = Settings { stale_after, first_session: 100, ..settings(&config, &clock) };
         let ledger = Arc::new(Ledger::new(settings));
-        let app = Arc::new(App::new(ledger, Clock::start(), config, Truth::Books));
+        let app = Arc::new(App::new(ledger, clock, config, Truth::Books));
         let set_log_level = Arc::new(|level: &str| match level {
             "info" | "debug" => Ok(()),
             _ => Err(format!("log level `{level}` is unknown")),

@@ -29,6 +29,7 @@ pub mod packing {
     pub mod prices;
     pub mod forecast;
     pub mod fragmentation;
+    pub mod outlook;
     pub mod policy;
     pub mod baseline;
     pub mod plan;
@@ -40,6 +41,7 @@ pub mod packing {
 /// The books of all nodes, concurrent: facts and commands in, effects and copies out.
 pub mod ledger {
     pub mod books;
+    mod changes;
     pub mod effect;
     pub mod facts;
     pub mod commands;

@@ -18,13 +18,16 @@ use std::time::Duration;
 
 use dashmap::{DashMap, Entry};
 
+use super::changes::Changes;
 use super::effect::{Effect, Standing};
 use super::facts::Ended;
 use super::questions::ShapeTables;
+use super::reading::Gauge;
 use super::reports::Session;
 use crate::packing::device::{DeviceClasses, DeviceId, NodeName, PodUid};
 use crate::packing::mix::{CompiledMix, Mix, MixWindow};
 use crate::packing::node::NodeLedger;
+use crate::packing::outlook::KeptOutlook;
 use crate::packing::supply::{Census, NodeSupply, Supply};
 use crate::packing::units::MemMib;
 
@@ -49,21 +52,33 @@ pub struct Settings {
 pub(super) struct Slot {
     pub(super) name: NodeName,
     pub(super) version: AtomicU64,
+    at: usize,
     books: Mutex<NodeLedger>,
+    /// What the free room is worth, as of a version of the books and a generation of the mix.
+    outlook: Mutex<(u64, u64, KeptOutlook)>,
     /// What the node adds to the supply of the cluster; changed while the books are held.
     supplied: Mutex<NodeSupply>,
-    supply: Arc<Mutex<Supply>>,
+    shared: Arc<Shared>,
     pub(super) session: Mutex<Session>,
 }
 
+/// What every change of a node's books brings up to date.
+#[derive(Default)]
+pub(super) struct Shared {
+    supply: Mutex<Supply>,
+    changes: Mutex<Changes>,
+}
+
 impl Slot {
-    fn new(books: NodeLedger, supply: Arc<Mutex<Supply>>) -> Self {
+    fn new(at: usize, books: NodeLedger, shared: Arc<Shared>) -> Self {
         Self {
             name: books.name().clone(),
             version: AtomicU64::new(1),
+            at,
             books: Mutex::new(books),
+            outlook: Mutex::default(),
             supplied: Mutex::default(),
-            supply,
+            shared,
             session: Mutex::new(Session::default()),
         }
     }
@@ -87,8 +102,30 @@ impl Slot {
         if is_news {
             self.version.fetch_add(1, Ordering::Release);
             self.supply_again(&books);
+            locked(&self.shared.changes).note(self.at);
         }
         answer
+    }
+
+    /// What `look` sees in the books, with their version.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&NodeLedger) -> T) -> (u64, T) {
+        let books = self.read();
+        (self.version.load(Ordering::Acquire), look(&books))
+    }
+
+    /// The same with the worth of their free room under the mix of a generation, as far as it is known.
+    pub(super) fn look_with_outlook<T>(
+        &self,
+        mix_generation: u64,
+        look: impl FnOnce(&NodeLedger, &KeptOutlook) -> T,
+    ) -> (u64, T) {
+        let books = self.read();
+        let version = self.version.load(Ordering::Acquire);
+        let mut kept = locked(&self.outlook);
+        if (kept.0, kept.1) != (version, mix_generation) {
+            *kept = (version, mix_generation, KeptOutlook::new());
+        }
+        (version, look(&books, &kept.2))
     }
 
     /// Brings the supply of the cluster in line with the books.
@@ -96,7 +133,7 @@ impl Slot {
         let now = NodeSupply::of(books);
         let mut before = locked(&self.supplied);
         if *before != now {
-            locked(&self.supply).replace(&before, &now);
+            locked(&self.shared.supply).replace(&before, &now);
             *before = now;
         }
     }
@@ -123,6 +160,7 @@ impl World {
         let answer = change(&mut self.classes);
         if self.classes.count() != before {
             self.compiled = Arc::new(self.mix.compile(&self.classes, &self.census));
+            self.mix_generation += 1;
         }
         answer
     }
@@ -155,12 +193,13 @@ pub struct Ledger {
     pub(super) claims: DashMap<PodUid, usize>,
     pub(super) owners: DashMap<DeviceId, usize>,
     world: RwLock<World>,
-    supply: Arc<Mutex<Supply>>,
+    shared: Arc<Shared>,
     /// Whether nodes have come, gone or changed their size since the census.
     pub(super) is_census_old: AtomicBool,
     pub(super) window: Mutex<MixWindow>,
     ended: Mutex<Ended>,
     pub(super) shapes: ShapeTables,
+    pub(super) gauge: Mutex<Gauge>,
     pub(super) next_session: AtomicU64,
     pub(super) is_listed: AtomicBool,
     pub(super) listed_at: AtomicU64,
@@ -181,11 +220,12 @@ impl Ledger {
             claims: DashMap::new(),
             owners: DashMap::new(),
             world: RwLock::new(World { classes, mix, census, compiled, mix_generation: 0 }),
-            supply: Arc::default(),
+            shared: Arc::default(),
             is_census_old: AtomicBool::new(false),
             window: Mutex::default(),
             ended: Mutex::default(),
             shapes: ShapeTables::default(),
+            gauge: Mutex::default(),
             next_session: AtomicU64::new(settings.first_session),
             is_listed: AtomicBool::new(false),
             listed_at: AtomicU64::new(0),
@@ -211,7 +251,12 @@ impl Ledger {
 
     /// What is free in the whole cluster now.
     pub(super) fn supply(&self) -> MutexGuard<'_, Supply> {
-        locked(&self.supply)
+        locked(&self.shared.supply)
+    }
+
+    /// The nodes that changed, in their order.
+    pub(super) fn changes(&self) -> MutexGuard<'_, Changes> {
+        locked(&self.shared.changes)
     }
 
     /// Judges by another mix from now on, or by the same one for other nodes.
@@ -247,7 +292,7 @@ impl Ledger {
         *self.index.entry(name.clone()).or_insert_with(|| {
             let mut books = NodeLedger::new(name.clone(), self.settings.unmanaged_tolerance);
             books.lose_node(); // until its Node object is seen: a pod may name a node that is gone
-            let slot = Slot::new(books, Arc::clone(&self.supply));
+            let slot = Slot::new(slots.len(), books, Arc::clone(&self.shared));
             Arc::make_mut(&mut slots).push(Arc::new(slot));
             slots.len() - 1
         })

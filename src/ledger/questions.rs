@@ -8,12 +8,14 @@
 //! A *claim* is what a question may leave behind, beside the books: room held back for the pod until
 //! its bind, so that the next pod's question does not see the same room.
 
+use std::cmp;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use dashmap::{DashMap, Entry};
 
 use super::books::{Ledger, Slot, World, locked};
+use super::changes::{Changes, Since};
 use super::effect::Effect;
 use crate::packing::device::{DeviceClasses, NodeName, PodUid};
 use crate::packing::fit::{Ask, HostRule, Misfit};
@@ -73,11 +75,73 @@ struct Shape {
     strategy: Strategy,
 }
 
-/// The kept answers to one shape, by position of the node.
+/// The kept answers to one shape, by position of the node, each with the version of the node's books.
 #[derive(Default)]
 struct ShapeTable {
     mix_generation: u64,
+    /// Changes of nodes that were seen.
+    seen: u64,
     answers: Vec<Option<(u64, Kept)>>,
+}
+
+impl ShapeTable {
+    /// Forgets the answers for nodes that have changed, and makes room for new ones.
+    fn catch_up(&mut self, changes: &Changes, slots: &[Arc<Slot>]) {
+        match changes.since(&mut self.seen) {
+            Since::Nodes(nodes) => {
+                for at in nodes {
+                    if let Some(kept) = self.answers.get_mut(at) {
+                        *kept = None;
+                    }
+                }
+            }
+            Since::Any => {
+                for (kept, slot) in self.answers.iter_mut().zip(slots) {
+                    let version = slot.version.load(Ordering::Acquire);
+                    kept.take_if(|(known, _)| *known != version);
+                }
+            }
+        }
+        let known = self.answers.len();
+        self.answers.resize(known.max(slots.len()), None);
+    }
+}
+
+/// A question with the answers that are kept to its shape.
+struct Asked<'a> {
+    slots: &'a [Arc<Slot>],
+    world: &'a World,
+    question: &'a Question,
+    ask: Ask,
+    prices: Prices,
+    table: &'a mut ShapeTable,
+}
+
+impl Asked<'_> {
+    /// The answer for the node at a position.
+    #[inline]
+    fn answer_at(&mut self, at: usize) -> Answer {
+        let kept = match &self.table.answers[at] {
+            Some((_, kept)) => *kept,
+            None => self.look_at(at),
+        };
+        kept.map(|merit| merit.rank(&self.prices))
+    }
+
+    #[cold]
+    fn look_at(&mut self, at: usize) -> Kept {
+        let world = self.world;
+        let (version, answer) =
+            self.slots[at].look_with_outlook(world.mix_generation, |books, outlook| {
+                let strategy = self.question.strategy;
+                let claims = ClaimRule::Respected;
+                let mix = &world.compiled;
+                plan::evaluate_with(books, &self.ask, strategy, mix, claims, outlook)
+            });
+        let answer = answer.map(|place| place.merit);
+        self.table.answers[at] = Some((version, answer));
+        answer
+    }
 }
 
 /// The kept answers to the shapes asked last.
@@ -114,33 +178,39 @@ impl Ledger {
     pub fn answers(&self, question: &Question, nodes: &[impl AsRef<str>]) -> Vec<Answer> {
         let positions: Vec<Option<usize>> =
             nodes.iter().map(|name| self.position(name.as_ref())).collect();
-        self.asked(question, |mut answer_at| {
-            positions
-                .iter()
-                .map(|position| position.map_or(Err(Misfit::UnknownNode), &mut answer_at))
-                .collect()
+        self.asked(question, |asked| {
+            let answer = |at: &Option<usize>| match at {
+                Some(at) => asked.answer_at(*at),
+                None => Err(Misfit::UnknownNode),
+            };
+            positions.iter().map(answer).collect()
         })
     }
 
     /// The best of all nodes, with its rank; ties go to the first name. `None` when none fits.
     pub fn best(&self, question: &Question) -> Option<(NodeName, Rank)> {
-        let slots = self.slots();
-        let best = self.asked(question, |answer_at| {
-            let mut best: Option<(Rank, usize)> = None;
+        self.asked(question, |asked| {
+            let slots = asked.slots;
             for at in 0..slots.len() {
-                let Ok(rank) = answer_at(at) else { continue };
-                let better = match best {
-                    None => true,
-                    Some((known, _)) if rank != known => rank < known,
-                    Some((_, known)) => slots[at].name < slots[known].name,
-                };
-                if better {
+                if asked.table.answers[at].is_none() {
+                    let _ = asked.look_at(at); // kept, to be read below
+                }
+            }
+            let mut best: Option<(Rank, usize)> = None;
+            for (at, kept) in asked.table.answers[..slots.len()].iter().enumerate() {
+                let Some((_, Ok(merit))) = kept else { continue };
+                let rank = merit.rank(&asked.prices);
+                let is_better = best.is_none_or(|(known, holder)| match rank.cmp(&known) {
+                    cmp::Ordering::Less => true,
+                    cmp::Ordering::Equal => slots[at].name < slots[holder].name,
+                    cmp::Ordering::Greater => false,
+                });
+                if is_better {
                     best = Some((rank, at));
                 }
             }
-            best
-        });
-        best.map(|(rank, at)| (slots[at].name.clone(), rank))
+            best.map(|(rank, at)| (slots[at].name.clone(), rank))
+        })
     }
 
     /// The rank of each node that fits and that `is_asked`, by position.
@@ -149,10 +219,9 @@ impl Ledger {
         question: &Question,
         is_asked: impl Fn(usize) -> bool,
     ) -> Vec<(Rank, usize)> {
-        let count = self.slots().len();
-        self.asked(question, |answer_at| {
-            let asked = (0..count).filter(|at| is_asked(*at));
-            asked.filter_map(|at| Some((answer_at(at).ok()?, at))).collect()
+        self.asked(question, |asked| {
+            let nodes = (0..asked.slots.len()).filter(|at| is_asked(*at));
+            nodes.filter_map(|at| Some((asked.answer_at(at).ok()?, at))).collect()
         })
     }
 
@@ -199,48 +268,31 @@ impl Ledger {
         }
     }
 
-    /// Runs `body` with a function that answers for the node at a position.
-    fn asked<T>(
-        &self,
-        question: &Question,
-        body: impl FnOnce(&mut dyn FnMut(usize) -> Answer) -> T,
-    ) -> T {
+    /// Runs `body` with the question and the answers that are kept to its shape.
+    fn asked<T>(&self, question: &Question, body: impl FnOnce(&mut Asked<'_>) -> T) -> T {
         let slots = self.slots();
         let world = self.world();
-        let ask = question.ask(&world.classes);
-        let fresh = |slot: &Slot| {
-            let books = slot.read();
-            let version = slot.version.load(Ordering::Acquire);
-            (version, evaluate(&books, &ask, question, &world).map(|place| place.merit))
-        };
         let shape = Shape {
             gpu: question.gpu.as_ref().map(GpuRequest::shape),
             host: question.host,
             host_rule: question.host_rule,
             strategy: question.strategy.without_chance(),
         };
-        let prices = self.prices(&world.compiled, question);
         let table = self.shapes.table(shape, slots.len());
         let mut table = locked(&table);
-        if question.strategy.uses_mix() && table.mix_generation != world.mix_generation {
+        let is_other_mix = table.mix_generation != world.mix_generation;
+        if !question.strategy.is_repeatable() || (question.strategy.uses_mix() && is_other_mix) {
             table.answers.iter_mut().for_each(forget_rank);
-            table.mix_generation = world.mix_generation;
         }
-        let known = table.answers.len();
-        table.answers.resize(known.max(slots.len()), None);
-        body(&mut |at| {
-            let slot = &slots[at];
-            let found = match &table.answers[at] {
-                Some((version, kept)) if *version == slot.version.load(Ordering::Acquire) => *kept,
-                _ => {
-                    let (version, answer) = fresh(slot);
-                    if answer.is_err() || question.strategy.is_repeatable() {
-                        table.answers[at] = Some((version, answer));
-                    }
-                    answer
-                }
-            };
-            found.map(|merit| merit.rank(&prices))
+        table.mix_generation = world.mix_generation;
+        table.catch_up(&self.changes(), &slots);
+        body(&mut Asked {
+            slots: &slots,
+            world: &world,
+            question,
+            ask: question.ask(&world.classes),
+            prices: self.prices(&world.compiled, question),
+            table: &mut table,
         })
     }
 

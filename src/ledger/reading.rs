@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::books::{Ledger, Slot};
+use super::books::{Ledger, Slot, locked};
 use crate::packing::device::{DeviceId, PodUid};
 use crate::packing::fragmentation::{Packing, stranded_by_device};
 use crate::packing::mix::{CompiledMix, Mix};
@@ -24,6 +24,33 @@ pub enum Readiness {
     },
     /// Yes.
     Ready,
+}
+
+/// Measures the packing of a cluster against a mix, and keeps what it found of each node.
+#[derive(Debug)]
+pub struct Gauge {
+    /// The mix; none for that of the ledger.
+    mix: Option<Mix>,
+    compiled: Arc<CompiledMix>,
+    /// What the mix was worked out for: the classes of devices, or the generation of the ledger's own.
+    basis: Option<u64>,
+    /// By position of the node, with the version of its books.
+    nodes: Vec<Option<(u64, Packing)>>,
+}
+
+impl Gauge {
+    /// A gauge for a mix from outside, so that two clusters can be compared by one measure.
+    pub fn new(mix: Mix) -> Self {
+        Self { mix: Some(mix), ..Self::default() }
+    }
+}
+
+impl Default for Gauge {
+    /// A gauge for the mix that the ledger has at the time.
+    fn default() -> Self {
+        let compiled = Arc::new(CompiledMix::none());
+        Self { mix: None, compiled, basis: None, nodes: Vec::new() }
+    }
 }
 
 impl Ledger {
@@ -97,15 +124,38 @@ impl Ledger {
         self.slot(at).read().reservation(uid).cloned()
     }
 
-    /// How full and how fragmented the cluster is: O(nodes × typical requests × devices).
+    /// How full and how fragmented the cluster is, by the typical requests that it sees.
     pub fn packing(&self) -> Packing {
-        self.packed(&self.world().compiled)
+        self.packing_by(&mut locked(&self.gauge))
     }
 
-    /// The same against a mix from outside, so that two clusters can be compared by one measure.
-    pub fn packing_against(&self, mix: &Mix) -> Packing {
-        let world = self.world();
-        self.packed(&mix.compile(&world.classes, &Census::default()))
+    /// The same by a gauge. Only nodes that changed since its last use are measured:
+    /// O(changed nodes × typical requests × devices + nodes).
+    pub fn packing_by(&self, gauge: &mut Gauge) -> Packing {
+        {
+            let world = self.world();
+            let basis = match gauge.mix {
+                None => world.mix_generation,
+                Some(_) => u64::try_from(world.classes.count()).expect("lengths fit into 64 bits"),
+            };
+            if gauge.basis != Some(basis) {
+                gauge.compiled = match &gauge.mix {
+                    None => Arc::clone(&world.compiled),
+                    Some(mix) => Arc::new(mix.compile(&world.classes, &Census::default())),
+                };
+                (gauge.basis, gauge.nodes) = (Some(basis), Vec::new());
+            }
+        }
+        let slots = self.slots();
+        gauge.nodes.resize(slots.len(), None);
+        for (slot, known) in slots.iter().zip(&mut gauge.nodes) {
+            let version = slot.version.load(Ordering::Acquire);
+            if known.is_none_or(|(seen, _)| seen != version) {
+                *known = Some(slot.look(|books| Packing::of(books, &gauge.compiled)));
+            }
+        }
+        let nodes = gauge.nodes.iter().flatten().map(|(_, packing)| *packing);
+        nodes.fold(Packing::default(), Packing::and)
     }
 
     /// For each GPU, in no particular order: the free share that the requests of `mix` cannot use.
@@ -113,12 +163,6 @@ impl Ledger {
         let mix = mix.compile(&self.world().classes, &Census::default());
         let slots = self.slots();
         slots.iter().flat_map(|slot| stranded_by_device(&slot.read(), &mix)).collect()
-    }
-
-    fn packed(&self, mix: &CompiledMix) -> Packing {
-        let slots = self.slots();
-        let nodes = slots.iter().map(|slot| Packing::of(&slot.read(), mix));
-        nodes.fold(Packing::default(), Packing::and)
     }
 
     /// The typical requests as they are seen now.

@@ -7,9 +7,9 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::fragmentation::Usability;
+use super::fragmentation::Uses;
 use super::mix::CompiledMix;
-use super::policy::{Rank, Scene, Taken};
+use super::policy::{Rank, Scene, Taken, TakenList};
 use super::request::Demand;
 use super::reservation::Reservation;
 use super::units::Share;
@@ -42,7 +42,7 @@ pub enum Baseline {
 
 impl Baseline {
     /// The devices this rule takes on a node, and its rank.
-    pub(super) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>) {
+    pub(super) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, TakenList) {
         let by_chance = |chance: u64, at: usize| {
             mixed(chance ^ mixed(u64::try_from(at).expect("positions are small")))
         };
@@ -62,21 +62,22 @@ impl Baseline {
     }
 }
 
-fn scored(taken: Vec<Taken>, score: impl Fn(&[Taken]) -> i64) -> (i64, Vec<Taken>) {
+fn scored(taken: TakenList, score: impl Fn(&[Taken]) -> i64) -> (i64, TakenList) {
     (score(&taken), taken)
 }
 
 /// The devices whose use gains the highest score. Whole devices of one class are all alike, so the
 /// first ones are taken; of several others each is judged alone, then all together.
-fn least_fragmenting(scene: &Scene<'_>, mix: &CompiledMix) -> (i64, Vec<Taken>) {
-    let usability = Usability::of(&mix.typical, scene.rooms);
+fn least_fragmenting(scene: &Scene<'_>, mix: &CompiledMix) -> (i64, TakenList) {
+    let uses = Uses::of(&mix.typical, scene.rooms);
+    let usability = uses.on(&mix.typical, scene.rooms);
     let before = usability.fragments(scene.host_free.cpu);
     let score = |taken: &[Taken]| {
         let after = usability.fragments_after(taken, scene.host_left().cpu);
         i64::from(usability.score(before, after))
     };
     if scene.ask.count() == 0 || (scene.ask.is_whole() && scene.is_of_one_class()) {
-        let taken = scene.fits[..scene.ask.count()].to_vec();
+        let taken = TakenList::from_slice(&scene.fits[..scene.ask.count()]);
         return (score(&taken), taken);
     }
     let alone = |fit: &Taken| Reverse(score(std::slice::from_ref(fit)));

@@ -1,27 +1,22 @@
 //! What is to be expected of free room: how much of it will end as waste, given what is asked for.
 //!
-//! Estimates, not books: here, in `holes` and in `prices` numbers are floating. They use only operations
-//! that IEEE 754 rounds exactly and the functions of the `libm` crate, so they are equal on every
+//! Estimates, not books: here, in `outlook`, `holes` and `prices` numbers are floating. They use only
+//! operations that IEEE 754 rounds exactly and the functions of the `libm` crate, so they are equal on every
 //! machine. Every waste is in GPUs.
 
-use std::cell::Cell;
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use super::device::{ClassId, ClassKind, DeviceClasses};
-use super::fit::Room;
-use super::fragmentation::Usability;
+use super::device::{ClassKind, DeviceClasses};
 use super::holes::Holes;
 use super::mix::{MixRows, RequestType, Tally};
-use super::policy::{Scene, Taken};
-use super::prices::{Prices, Scarcity, Worth};
+use super::prices::{Prices, Scarcity};
 use super::request::{Amount, GpuRequest};
 use super::supply::{Census, Supply};
 use super::units::{HostAmount, MilliCpu, Share};
 
 /// GPUs of waste that a wasted GPU in holes counts for.
-const HOLE: f64 = 5.0;
+pub(super) const HOLE: f64 = 5.0;
 
 /// The same for GPU share that processor time and memory of the node will not serve.
 const HOST: f64 = 2.0;
@@ -41,9 +36,10 @@ const HALF_CORES: usize = 512;
 /// What the mix says about the use of free room.
 #[derive(Clone, Debug)]
 pub(super) struct Forecast {
-    holes: Holes,
-    needs: Vec<Need>,
-    several: MixRows,
+    pub(super) holes: Holes,
+    needs: Vec<FourNeeds>,
+    /// Requests of several devices, each weighed by its part of the GPU demand.
+    pub(super) requests_of_several: MixRows,
     /// Part of all GPU demand that comes in requests of several devices.
     several_part: f64,
     scarcity: Scarcity,
@@ -108,12 +104,13 @@ fn whole_node(census: &Census) -> Option<RequestType> {
     Some(RequestType::new(Some(&request), MilliCpu::ZERO))
 }
 
-/// What a part of GPU demand needs of the node beside each GPU.
-#[derive(Clone, Copy, Debug)]
-struct Need {
-    part: f64,
-    gpus_per_cpu: f64,
-    gpus_per_memory: f64,
+/// What parts of the GPU demand need of the node beside each GPU. Four side by side, so that four sums
+/// grow at once; the last ones may be of no part.
+#[derive(Clone, Copy, Debug, Default)]
+struct FourNeeds {
+    part: [f64; 4],
+    gpus_per_cpu: [f64; 4],
+    gpus_per_memory: [f64; 4],
 }
 
 /// How processor time is best left free.
@@ -158,7 +155,7 @@ impl Forecast {
             holes: Holes::new(types, classes),
             needs: needs(&kinds, demand, census),
             several_part: float(several.total) / 1e6,
-            several,
+            requests_of_several: several,
             scarcity: Scarcity::new(&kinds, demand, classes, census, expected),
             pressure: Pressure::new(&kinds, demand, census),
         })
@@ -169,47 +166,18 @@ impl Forecast {
         self.scarcity.prices(supply, has_gpu)
     }
 
-    /// The devices whose use leaves the node's room worth most, and by how much.
-    pub(super) fn choose(&self, scene: &Scene<'_>, typical: &MixRows) -> (Worth, Vec<Taken>) {
-        let node = Node::of(self, scene);
-        let count = scene.ask.count();
-        let (change, taken) = if count == 0 || (scene.ask.is_whole() && scene.is_of_one_class()) {
-            let taken = scene.fits[..count].to_vec();
-            (node.change(&taken), taken)
-        } else {
-            // Devices of several classes may be worth the same; then it counts who wants them.
-            let typical = (!scene.is_of_one_class()).then(|| Usability::of(typical, scene.rooms));
-            let left = scene.host_left().cpu;
-            let alone = |fit: &Taken| {
-                let fit = std::slice::from_ref(fit);
-                let (gain, spared) = node.change(fit);
-                let wanted = typical.as_ref().map(|all| all.fragments_after(fit, left));
-                (Reverse(gain), Reverse(spared), wanted)
-            };
-            let ((gain, spared, _), taken) = scene.first_of_distinct_by(alone);
-            (if taken.len() == 1 { (gain.0, spared.0) } else { node.change(&taken) }, taken)
-        };
-        let class = taken.first().map_or(node.class, |(at, _)| scene.rooms[*at].class);
-        let share = match taken.len() {
-            0 => node.free,
-            _ => taken.iter().map(|(_, demand)| demand.share.millionths()).sum(),
-        };
-        let share = i64::try_from(share).expect("a node has few GPUs");
-        (Worth { gain: change.0, spared: change.1, class, share }, taken)
-    }
-
     /// Waste by what is free of the host beside `free` millionths of GPUs.
-    fn host(&self, free: u64, host: HostAmount) -> f64 {
+    pub(super) fn host(&self, free: u64, host: HostAmount) -> f64 {
         let cpu = float(host.cpu.milli());
         let unserved = self.unserved(float(free) / 1e6, cpu, float(host.memory.mib()));
         HOST * unserved + self.pressure.waste(cpu)
     }
 
     /// Room that requests of several devices cannot use, weighed by their part of the demand.
-    fn several(&self, fragments: i128) -> f64 {
+    pub(super) fn several(&self, fragments: i128) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "estimates need no more than 53 bits")]
         let fragments = fragments as f64;
-        fragments / float(self.several.total.max(1)) / 1e6 * self.several_part
+        fragments / float(self.requests_of_several.total.max(1)) / 1e6 * self.several_part
     }
 
     /// GPUs of `free` that stay unused for want of processor time or memory: the mean over the demand,
@@ -219,75 +187,25 @@ impl Forecast {
             return 0.0;
         }
         let (cpu, memory) = (cpu / free, memory / free);
-        let unserved = |need: &Need| {
-            let served = (cpu * need.gpus_per_cpu).min(memory * need.gpus_per_memory);
-            need.part * (1.0 - served).max(0.0)
-        };
-        // Four sums side by side: always in the same order, and without waiting for each other.
+        // Always in the same order, so that the sum is the same on every machine. Nothing here can be
+        // "no number", which `f64::min` and `max` would look out for.
         let mut sums = [0.0; 4];
-        for four in self.needs.chunks(4) {
-            for (sum, need) in sums.iter_mut().zip(four) {
-                *sum += unserved(need);
+        for four in &self.needs {
+            for (lane, sum) in sums.iter_mut().enumerate() {
+                let by_cpu = cpu * four.gpus_per_cpu[lane];
+                let by_memory = memory * four.gpus_per_memory[lane];
+                let served = if by_cpu < by_memory { by_cpu } else { by_memory };
+                let unserved = 1.0 - served;
+                *sum += four.part[lane] * if unserved > 0.0 { unserved } else { 0.0 };
             }
         }
         free * (sums[0] + sums[1] + (sums[2] + sums[3]))
     }
 }
 
-/// One node for one question: what is the same for all its devices is worked out once.
-struct Node<'a> {
-    forecast: &'a Forecast,
-    scene: &'a Scene<'a>,
-    usability: Usability<'a>,
-    /// Free share of the devices that can be shared, in millionths.
-    free: u64,
-    /// The class of the first of them.
-    class: ClassId,
-    /// Waste of the host's making as it is, and of several devices' room.
-    before: (f64, f64),
-    /// The former after a share is taken, for the share that was asked for last.
-    after: Cell<Option<(u64, f64)>>,
-}
-
-impl<'a> Node<'a> {
-    fn of(forecast: &'a Forecast, scene: &'a Scene<'a>) -> Self {
-        let shareable = || scene.rooms.iter().filter(|room| forecast.holes.knows(room.class));
-        let free = shareable().map(|room| room.free.share.millionths()).sum();
-        let usability = Usability::of(&forecast.several, scene.rooms);
-        let several = forecast.several(usability.fragments(scene.host_free.cpu));
-        let before = (forecast.host(free, scene.host_free), several);
-        let class = shareable().next().map(|room| room.class).unwrap_or_default();
-        Self { forecast, scene, usability, free, class, before, after: Cell::new(None) }
-    }
-
-    /// The waste that taking these devices avoids, and the room for several that it spares, both in
-    /// millionths of a GPU.
-    fn change(&self, taken: &[Taken]) -> (i64, i64) {
-        let mut holes = 0.0;
-        let mut share = 0;
-        for (position, demand) in taken {
-            let Room { class, free, .. } = self.scene.rooms[*position];
-            let left = free.checked_sub(*demand).expect("only what fits is tried");
-            let waste = |left| self.forecast.holes.waste(class, left).unwrap_or(0.0);
-            holes += waste(free) - waste(left);
-            if self.forecast.holes.knows(class) {
-                share += demand.share.millionths();
-            }
-        }
-        let left = self.scene.host_left();
-        let host = match self.after.get() {
-            Some((known, host)) if known == share => host,
-            _ => self.forecast.host(self.free - share, left),
-        };
-        self.after.set(Some((share, host)));
-        let several = self.forecast.several(self.usability.fragments_after(taken, left.cpu));
-        (fixed(HOLE * holes + self.before.0 - host, 1e6), fixed(self.before.1 - several, 1e6))
-    }
-}
-
 /// The needs of GPU demand. Those that differ by less than a quarter are put together, so that there
 /// are a few dozen at most.
-fn needs(kinds: &[Kind<'_>], demand: f64, census: &Census) -> Vec<Need> {
+fn needs(kinds: &[Kind<'_>], demand: f64, census: &Census) -> Vec<FourNeeds> {
     let gpus = float(census.gpus());
     let (cpu, memory) = census.host();
     let usual = ((cpu / gpus).max(1.0), (memory / gpus).max(1.0));
@@ -302,12 +220,15 @@ fn needs(kinds: &[Kind<'_>], demand: f64, census: &Census) -> Vec<Need> {
         sum.1 += part * cpu;
         sum.2 += part * memory;
     }
-    let need = |(part, cpu, memory)| Need {
-        part,
-        gpus_per_cpu: part / cpu,
-        gpus_per_memory: part / memory,
-    };
-    sums.into_values().map(need).collect()
+    let sums: Vec<(f64, f64, f64)> = sums.into_values().collect();
+    let mut needs = vec![FourNeeds::default(); sums.len().div_ceil(4)];
+    for (at, (part, cpu, memory)) in sums.into_iter().enumerate() {
+        let (four, lane) = (&mut needs[at / 4], at % 4);
+        four.part[lane] = part;
+        four.gpus_per_cpu[lane] = part / cpu;
+        four.gpus_per_memory[lane] = part / memory;
+    }
+    needs
 }
 
 impl Pressure {

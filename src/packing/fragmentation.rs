@@ -32,23 +32,22 @@ use super::units::{MemMib, MilliCpu, Share};
 /// Free share times weight, in millionths of a GPU times the mix's total weight.
 type Weighted = i128;
 
-/// What each typical request can use of a node as it is now; the base for "what if".
-pub(super) struct Usability<'a> {
-    mix: &'a MixRows,
-    rooms: &'a [Room],
+/// What each typical request can use of a node as it is now: it holds until the node or the mix changes.
+#[derive(Clone, Debug)]
+pub(super) struct Uses {
     total_free: u64,
     per_row: SmallVec<[RowUse; 16]>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct RowUse {
     fitting: u32,
     usable: u64,
 }
 
-impl<'a> Usability<'a> {
+impl Uses {
     /// Looks at each typical GPU request on each kind of room: O(requests × devices) at worst.
-    pub(super) fn of(mix: &'a MixRows, rooms: &'a [Room]) -> Self {
+    pub(super) fn of(mix: &MixRows, rooms: &[Room]) -> Self {
         let mut total_free = 0;
         let mut kinds: SmallVec<[(Room, u32); 8]> = SmallVec::new();
         for room in rooms.iter().filter(|room| is_counted(mix, room)) {
@@ -68,9 +67,24 @@ impl<'a> Usability<'a> {
             }
             seen
         });
-        Self { mix, rooms, total_free, per_row: per_row.collect() }
+        Self { total_free, per_row: per_row.collect() }
     }
 
+    /// The same with what it is of: the base for "what if".
+    pub(super) fn on<'a>(&'a self, mix: &'a MixRows, rooms: &'a [Room]) -> Usability<'a> {
+        Usability { mix, rooms, uses: self }
+    }
+}
+
+/// What each typical request can use of a node, as it is and after a change.
+#[derive(Clone, Copy)]
+pub(super) struct Usability<'a> {
+    mix: &'a MixRows,
+    rooms: &'a [Room],
+    uses: &'a Uses,
+}
+
+impl Usability<'_> {
     /// The node's fragmentation times the total weight, with `cpu` left.
     pub(super) fn fragments(&self, cpu: MilliCpu) -> Weighted {
         self.fragments_after(&[], cpu)
@@ -87,9 +101,9 @@ impl<'a> Usability<'a> {
         let gone = |(room, after): (&Room, Demand)| {
             room.free.share.millionths() - after.share.millionths()
         };
-        let total_free = self.total_free - changes.clone().map(gone).sum::<u64>();
+        let total_free = self.uses.total_free - changes.clone().map(gone).sum::<u64>();
         let mut usable: Weighted = 0;
-        for (row, seen) in self.mix.rows.iter().zip(&self.per_row) {
+        for (row, seen) in self.mix.rows.iter().zip(&self.uses.per_row) {
             let weight = row.weight_within(cpu);
             if weight == 0 {
                 continue;
@@ -208,9 +222,10 @@ impl Packing {
                 sum.fullness += booked.share.max(memory).min(Share::WHOLE).millionths();
             }
         }
-        let usability = Usability::of(mix, node.rooms(ClaimRule::Ignored));
-        sum.free_share = Share::from_millionths(usability.total_free);
-        sum.fragments = usability.fragments(node.host_room(ClaimRule::Ignored).cpu);
+        let rooms = node.rooms(ClaimRule::Ignored);
+        let uses = Uses::of(mix, rooms);
+        sum.free_share = Share::from_millionths(uses.total_free);
+        sum.fragments = uses.on(mix, rooms).fragments(node.host_room(ClaimRule::Ignored).cpu);
         sum
     }
 
@@ -334,7 +349,8 @@ mod tests {
         let mix = fixture::compiled(MIX, &node, &classes);
         let rooms: Vec<Room> =
             node.devices().iter().map(|books| books.room(ClaimRule::Respected)).collect();
-        let usability = Usability::of(&mix.typical, &rooms);
+        let uses = Uses::of(&mix.typical, &rooms);
+        let usability = uses.on(&mix.typical, &rooms);
         let cpu = MilliCpu::new(16_000);
         let demand = |millionths: u64| Demand {
             memory: MemMib::new(millionths / 1000),

@@ -2,10 +2,13 @@
 //!
 //! `filter`, `prioritize`, `bind`, `explain` and the simulator all end up in [`evaluate`].
 
+use smallvec::SmallVec;
+
 use super::fit::{Ask, Misfit, Room, fit, fit_host};
 use super::mix::CompiledMix;
 use super::node::{ClaimRule, NodeLedger};
-use super::policy::{Merit, Scene, Strategy, Taken};
+use super::outlook::KeptOutlook;
+use super::policy::{Merit, Scene, Strategy, Taken, TakenList};
 use super::request::Amount;
 use super::reservation::{PlacedDevice, Placement, Protection};
 
@@ -15,7 +18,7 @@ pub struct Place {
     /// How good it is.
     pub merit: Merit,
     /// Positions of the devices on the node, with what is taken of each.
-    pub taken: Vec<Taken>,
+    pub taken: TakenList,
 }
 
 /// The best place for `ask` on `node` under `strategy`, claims of other pods respected or not.
@@ -29,22 +32,41 @@ pub fn evaluate(
     mix: &CompiledMix,
     claims: ClaimRule,
 ) -> Result<Place, Misfit> {
+    evaluate_with(node, ask, strategy, mix, claims, &KeptOutlook::new())
+}
+
+/// The same with what the free room of the node is worth, kept from an earlier question about these very
+/// books and this very mix, or to be kept.
+///
+/// # Errors
+/// As [`evaluate`].
+pub fn evaluate_with(
+    node: &NodeLedger,
+    ask: &Ask,
+    strategy: Strategy,
+    mix: &CompiledMix,
+    claims: ClaimRule,
+    outlook: &KeptOutlook,
+) -> Result<Place, Misfit> {
     let rooms = node.rooms(claims);
-    let mut fits = Vec::new();
+    let mut fits = Fits::new();
     if ask.count() > 0 {
         node.placeable()?;
         fits = fitting_devices(ask, rooms)?;
     }
     let host_free = node.host_room(claims);
     fit_host(ask, host_free)?;
-    let scene = Scene { node, rooms, ask, fits: &fits, host_free };
+    let scene = Scene { node, rooms, ask, fits: &fits, host_free, outlook };
     let (merit, taken) = strategy.choose(&scene, mix);
     Ok(Place { merit, taken })
 }
 
+/// Devices that fit. Nodes have eight as a rule.
+type Fits = SmallVec<[Taken; 8]>;
+
 /// The devices that fit, at least as many as are asked for.
-fn fitting_devices(ask: &Ask, rooms: &[Room]) -> Result<Vec<Taken>, Misfit> {
-    let mut fits = Vec::with_capacity(rooms.len());
+fn fitting_devices(ask: &Ask, rooms: &[Room]) -> Result<Fits, Misfit> {
+    let mut fits = Fits::new();
     let mut closest: Option<Misfit> = None;
     for (position, room) in rooms.iter().enumerate() {
         match fit(ask, room) {

@@ -9,10 +9,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use smallvec::{SmallVec, smallvec};
+
 use super::baseline::Baseline;
 use super::fit::{Ask, Room};
 use super::mix::CompiledMix;
 use super::node::NodeLedger;
+use super::outlook::{self, KeptOutlook};
 use super::prices::{Prices, Worth};
 use super::request::Demand;
 use super::units::{HostAmount, Share};
@@ -157,6 +160,9 @@ impl Merit {
 /// A device that fits: its position on the node and what is taken of it.
 pub type Taken = (usize, Demand);
 
+/// The devices of a place: one as a rule.
+pub type TakenList = SmallVec<[Taken; 1]>;
+
 /// One node as a strategy sees it.
 pub(super) struct Scene<'a> {
     /// The node.
@@ -169,20 +175,22 @@ pub(super) struct Scene<'a> {
     pub(super) fits: &'a [Taken],
     /// Processor time and memory that is free, with or without claims.
     pub(super) host_free: HostAmount,
+    /// What the node's free room is worth, where that was worked out already.
+    pub(super) outlook: &'a KeptOutlook,
 }
 
 impl Strategy {
     /// The devices this strategy takes on a node, and how good that is.
-    pub(super) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Merit, Vec<Taken>) {
+    pub(super) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Merit, TakenList) {
         if let (Self::Policy(Policy::Fragmentation), Some(forecast)) = (self, &mix.forecast) {
-            let (worth, taken) = forecast.choose(scene, &mix.typical);
+            let (worth, taken) = outlook::choose(forecast, scene, &mix.typical);
             return (Merit::Worth(worth), taken);
         }
         let (rank, taken) = self.rank(scene, mix);
         (Merit::Ranked(rank), taken)
     }
 
-    fn rank(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, Vec<Taken>) {
+    fn rank(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, TakenList) {
         match self {
             // Before the first request there is nothing to expect.
             Self::Policy(Policy::BinPack | Policy::Fragmentation) => {
@@ -221,7 +229,7 @@ impl Scene<'_> {
     }
 
     /// The first devices by `key`, then by position; as many as are asked for.
-    pub(super) fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> Vec<Taken> {
+    pub(super) fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> TakenList {
         let count = self.ask.count();
         if count == 1 {
             return self.fits.iter().min_by_key(|fit| key(fit)).copied().into_iter().collect();
@@ -229,7 +237,7 @@ impl Scene<'_> {
         let mut fits = self.fits.to_vec();
         fits.sort_by_cached_key(key);
         fits.truncate(count);
-        fits
+        fits.into()
     }
 
     /// The same with the key of the first one, where the key depends on nothing but the room of the
@@ -237,7 +245,7 @@ impl Scene<'_> {
     pub(super) fn first_of_distinct_by<K: Ord + Copy>(
         &self,
         key: impl Fn(&Taken) -> K,
-    ) -> (K, Vec<Taken>) {
+    ) -> (K, TakenList) {
         let twin = |at: usize| {
             let room = self.rooms[self.fits[at].0];
             self.fits[..at].iter().position(|earlier| self.rooms[earlier.0] == room)
@@ -246,7 +254,7 @@ impl Scene<'_> {
         if self.ask.count() == 1 {
             let keyed = distinct.map(|at| (key(&self.fits[at]), at));
             let best = keyed.min().expect("at least as many devices fit as are asked for");
-            return (best.0, vec![self.fits[best.1]]);
+            return (best.0, smallvec![self.fits[best.1]]);
         }
         let known: BTreeMap<usize, K> = distinct.map(|at| (at, key(&self.fits[at]))).collect();
         let key_of = |at: usize| known[&twin(at).unwrap_or(at)];

@@ -4,6 +4,7 @@
 //!
 //! As nobody else looks after CPU and main memory here, the ledger checks them too.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::ledger::books::{Ledger, Settings};
 use crate::ledger::facts::PodFact;
 use crate::ledger::moves::Move;
 use crate::ledger::questions::Question;
+use crate::ledger::reading::Gauge;
 use crate::ledger::reports::{NodeReport, ReportRefusal};
 use crate::packing::device::{
     Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory, NodeName, PodUid,
@@ -44,6 +46,7 @@ pub(super) struct SimCluster {
     rank_of: BTreeMap<NodeName, usize>,
     /// What fragmentation is measured against; the same for all policies.
     yardstick: Mix,
+    gauge: RefCell<Gauge>,
     chance: ChaCha8Rng,
     capacity_milli: u64,
     used_micro: u64,
@@ -97,6 +100,7 @@ impl SimCluster {
             policy,
             agents,
             rank_of,
+            gauge: RefCell::new(Gauge::new(yardstick.clone())),
             yardstick,
             chance: ChaCha8Rng::seed_from_u64(seed.cast_unsigned()),
             capacity_milli: capacity_milli(nodes),
@@ -120,7 +124,7 @@ impl SimCluster {
 
     /// How full and fragmented it is, against the mix of the whole trace.
     pub(super) fn packing(&self) -> Packing {
-        self.ledger.packing_against(&self.yardstick)
+        self.ledger.packing_by(&mut self.gauge.borrow_mut())
     }
 
     /// The free share of each GPU that the typical requests of the trace cannot use.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use gpupack::ledger::books::Ledger;
 use gpupack::ledger::facts::PodFact;
+use gpupack::ledger::reading::Gauge;
 use gpupack::ledger::reports::NodeReport;
 use gpupack::packing::device::{
     Device, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory, NodeName, PodUid, PoolName,
@@ -288,7 +289,8 @@ proptest! {
             for question in &questions {
                 crate::check_answers(&player.ledger, question)?;
             }
-            player.ledger.packing();
+            let afresh = player.ledger.packing_by(&mut Gauge::default());
+            prop_assert_eq!(player.ledger.packing(), afresh);
         }
         for question in &questions {
             for node in NODES {

@@ -2,6 +2,8 @@
 
 use super::super::fixture;
 use super::super::node::ClaimRule;
+use super::super::outlook::{self, KeptOutlook};
+use super::super::policy::{Scene, Taken};
 use super::*;
 
 fn forecast(node: &str, mix: &str) -> Forecast {
@@ -55,8 +57,9 @@ fn taken(node: &str, mix: &str, request: &str) -> usize {
         .filter_map(|(at, room)| Some((at, super::super::fit::fit(&ask, room).ok()?)))
         .collect();
     let host_free = node.host_room(ClaimRule::Respected);
-    let scene = Scene { node: &node, rooms, ask: &ask, fits: &fits, host_free };
-    mix.forecast.unwrap().choose(&scene, &mix.typical).1[0].0
+    let outlook = KeptOutlook::new();
+    let scene = Scene { node: &node, rooms, ask: &ask, fits: &fits, host_free, outlook: &outlook };
+    outlook::choose(&mix.forecast.unwrap(), &scene, &mix.typical).1[0].0
 }
 
 #[test]

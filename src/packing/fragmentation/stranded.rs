@@ -4,7 +4,7 @@ use super::super::fit::Room;
 use super::super::mix::CompiledMix;
 use super::super::node::{ClaimRule, NodeLedger};
 use super::super::units::Share;
-use super::{Usability, Weighted, fits, is_counted};
+use super::{Uses, Weighted, fits, is_counted};
 
 /// For each GPU of `node` that can be shared and is well, in the order of its devices: the free share
 /// that typical requests cannot use, in the mean over the mix and rounded down. Before rounding the
@@ -15,9 +15,9 @@ use super::{Usability, Weighted, fits, is_counted};
 pub fn stranded_by_device(node: &NodeLedger, mix: &CompiledMix) -> Vec<Share> {
     let mix = &mix.typical;
     let rooms = node.rooms(ClaimRule::Ignored);
-    let usability = Usability::of(mix, rooms);
+    let uses = Uses::of(mix, rooms);
     let cpu = node.host_room(ClaimRule::Ignored).cpu;
-    let rows = mix.rows.iter().zip(&usability.per_row);
+    let rows = mix.rows.iter().zip(&uses.per_row);
     let runnable: Vec<_> = rows
         .filter(|(row, seen)| seen.fitting >= row.count)
         .map(|(row, _)| (row, row.weight_within(cpu)))

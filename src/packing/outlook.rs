@@ -1,0 +1,121 @@
+//! What one node's free room is worth as it is, and what a place there changes of it.
+//!
+//! The former, the [`Outlook`], is the same for all that is asked of the node, so it is kept until the
+//! node or the mix changes.
+
+use std::cell::{Cell, OnceCell};
+use std::cmp::Reverse;
+
+use super::device::ClassId;
+use super::fit::Room;
+use super::forecast::{Forecast, HOLE, fixed};
+use super::fragmentation::{Usability, Uses};
+use super::mix::MixRows;
+use super::policy::{Scene, Taken, TakenList};
+use super::prices::Worth;
+
+/// An outlook that is worked out when it is first needed.
+pub type KeptOutlook = OnceCell<Outlook>;
+
+/// What a node's free room is worth as it is.
+#[derive(Clone, Debug)]
+pub struct Outlook {
+    /// What requests of several devices can use.
+    uses: Uses,
+    /// Free share of the devices that can be shared, in millionths.
+    free: u64,
+    /// The class of the first of them.
+    class: ClassId,
+    /// Waste of the host's making, in GPUs.
+    host: f64,
+    /// Room that requests of several devices cannot use, weighed by their part of the demand, in GPUs.
+    several: f64,
+}
+
+impl Outlook {
+    fn of(forecast: &Forecast, scene: &Scene<'_>) -> Self {
+        let shareable = || scene.rooms.iter().filter(|room| forecast.holes.knows(room.class));
+        let free = shareable().map(|room| room.free.share.millionths()).sum();
+        let class = shareable().next().map(|room| room.class).unwrap_or_default();
+        let requests = &forecast.requests_of_several;
+        let uses = Uses::of(requests, scene.rooms);
+        let fragments = uses.on(requests, scene.rooms).fragments(scene.host_free.cpu);
+        let host = forecast.host(free, scene.host_free);
+        Self { uses, free, class, host, several: forecast.several(fragments) }
+    }
+}
+
+/// The devices whose use leaves the node's room worth most, and by how much.
+pub(super) fn choose(
+    forecast: &Forecast,
+    scene: &Scene<'_>,
+    typical: &MixRows,
+) -> (Worth, TakenList) {
+    let outlook = scene.outlook.get_or_init(|| Outlook::of(forecast, scene));
+    let usability = outlook.uses.on(&forecast.requests_of_several, scene.rooms);
+    let node = Node { forecast, scene, outlook, usability, after: Cell::new(None) };
+    let count = scene.ask.count();
+    let (change, taken) = if count == 0 || (scene.ask.is_whole() && scene.is_of_one_class()) {
+        let taken = TakenList::from_slice(&scene.fits[..count]);
+        (node.change(&taken), taken)
+    } else {
+        // Devices of several classes may be worth the same; then it counts who wants them.
+        let uses = (!scene.is_of_one_class()).then(|| Uses::of(typical, scene.rooms));
+        let usability = uses.as_ref().map(|uses| uses.on(typical, scene.rooms));
+        let left = scene.host_left().cpu;
+        let alone = |fit: &Taken| {
+            let fit = std::slice::from_ref(fit);
+            let (gain, spared) = node.change(fit);
+            let wanted = usability.map(|all| all.fragments_after(fit, left));
+            (Reverse(gain), Reverse(spared), wanted)
+        };
+        let ((gain, spared, _), taken) = scene.first_of_distinct_by(alone);
+        (if taken.len() == 1 { (gain.0, spared.0) } else { node.change(&taken) }, taken)
+    };
+    let class = taken.first().map_or(outlook.class, |(at, _)| scene.rooms[*at].class);
+    let share = match taken.len() {
+        0 => outlook.free,
+        _ => taken.iter().map(|(_, demand)| demand.share.millionths()).sum(),
+    };
+    let share = i64::try_from(share).expect("a node has few GPUs");
+    (Worth { gain: change.0, spared: change.1, class, share }, taken)
+}
+
+/// One node for one question: what is the same for all its devices is worked out once.
+struct Node<'a> {
+    forecast: &'a Forecast,
+    scene: &'a Scene<'a>,
+    outlook: &'a Outlook,
+    usability: Usability<'a>,
+    /// Waste of the host's making after a share is taken, for the share that was asked for last.
+    after: Cell<Option<(u64, f64)>>,
+}
+
+impl Node<'_> {
+    /// The waste that taking these devices avoids, and the room for several that it spares, both in
+    /// millionths of a GPU.
+    fn change(&self, taken: &[Taken]) -> (i64, i64) {
+        let mut holes = 0.0;
+        let mut share = 0;
+        for (position, demand) in taken {
+            let Room { class, free, .. } = self.scene.rooms[*position];
+            let left = free.checked_sub(*demand).expect("only what fits is tried");
+            let waste = |left| self.forecast.holes.waste(class, left).unwrap_or(0.0);
+            holes += waste(free) - waste(left);
+            if self.forecast.holes.knows(class) {
+                share += demand.share.millionths();
+            }
+        }
+        let left = self.scene.host_left();
+        let host = match self.after.get() {
+            Some((known, host)) if known == share => host,
+            _ => self.forecast.host(self.outlook.free - share, left),
+        };
+        self.after.set(Some((share, host)));
+        let several = self.forecast.several(self.usability.fragments_after(taken, left.cpu));
+        (
+            fixed(HOLE * holes + self.outlook.host - host, 1e6),
+            fixed(self.outlook.several - several, 1e6),
+        )
+    }
+}

@@ -25,6 +25,7 @@ pub mod packing {
     pub mod fit;
     pub mod supply;
     pub mod mix;
+    pub mod term;
     pub mod holes;
     pub mod prices;
     pub mod forecast;

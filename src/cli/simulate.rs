@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, ValueEnum};
 
 use super::simulate_charts::{Album, load_charts, time_charts};
@@ -53,6 +53,8 @@ pub struct SimulateArgs {
     pub pods: Vec<PathBuf>,
 
     /// Policy to replay; give it again to compare several [default: fragmentation, fgd, bestfit].
+    /// `foreknowing` is fragmentation with the mix known beforehand, `without-PART` one without a part
+    /// of it: holes, hole-prices, host, pieces, several, whole-nodes, scarce or rare.
     #[arg(long = "policy", value_name = "POLICY", value_delimiter = ',', value_parser = policies())]
     pub policies: Vec<SimPolicy>,
 
@@ -135,7 +137,9 @@ pub enum Output {
 }
 
 fn policies() -> impl TypedValueParser<Value = SimPolicy> {
-    PossibleValuesParser::new(SimPolicy::ALL.map(SimPolicy::name))
+    let shown = SimPolicy::ALL.map(|policy| PossibleValue::new(policy.name()));
+    let parts = SimPolicy::ABLATIONS.map(|policy| PossibleValue::new(policy.name()).hide(true));
+    PossibleValuesParser::new(shown.into_iter().chain(parts))
         .try_map(|name| SimPolicy::from_str(&name))
 }
 

@@ -29,6 +29,7 @@ use crate::packing::mix::{CompiledMix, Mix, MixWindow};
 use crate::packing::node::NodeLedger;
 use crate::packing::outlook::KeptOutlook;
 use crate::packing::supply::{Census, NodeSupply, Supply};
+use crate::packing::term::Term;
 use crate::packing::units::MemMib;
 
 /// What the ledger is told once, at the start.
@@ -149,6 +150,8 @@ pub(super) struct World {
     pub(super) classes: DeviceClasses,
     mix: Mix,
     census: Census,
+    /// What the policy judges without; none but in the simulator.
+    left_out: Option<Term>,
     pub(super) compiled: Arc<CompiledMix>,
     pub(super) mix_generation: u64,
 }
@@ -159,8 +162,7 @@ impl World {
         let before = self.classes.count();
         let answer = change(&mut self.classes);
         if self.classes.count() != before {
-            self.compiled = Arc::new(self.mix.compile(&self.classes, &self.census));
-            self.mix_generation += 1;
+            self.compile();
         }
         answer
     }
@@ -177,9 +179,13 @@ impl World {
 
     /// Judges by another mix and other nodes from now on.
     fn replace_mix(&mut self, mix: Mix, census: Census) {
-        self.compiled = Arc::new(mix.compile(&self.classes, &census));
-        self.mix = mix;
-        self.census = census;
+        (self.mix, self.census) = (mix, census);
+        self.compile();
+    }
+
+    fn compile(&mut self) {
+        let mix = self.mix.compile_without(self.left_out, &self.classes, &self.census);
+        self.compiled = Arc::new(mix);
         self.mix_generation += 1;
     }
 }
@@ -219,7 +225,14 @@ impl Ledger {
             pods: DashMap::new(),
             claims: DashMap::new(),
             owners: DashMap::new(),
-            world: RwLock::new(World { classes, mix, census, compiled, mix_generation: 0 }),
+            world: RwLock::new(World {
+                classes,
+                mix,
+                census,
+                left_out: None,
+                compiled,
+                mix_generation: 0,
+            }),
             shared: Arc::default(),
             is_census_old: AtomicBool::new(false),
             window: Mutex::default(),
@@ -257,6 +270,13 @@ impl Ledger {
     /// The nodes that changed, in their order.
     pub(super) fn changes(&self) -> MutexGuard<'_, Changes> {
         locked(&self.shared.changes)
+    }
+
+    /// Leaves a part of the policy `fragmentation` out, to see what it is worth (simulation).
+    pub fn leave_out(&self, term: Term) {
+        let mut world = self.world_mut();
+        world.left_out = Some(term);
+        world.compile();
     }
 
     /// Judges by another mix from now on, or by the same one for other nodes.

@@ -7,16 +7,17 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use super::device::{ClassKind, DeviceClasses};
+use super::device::{ClassId, ClassKind, DeviceClasses};
 use super::holes::Holes;
 use super::mix::{MixRows, RequestType, Tally};
 use super::prices::{Prices, Scarcity};
-use super::request::{Amount, GpuRequest};
+use super::request::{Amount, Demand, GpuRequest};
 use super::supply::{Census, Supply};
+use super::term::Term;
 use super::units::{HostAmount, MilliCpu, Share};
 
 /// GPUs of waste that a wasted GPU in holes counts for.
-pub(super) const HOLE: f64 = 5.0;
+const HOLE: f64 = 5.0;
 
 /// The same for GPU share that processor time and memory of the node will not serve.
 const HOST: f64 = 2.0;
@@ -44,6 +45,8 @@ pub(super) struct Forecast {
     several_part: f64,
     scarcity: Scarcity,
     pressure: Pressure,
+    /// What is judged without.
+    left_out: Option<Term>,
 }
 
 /// One type of request with what it is expected to take.
@@ -70,8 +73,9 @@ pub(super) struct Expected {
 
 impl Expected {
     /// After so many requests.
-    fn after(requests: f64) -> Self {
-        Self { prior: PRIOR / (requests + PRIOR) }
+    fn after(requests: f64, left_out: Option<Term>) -> Self {
+        let counts_for = if left_out == Some(Term::WholeNodes) { 0.0 } else { PRIOR };
+        Self { prior: counts_for / (requests + counts_for) }
     }
 
     /// The part of all GPU demand that is taken to be for whole nodes, in millionths.
@@ -125,11 +129,13 @@ struct Pressure {
 }
 
 impl Forecast {
-    /// The forecast for `types`; none where they ask for no GPU, or no GPU is there to be shared.
+    /// The forecast for `types`; none where they ask for no GPU, or no GPU is there to be shared. What is
+    /// `left_out` counts for nothing.
     pub(super) fn new(
         types: &[(RequestType, Tally)],
         classes: &DeviceClasses,
         census: &Census,
+        left_out: Option<Term>,
     ) -> Option<Self> {
         let kinds: Vec<Kind<'_>> =
             types.iter().map(|(kind, tally)| kind_of(kind, *tally, classes, census)).collect();
@@ -147,17 +153,19 @@ impl Forecast {
             })
             .collect();
         let whole_node = whole_node(census);
-        let expected = Expected::after(kinds.iter().map(|kind| kind.weight).sum());
+        let requests = kinds.iter().map(|kind| kind.weight).sum();
+        let expected = Expected::after(requests, left_out);
         let several = several.into_iter().map(|(kind, part)| (kind, expected.known(part)));
         let prior = whole_node.as_ref().map(|kind| (kind, expected.prior()));
         let several = MixRows::of(several.chain(prior), classes);
         Some(Self {
-            holes: Holes::new(types, classes),
+            holes: Holes::new(types, classes, left_out),
             needs: needs(&kinds, demand, census),
             several_part: float(several.total) / 1e6,
             requests_of_several: several,
-            scarcity: Scarcity::new(&kinds, demand, classes, census, expected),
+            scarcity: Scarcity::new(&kinds, demand, classes, census, expected, left_out),
             pressure: Pressure::new(&kinds, demand, census),
+            left_out,
         })
     }
 
@@ -166,11 +174,25 @@ impl Forecast {
         self.scarcity.prices(supply, has_gpu)
     }
 
+    /// Waste of a device with this left, in GPUs; see [`Holes::waste`].
+    pub(super) fn hole(&self, class: ClassId, left: Demand) -> f64 {
+        match self.left_out {
+            Some(Term::Holes) => 0.0,
+            _ => HOLE * self.holes.waste(class, left).unwrap_or(0.0),
+        }
+    }
+
     /// Waste by what is free of the host beside `free` millionths of GPUs.
     pub(super) fn host(&self, free: u64, host: HostAmount) -> f64 {
         let cpu = float(host.cpu.milli());
-        let unserved = self.unserved(float(free) / 1e6, cpu, float(host.memory.mib()));
-        HOST * unserved + self.pressure.waste(cpu)
+        let waste = match self.left_out {
+            Some(Term::Host) => 0.0,
+            _ => HOST * self.unserved(float(free) / 1e6, cpu, float(host.memory.mib())),
+        };
+        match self.left_out {
+            Some(Term::Pieces) => waste,
+            _ => waste + self.pressure.waste(cpu),
+        }
     }
 
     /// Room that requests of several devices cannot use, weighed by their part of the demand.

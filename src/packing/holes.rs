@@ -22,6 +22,7 @@ use super::device::{ClassId, ClassKind, DeviceClass, DeviceClasses, PerClass};
 use super::forecast::float;
 use super::mix::{RequestType, Tally};
 use super::request::Demand;
+use super::term::Term;
 use super::units::{MemMib, Share};
 
 /// Levels of a device: thousandths.
@@ -56,13 +57,19 @@ impl Holes {
     ///
     /// Accepted models are left out of it: who wants another model alone may still be the one that
     /// fits the hole on the next node.
-    pub(super) fn new(types: &[(RequestType, Tally)], classes: &DeviceClasses) -> Self {
+    pub(super) fn new(
+        types: &[(RequestType, Tally)],
+        classes: &DeviceClasses,
+        left_out: Option<Term>,
+    ) -> Self {
+        let turns = if left_out == Some(Term::HolePrices) { 0 } else { TURNS };
         let mut known: Vec<(Sizes, Arc<[f64]>)> = Vec::new();
         let by_class = classes.map(|class| {
             (class.kind == ClassKind::Gpu).then(|| {
                 let sizes = sizes_on(types, class);
                 let found = known.iter().find(|(law, _)| *law == sizes);
-                let waste = found.map_or_else(|| expected(&sizes).into(), |(_, it)| Arc::clone(it));
+                let waste =
+                    found.map_or_else(|| expected(&sizes, turns).into(), |(_, it)| Arc::clone(it));
                 known.push((sizes, Arc::clone(&waste)));
                 Class { capacity: class.capacity, waste }
             })
@@ -75,7 +82,8 @@ impl Holes {
         self.by_class.of(class).is_some()
     }
 
-    /// Expected waste of a device with this left, in GPUs, less than zero where it is sought after; none where it cannot be shared.
+    /// Expected waste of a device with this left, in GPUs, less than zero where it is sought after;
+    /// none where it cannot be shared.
     pub(super) fn waste(&self, class: ClassId, left: Demand) -> Option<f64> {
         let Class { capacity, waste } = self.by_class.of(class).as_ref()?;
         let memory = left.memory.mib().saturating_mul(1000) / capacity.mib().max(1);
@@ -100,7 +108,7 @@ fn sizes_on(types: &[(RequestType, Tally)], class: &DeviceClass) -> Sizes {
 }
 
 /// `H(l)` for every level, in GPUs.
-fn expected(sizes: &Sizes) -> Vec<f64> {
+fn expected(sizes: &Sizes, turns: usize) -> Vec<f64> {
     let mut steps: BTreeMap<usize, f64> = BTreeMap::new();
     let total = float(sizes.values().sum());
     for (size, count) in sizes {
@@ -109,7 +117,7 @@ fn expected(sizes: &Sizes) -> Vec<f64> {
     let steps: Vec<(usize, f64)> = steps.into_iter().collect();
     let leave: Vec<f64> = (0..=STEPS).map(|left| libm::exp(-small(left) / SOFTNESS)).collect();
     let mut pull: Vec<f64> = steps.iter().map(|(_, part)| *part).collect();
-    for _ in 0..TURNS {
+    for _ in 0..turns {
         let worth = worth_of(&steps, &pull, &leave);
         let taken = taken_from_empty(&steps, &pull, &worth);
         let all: f64 = taken.iter().sum();
@@ -168,7 +176,7 @@ mod tests {
     use super::*;
 
     fn law(sizes: &[(usize, u64)]) -> Vec<f64> {
-        expected(&sizes.iter().copied().collect())
+        expected(&sizes.iter().copied().collect(), TURNS)
     }
 
     fn check(waste: &[f64], expected: &[(usize, f64)]) {

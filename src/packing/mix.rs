@@ -11,6 +11,7 @@ use super::forecast::Forecast;
 use super::prices::Prices;
 use super::request::{Demand, GpuRequest};
 use super::supply::{Census, Supply};
+use super::term::Term;
 use super::units::{MemMib, MilliCpu};
 
 /// Share of all requests that the typical ones cover, in percent (FGD's own default).
@@ -120,10 +121,20 @@ impl Mix {
     /// Works out what each type means on each class of device, and what is to be expected of a
     /// cluster with the nodes of `census`.
     pub fn compile(&self, classes: &DeviceClasses, census: &Census) -> CompiledMix {
+        self.compile_without(None, classes, census)
+    }
+
+    /// The same with a part of the judgement left out.
+    pub fn compile_without(
+        &self,
+        left_out: Option<Term>,
+        classes: &DeviceClasses,
+        census: &Census,
+    ) -> CompiledMix {
         let typical = self.typical().iter().map(|(kind, tally)| (kind, tally.pods));
         CompiledMix {
             typical: MixRows::of(typical, classes),
-            forecast: Forecast::new(&self.types, classes, census),
+            forecast: Forecast::new(&self.types, classes, census, left_out),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 
 use super::device::ClassId;
 use super::fit::Room;
-use super::forecast::{Forecast, HOLE, fixed};
+use super::forecast::{Forecast, fixed};
 use super::fragmentation::{Usability, Uses};
 use super::mix::MixRows;
 use super::policy::{Scene, Taken, TakenList};
@@ -100,8 +100,7 @@ impl Node<'_> {
         for (position, demand) in taken {
             let Room { class, free, .. } = self.scene.rooms[*position];
             let left = free.checked_sub(*demand).expect("only what fits is tried");
-            let waste = |left| self.forecast.holes.waste(class, left).unwrap_or(0.0);
-            holes += waste(free) - waste(left);
+            holes += self.forecast.hole(class, free) - self.forecast.hole(class, left);
             if self.forecast.holes.knows(class) {
                 share += demand.share.millionths();
             }
@@ -113,9 +112,6 @@ impl Node<'_> {
         };
         self.after.set(Some((share, host)));
         let several = self.forecast.several(self.usability.fragments_after(taken, left.cpu));
-        (
-            fixed(HOLE * holes + self.outlook.host - host, 1e6),
-            fixed(self.outlook.several - several, 1e6),
-        )
+        (fixed(holes + self.outlook.host - host, 1e6), fixed(self.outlook.several - several, 1e6))
     }
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use super::device::{ClassId, DeviceClasses};
 use super::forecast::{Expected, Kind, fixed, float};
 use super::supply::{Census, Supply};
+use super::term::Term;
 
 /// Price of room for requests of several devices when all that is free of it is needed.
 const SEVERAL: f64 = 15.0;
@@ -59,6 +60,8 @@ pub(super) struct Scarcity {
     /// Parts of all GPU demand by number of devices, for more than one.
     by_count: Vec<(usize, f64)>,
     bound: Vec<Bound>,
+    /// What is judged without.
+    left_out: Option<Term>,
 }
 
 /// Demand that only some classes of devices can serve.
@@ -78,6 +81,7 @@ impl Scarcity {
         classes: &DeviceClasses,
         census: &Census,
         expected: Expected,
+        left_out: Option<Term>,
     ) -> Self {
         let mut by_count: BTreeMap<usize, f64> = BTreeMap::new();
         let mut sets: BTreeMap<(Vec<usize>, bool), f64> = BTreeMap::new();
@@ -104,7 +108,7 @@ impl Scarcity {
                 *sets.entry((accepted.classes, false)).or_default() += part;
             }
         }
-        for (full, _) in census.shapes() {
+        for (full, _) in census.shapes().filter(|_| left_out != Some(Term::Rare)) {
             let alike = classes_of(census, |shape| {
                 let host = (full.host.cpu, full.host.memory);
                 shape.gpus >= full.gpus && shape.host.cpu >= host.0 && shape.host.memory >= host.1
@@ -121,7 +125,7 @@ impl Scarcity {
             part,
             is_by_size,
         });
-        Self { by_count: by_count.into_iter().collect(), bound: bound.collect() }
+        Self { by_count: by_count.into_iter().collect(), bound: bound.collect(), left_out }
     }
 
     /// The prices for a pod with or without a GPU request. One without takes no model away, but it
@@ -140,9 +144,12 @@ impl Scarcity {
                 by_class[*class] += bound.part * free / (there + ROUND);
             }
         }
-        let price = |short: &f64| fixed(SCARCE * short.min(1.0), 1e3);
+        let unless = |term, factor| if self.left_out == Some(term) { 0.0 } else { factor };
+        let scarce = unless(Term::Scarce, SCARCE);
+        let several = unless(Term::Several, SEVERAL);
+        let price = |short: &f64| fixed(scarce * short.min(1.0), 1e3);
         Prices {
-            several: fixed(SEVERAL * short * short * short, 1e3),
+            several: fixed(several * short * short * short, 1e3),
             by_class: by_class.iter().map(price).collect(),
         }
     }

@@ -92,6 +92,9 @@ impl SimCluster {
         let rank_of = named.map(|(rank, agent)| (NodeName::new(agent.agent.as_str()), rank));
         let rank_of = rank_of.collect();
         let yardstick = mix_of(population);
+        if let Some(term) = policy.left_out() {
+            ledger.leave_out(term);
+        }
         if policy.mix_source() == MixSource::Population {
             ledger.set_mix(yardstick.clone());
         }

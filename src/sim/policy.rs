@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use crate::packing::baseline::Baseline;
 use crate::packing::policy::{Policy, Strategy};
+use crate::packing::term::Term;
 
 /// A placement rule of the simulator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,6 +16,10 @@ pub enum SimPolicy {
     /// A policy of the product as it serves pods. `fragmentation` learns the request mix from the
     /// arrivals, as it does in a cluster.
     Product(Policy),
+    /// `fragmentation` with the request mix known beforehand: what learning costs.
+    Foreknowing,
+    /// `fragmentation` without a part of it: what that is worth.
+    Without(Term),
     /// The paper's policy. The request mix is known beforehand.
     Fgd,
     /// Least left of CPU and GPU.
@@ -43,11 +48,33 @@ impl SimPolicy {
         Self::Random,
     ];
 
+    /// What tells what a part of `fragmentation` is worth.
+    pub const ABLATIONS: [Self; 9] = [
+        Self::Foreknowing,
+        Self::Without(Term::ALL[0]),
+        Self::Without(Term::ALL[1]),
+        Self::Without(Term::ALL[2]),
+        Self::Without(Term::ALL[3]),
+        Self::Without(Term::ALL[4]),
+        Self::Without(Term::ALL[5]),
+        Self::Without(Term::ALL[6]),
+        Self::Without(Term::ALL[7]),
+    ];
+
     /// The name users type.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Product(policy) => policy.name(),
+            Self::Foreknowing => "foreknowing",
+            Self::Without(Term::Holes) => "without-holes",
+            Self::Without(Term::HolePrices) => "without-hole-prices",
+            Self::Without(Term::Host) => "without-host",
+            Self::Without(Term::Pieces) => "without-pieces",
+            Self::Without(Term::Several) => "without-several",
+            Self::Without(Term::WholeNodes) => "without-whole-nodes",
+            Self::Without(Term::Scarce) => "without-scarce",
+            Self::Without(Term::Rare) => "without-rare",
             Self::Fgd => "fgd",
             Self::BestFit => "bestfit",
             Self::DotProd => "dotprod",
@@ -61,8 +88,8 @@ impl SimPolicy {
     #[must_use]
     pub fn mix_source(self) -> MixSource {
         match self {
-            Self::Product(Policy::Fragmentation) => MixSource::Arrivals,
-            Self::Fgd => MixSource::Population,
+            Self::Product(Policy::Fragmentation) | Self::Without(_) => MixSource::Arrivals,
+            Self::Foreknowing | Self::Fgd => MixSource::Population,
             Self::Product(Policy::BinPack | Policy::Spread)
             | Self::BestFit
             | Self::DotProd
@@ -72,10 +99,20 @@ impl SimPolicy {
         }
     }
 
+    /// The part of `fragmentation` that is left out.
+    #[must_use]
+    pub fn left_out(self) -> Option<Term> {
+        match self {
+            Self::Without(term) => Some(term),
+            _ => None,
+        }
+    }
+
     /// The strategy for one question; `chance` is drawn only where the rule plays with it.
     pub fn strategy(self, chance: impl FnOnce() -> u64) -> Strategy {
         match self {
             Self::Product(policy) => Strategy::Policy(policy),
+            Self::Foreknowing | Self::Without(_) => Strategy::Policy(Policy::Fragmentation),
             Self::Fgd => Strategy::Baseline(Baseline::Fgd),
             Self::BestFit => Strategy::Baseline(Baseline::BestFit),
             Self::DotProd => Strategy::Baseline(Baseline::DotProd),
@@ -105,7 +142,11 @@ impl fmt::Display for SimPolicy {
 
 /// A name that no rule of the simulator has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no policy `{name}`; choose from {}", SimPolicy::ALL.map(SimPolicy::name).join(", "))]
+#[error(
+    "there is no policy `{name}`; choose from {}, {}",
+    SimPolicy::ALL.map(SimPolicy::name).join(", "),
+    SimPolicy::ABLATIONS.map(SimPolicy::name).join(", ")
+)]
 pub struct UnknownSimPolicy {
     /// The offending name.
     pub name: String,
@@ -115,8 +156,8 @@ impl FromStr for SimPolicy {
     type Err = UnknownSimPolicy;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Self::ALL
-            .into_iter()
+        let mut known = Self::ALL.into_iter().chain(Self::ABLATIONS);
+        known
             .find(|policy| policy.name() == name)
             .ok_or_else(|| UnknownSimPolicy { name: name.to_owned() })
     }
@@ -128,14 +169,16 @@ mod tests {
 
     #[test]
     fn every_name_is_read_back_and_another_one_is_answered_with_the_list() {
-        for policy in SimPolicy::ALL {
+        for policy in SimPolicy::ALL.into_iter().chain(SimPolicy::ABLATIONS) {
             assert_eq!(policy.name().parse(), Ok(policy));
         }
         let refused = "FGD".parse::<SimPolicy>().unwrap_err().to_string();
         assert_eq!(
             refused,
             "there is no policy `FGD`; choose from fragmentation, binpack, spread, fgd, bestfit, \
-             dotprod, gpupacking, gpuclustering, random"
+             dotprod, gpupacking, gpuclustering, random, foreknowing, without-holes, \
+             without-hole-prices, without-host, without-pieces, without-several, \
+             without-whole-nodes, without-scarce, without-rare"
         );
     }
 

@@ -12,7 +12,7 @@ use super::supply::{Census, Supply};
 use super::term::Term;
 
 /// Price of room for requests of several devices when all that is free of it is needed.
-const SEVERAL: f64 = 15.0;
+const SEVERAL: f64 = 30.0;
 
 /// Price of a class of devices when all that is free of it is needed.
 const SCARCE: f64 = 10.0;

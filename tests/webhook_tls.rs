@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::http::{Request, StatusCode};
 use gpupack::cluster::admission::Admission;
-use gpupack::config::WebhookConfig;
+use gpupack::config::{Config, WebhookConfig};
 use gpupack::extender::tls::{CertificateFiles, TlsService};
 use gpupack::extender::webhook::router;
 use http_body_util::{BodyExt, Full};
@@ -21,6 +21,7 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
@@ -227,6 +228,36 @@ async fn a_certificate_that_cannot_be_used_is_named() {
         std::fs::write(folder.path().join(file), text).unwrap();
         let fault = started().await;
         assert!(fault.contains(part), "{fault}");
+    }
+}
+
+/// The objects of a file in `deploy/`.
+fn shipped(file: &str) -> Vec<Value> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(file);
+    let text = std::fs::read_to_string(path).unwrap();
+    let documents = serde_yaml_ng::Deserializer::from_str(&text);
+    documents.map(|document| Value::deserialize(document).unwrap()).collect()
+}
+
+#[test]
+fn the_shipped_files_agree_with_each_other() {
+    let config = shipped("extender.yaml").remove(0);
+    let config = Config::from_yaml(config["data"]["gpupack.yaml"].as_str().unwrap()).unwrap();
+    let objects = shipped("webhook.yaml");
+    let of_kind = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
+    let pod = &of_kind("Deployment")["spec"]["template"]["spec"];
+    assert!(!config.webhook.listen.ip().is_loopback(), "the API server is elsewhere");
+    assert_eq!(pod["containers"][0]["ports"][0]["containerPort"], config.webhook.listen.port());
+    let folder = config.webhook.certificate_file.parent().unwrap().to_str().unwrap();
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+    assert!(mounts.iter().any(|m| m["mountPath"] == folder && m["name"] == "tls"));
+    assert_eq!(pod["volumes"][1]["secret"]["secretName"], "gpupack-webhook-tls");
+    let called = &of_kind("MutatingWebhookConfiguration")["webhooks"][0];
+    let service = &called["clientConfig"]["service"];
+    assert_eq!(service["name"], of_kind("Service")["metadata"]["name"]);
+    let condition = called["matchConditions"][0]["expression"].as_str().unwrap();
+    for name in config.scheduler_names.iter().chain(&config.webhook.runtime_class) {
+        assert!(condition.contains(&format!("'{name}'")), "{name} is not in the condition");
     }
 }
 

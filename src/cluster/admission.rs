@@ -152,7 +152,7 @@ impl Admission {
         let Some(spec) = &pod.spec else { return Ok(Changes::default()) };
         match self.tenant(annotations, spec)? {
             Tenant::Managed(request) => self.complete(annotations, spec, &request),
-            Tenant::Kubelet => Ok(Changes::default()),
+            Tenant::Kubelet => self.leave_to_kubelet(spec),
             Tenant::Unmanaged => self.keep_out(annotations, spec),
         }
     }
@@ -164,9 +164,14 @@ impl Admission {
         spec: &PodSpec,
     ) -> Result<Tenant, RequestError> {
         let scheduler = scheduler_of(spec);
+        let asks = container_asks(spec);
+        let left = match asks.iter().any(|ask| asks_for(ask, |_| true)) {
+            true => Tenant::Kubelet,
+            false => Tenant::Unmanaged,
+        };
         let is_named = self.scheduler_names.iter().any(|name| name == scheduler);
         if !is_named && scheduler != DEFAULT_SCHEDULER {
-            return Ok(Tenant::Unmanaged);
+            return Ok(left);
         }
         // The cluster's own scheduler also serves those who ask kubelet.
         let is_ours = |resource: &str| match self.settings.whole_gpus {
@@ -174,15 +179,13 @@ impl Admission {
             WholeGpus::TakenOver => resource == WHOLE,
             WholeGpus::Kubelet => false,
         };
-        let asks = container_asks(spec);
         let ours: Vec<ContainerAsk> = asks.iter().map(|ask| only(ask, is_ours)).collect();
-        if parse_request(annotations, &ours)?.is_some() {
-            // With all that it asks for, so that nothing is asked of both.
-            let request = parse_request(annotations, &asks)?;
-            return Ok(request.map_or(Tenant::Unmanaged, |r| Tenant::Managed(Box::new(r))));
+        if parse_request(annotations, &ours)?.is_none() {
+            return Ok(left);
         }
-        let asks_kubelet = asks.iter().any(|ask| asks_for(ask, |_| true));
-        Ok(if asks_kubelet { Tenant::Kubelet } else { Tenant::Unmanaged })
+        // With all that it asks for, so that nothing is asked of both.
+        let request = parse_request(annotations, &asks)?;
+        Ok(request.map_or(left, |request| Tenant::Managed(Box::new(request))))
     }
 
     /// Checks and completes a pod that is ours.
@@ -247,6 +250,21 @@ impl Admission {
             }
         }
         Ok(())
+    }
+
+    /// Leaves a pod to kubelet's device plugin, unless it names its node itself: where no plugin ever
+    /// ran, on nodes of ours, kubelet passes over the resource, and NVIDIA's runtime would give it
+    /// whatever its variables or its image name.
+    fn leave_to_kubelet(&self, spec: &PodSpec) -> Result<Changes, AdmissionError> {
+        let node = spec.node_name.as_deref().filter(|node| !node.is_empty());
+        match (node, class_of(spec)) {
+            (Some(node), Some(class))
+                if self.settings.unmanaged != Unmanaged::Allow && self.leads_to_gpus(class) =>
+            {
+                Err(AdmissionError::NodeName { node: shown(node) })
+            }
+            _ => Ok(Changes::default()),
+        }
     }
 
     /// Keeps a pod that asks for no GPU from getting one by its RuntimeClass.

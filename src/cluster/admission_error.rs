@@ -30,8 +30,9 @@ pub enum AdmissionError {
     },
     /// It has NVIDIA's runtime and asks for no GPU.
     #[error(
-        "`runtimeClassName` is `{class}`, but the pod asks for no GPU: add `gpu-fraction` (0 to 1) or \
-         `gpu-memory` (MiB) to its annotations, or remove `runtimeClassName`"
+        "`runtimeClassName` is `{class}`, but the pod asks gpupack for no GPU: add `gpu-fraction` (0 to 1) \
+         or `gpu-memory` (MiB) to its annotations and leave `schedulerName` out, or remove \
+         `runtimeClassName`"
     )]
     UnmanagedRuntimeClass {
         /// The class.

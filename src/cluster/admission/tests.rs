@@ -227,6 +227,14 @@ fn whole_gpus_are_turned_into_our_form_for_our_scheduler_or_when_taken_over() {
         let kubelets = gpus("2", scheduler);
         assert_eq!(admitted(rules, &kubelets), Ok(kubelets));
     }
+    let mut theirs = gpus("1", "volcano");
+    theirs["spec"]["runtimeClassName"] = "nvidia".into();
+    assert_eq!(admitted(&shipped(), &theirs), Ok(theirs.clone()), "kubelet serves it");
+    let mut past = gpus("1", "default-scheduler");
+    past["spec"]["nodeName"] = "n1".into();
+    assert_eq!(admitted(&shipped(), &past), Ok(past.clone()));
+    past["spec"]["runtimeClassName"] = "nvidia".into();
+    assert!(admitted(&shipped(), &past).unwrap_err().contains("remove `spec.nodeName`"));
     let mut both = gpus("1", "default-scheduler");
     both["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/mig-1g.5gb": "1"}});
     assert_eq!(admitted(&shipped(), &both), Ok(both.clone()), "kubelet serves both");

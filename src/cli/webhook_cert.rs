@@ -28,6 +28,9 @@ pub struct WebhookCertArgs {
     /// Name of the webhook's service
     #[arg(long, default_value = "gpupack-webhook")]
     service: String,
+    /// A further name or address, for a webhook that is reached by its URL
+    #[arg(long, value_name = "NAME")]
+    name: Vec<String>,
     /// Name of the Secret that is printed
     #[arg(long, default_value = "gpupack-webhook-tls")]
     secret: String,
@@ -77,7 +80,7 @@ fn pair(args: &WebhookCertArgs, now: u64) -> Result<SignedPair, rcgen::Error> {
     authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     // What the API server calls a service.
     let names = ["svc", "svc.cluster.local"].map(|end| format!("{service}.{namespace}.{end}"));
-    let mut certificate = CertificateParams::new(names.to_vec())?;
+    let mut certificate = CertificateParams::new([&names, &*args.name].concat())?;
     certificate.distinguished_name.push(DnType::CommonName, service);
     certificate.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     certificate.use_authority_key_identifier_extension = true;

@@ -1,16 +1,15 @@
 //! `gpupack webhook` as a process, and the shipped configuration that sends pods to it.
 //!
-//! Only what names a place is changed: the service becomes an address of the loopback interface, for
-//! which the test signs a certificate.
+//! Only what names a place is changed: the service becomes an address of the loopback interface.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::Client;
 use kube::api::{Api, DynamicObject, PostParams};
-use rcgen::{CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::{Value, json};
 
 use crate::clock;
@@ -34,7 +33,8 @@ impl Webhook {
     /// `settings` are those of the file that extender and webhook share.
     pub(crate) async fn start(plane: &ControlPlane, cluster: &Cluster, settings: Value) -> Self {
         let [port] = free_ports();
-        let pair = signed_pair();
+        let certificate = certificate();
+        let part = |name: &str| certificate[name].as_str().expect("a part of the Secret");
         let file = |name: &str, text: &str| {
             let path = plane.work().join(name);
             std::fs::write(&path, text).expect("the work folder is writable");
@@ -43,8 +43,8 @@ impl Webhook {
         let mut settings = settings;
         let section = &mut settings["webhook"];
         section["listen"] = format!("127.0.0.1:{port}").into();
-        section["certificate_file"] = text_of(&file("webhook.crt", &pair.certificate));
-        section["key_file"] = text_of(&file("webhook.key", &pair.key));
+        section["certificate_file"] = text_of(&file("webhook.crt", part("tls.crt")));
+        section["key_file"] = text_of(&file("webhook.key", part("tls.key")));
         let takes_over = section["take_over_whole_gpus"] == true;
         // JSON is YAML.
         let config = file("webhook.yaml", &settings.to_string());
@@ -53,7 +53,7 @@ impl Webhook {
         let log = plane.log("webhook");
         let process = Leash::start("gpupack webhook", &gpupack(), &arguments, &log);
         runtime_class(&cluster.client).await;
-        let mut configured = configuration(port, &pair.authority);
+        let mut configured = configuration(port, part("ca.crt"));
         if takes_over {
             let condition = &mut configured.data["webhooks"][0]["matchConditions"][0]["expression"];
             let shipped = condition.as_str().expect("an expression");
@@ -152,27 +152,14 @@ async fn runtime_class(client: &Client) {
     }
 }
 
-struct SignedPair {
-    authority: String,
-    certificate: String,
-    key: String,
-}
-
-/// What `gpupack webhook-cert` makes, for an address in place of a service.
-fn signed_pair() -> SignedPair {
-    let mut authority = CertificateParams::default();
-    authority.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let key = || KeyPair::generate().expect("there is chance enough for a key");
-    let authority = CertifiedIssuer::self_signed(authority, key()).expect("sound parameters");
-    let names = vec!["127.0.0.1".to_owned()];
-    let certificate = CertificateParams::new(names).expect("an address is a name");
-    let key = key();
-    let certificate = certificate.signed_by(&key, &authority).expect("sound parameters");
-    SignedPair {
-        authority: authority.pem(),
-        certificate: certificate.pem(),
-        key: key.serialize_pem(),
-    }
+/// What `gpupack webhook-cert` prints for an address in place of a service.
+fn certificate() -> Value {
+    let mut command = Command::new(gpupack());
+    let output = command.args(["webhook-cert", "--name", "127.0.0.1"]).output();
+    let output = output.expect("gpupack can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut secret: Value = serde_json::from_slice(&output.stdout).expect("a Secret");
+    secret["stringData"].take()
 }
 
 fn text_of(path: &Path) -> Value {

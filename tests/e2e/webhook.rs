@@ -6,10 +6,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::Client;
-use kube::api::{Api, DynamicObject, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
 use serde_json::{Value, json};
 
 use crate::clock;
@@ -55,11 +56,14 @@ impl Webhook {
         runtime_class(&cluster.client).await;
         let mut configured = configuration(port, part("ca.crt"));
         if takes_over {
-            let condition = &mut configured.data["webhooks"][0]["matchConditions"][0]["expression"];
+            let condition =
+                &mut configured[0].data["webhooks"][0]["matchConditions"][0]["expression"];
             let shipped = condition.as_str().expect("an expression");
             *condition = format!("{} {shipped}", condition_of_take_over()).into();
         }
-        manifests::keep(&cluster.client, "webhook.yaml", &configured).await;
+        for object in &configured {
+            manifests::keep(&cluster.client, "webhook.yaml", object).await;
+        }
         let webhook = Self { process };
         webhook.followed(cluster).await;
         webhook
@@ -82,6 +86,19 @@ impl Webhook {
             assert!(started.elapsed() < LIMIT, "pods do not reach the webhook: {refused:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+}
+
+/// Takes the webhook's configuration away, and waits until the API server asks it no more.
+pub(crate) async fn unconfigure(cluster: &Cluster) {
+    let webhooks: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    let deleted = webhooks.delete("gpupack", &DeleteParams::default()).await;
+    deleted.expect("it was configured");
+    let started = clock::now();
+    let bad = PodPlan::fraction("probe", "2").to_pod();
+    while let Err(refused) = dry_run(&cluster.pods(), &bad).await {
+        assert!(started.elapsed() < LIMIT, "the webhook is still asked: {refused}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
@@ -115,18 +132,19 @@ pub(crate) fn told(error: &kube::Error) -> String {
     }
 }
 
-/// The shipped configuration with the address of this webhook.
-fn configuration(port: u16, authority: &str) -> DynamicObject {
-    let is_configuration = |object: &DynamicObject| {
-        object.types.as_ref().is_some_and(|types| types.kind == "MutatingWebhookConfiguration")
+/// What `webhook.yaml` tells the API server, with the address of this webhook.
+fn configuration(port: u16, authority: &str) -> Vec<DynamicObject> {
+    let is_told = |object: &DynamicObject| {
+        let types = object.types.as_ref().expect("every object names its kind");
+        types.api_version.starts_with("admissionregistration.k8s.io/")
     };
-    let found = objects("webhook.yaml").into_iter().find(is_configuration);
-    let mut configuration = found.expect("webhook.yaml has a configuration");
-    let client = &mut configuration.data["webhooks"][0]["clientConfig"];
+    let mut told: Vec<DynamicObject> =
+        objects("webhook.yaml").into_iter().filter(is_told).collect();
+    let client = &mut told[0].data["webhooks"][0]["clientConfig"];
     assert_eq!(client["service"]["path"], "/webhook", "the path that is served");
     let url = format!("https://127.0.0.1:{port}/webhook");
     *client = json!({"url": url, "caBundle": base64(authority.as_bytes())});
-    configuration
+    told
 }
 
 /// The line that `webhook.yaml` has as a comment for those who take whole GPUs over: what stands

@@ -14,7 +14,7 @@ use crate::pods::PodPlan;
 use crate::schedulers::SchedulerPlan;
 use crate::testbed::{Setup, Stage, figure, scenario};
 use crate::watching::{find, is_bound};
-use crate::webhook::{Webhook, dry_run, policies, told};
+use crate::webhook::{Webhook, dry_run, policies, told, unconfigure};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -50,6 +50,7 @@ fn pods_of_all_makers_are_completed_and_placed() {
         debug_containers(&stage, &names[0]).await;
         edits(&stage, &names[0]).await;
         closed_without_the_webhook(&stage, &mut webhook).await;
+        nobody_takes_gpus_once_it_is_gone(&stage, &names[0]).await;
         stage.judge().await;
     });
 }
@@ -323,4 +324,31 @@ async fn closed_without_the_webhook(stage: &Stage, webhook: &mut Webhook) {
         "admission",
         &format!("without the webhook a GPU pod is refused in {took} ms, others pass"),
     );
+}
+
+/// What the policy of `webhook.yaml` holds to where nobody is asked any more.
+async fn nobody_takes_gpus_once_it_is_gone(stage: &Stage, name: &str) {
+    let api = stage.cluster.pods();
+    unconfigure(&stage.cluster).await;
+    let under_nvidia = |env: Value| {
+        let mut pod = json!(PodPlan::fraction("taking", "0.5").to_pod());
+        pod["spec"]["runtimeClassName"] = "nvidia".into();
+        pod["spec"]["containers"][0]["env"] = env;
+        serde_json::from_value::<Pod>(pod).expect("still a pod")
+    };
+    let variable = |value: &str| json!({"name": "NVIDIA_VISIBLE_DEVICES", "value": value});
+    let ours = json!({"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": DEVICES}}});
+    for bad in [json!([]), json!([variable("all")]), json!([ours, variable("all")])] {
+        let message = dry_run(&api, &under_nvidia(bad.clone())).await.expect_err("it takes a GPU");
+        assert!(message.contains("gpupack-devices"), "{bad}: {message}");
+    }
+    for good in [json!([ours]), json!([variable("void")])] {
+        dry_run(&api, &under_nvidia(good)).await.expect("as the webhook writes it");
+    }
+    let debug = json!({"name": "late", "image": "local/cuda", "env": [variable("all")]});
+    let patch = Patch::Strategic(json!({"spec": {"ephemeralContainers": [debug]}}));
+    let patched = api.patch_ephemeral_containers(name, &PatchParams::default(), &patch).await;
+    let message = told(&patched.expect_err("it takes every GPU"));
+    assert!(message.contains("gpupack-devices"), "{message}");
+    stage.figure("with the webhook's configuration deleted, 4 ways to take every GPU are refused");
 }

@@ -9,8 +9,12 @@ use std::time::Duration;
 
 use serde_yaml_ng::{Mapping, Value};
 
+pub use self::webhook::WebhookConfig;
 use crate::packing::policy::Policy;
 use crate::packing::units::MemMib;
+
+/// The section `webhook`.
+pub mod webhook;
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +57,8 @@ pub struct Config {
     pub log_level: String,
     /// How log lines look.
     pub log_format: LogFormat,
+    /// The admission webhook.
+    pub webhook: WebhookConfig,
 }
 
 impl Default for Config {
@@ -72,6 +78,7 @@ impl Default for Config {
             max_body_bytes: 32 << 20,
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
+            webhook: WebhookConfig::default(),
         }
     }
 }
@@ -93,7 +100,7 @@ impl fmt::Display for ConfigFaults {
 impl std::error::Error for ConfigFaults {}
 
 /// All keys of the file, in the order of their documentation.
-pub const KEYS: [&str; 14] = [
+pub const KEYS: [&str; 15] = [
     "listen",
     "kubeconfig",
     "scheduler_names",
@@ -108,6 +115,7 @@ pub const KEYS: [&str; 14] = [
     "max_body_mib",
     "log_level",
     "log_format",
+    "webhook",
 ];
 
 impl Config {
@@ -124,9 +132,9 @@ impl Config {
             Value::Mapping(mapping) => mapping,
             _ => return Err(one("the file must be a mapping of keys to values".to_owned())),
         };
-        let mut reader = Reader { mapping, faults: Vec::new() };
+        let mut reader = Reader { mapping, section: "", faults: Vec::new() };
         let config = reader.config();
-        reader.unknown_keys();
+        reader.unknown_keys(&KEYS);
         if reader.faults.is_empty() {
             Ok(config)
         } else {
@@ -138,6 +146,8 @@ impl Config {
 /// Takes values out of the document and collects what is wrong with them.
 struct Reader {
     mapping: Mapping,
+    /// What stands before its keys in messages.
+    section: &'static str,
     faults: Vec<String>,
 }
 
@@ -163,14 +173,36 @@ impl Reader {
             max_body_bytes: usize::try_from(self.number("max_body_mib", 1..=1024, 32) << 20)
                 .unwrap_or(default.max_body_bytes),
             log_level: self.text("log_level").unwrap_or(default.log_level),
-            log_format: self.log_format(default.log_format),
+            log_format: self.word(
+                "log_format",
+                &[("text", LogFormat::Text), ("json", LogFormat::Json)],
+                default.log_format,
+            ),
+            webhook: self.webhook(),
         }
     }
 
-    fn unknown_keys(&mut self) {
+    fn webhook(&mut self) -> WebhookConfig {
+        let mapping = match self.take("webhook") {
+            None => return WebhookConfig::default(),
+            Some(Value::Mapping(mapping)) => mapping,
+            Some(value) => {
+                self.fault("webhook", &value, "a mapping of keys to values");
+                return WebhookConfig::default();
+            }
+        };
+        let mut reader = Self { mapping, section: "webhook.", faults: Vec::new() };
+        let section = WebhookConfig::read(&mut reader);
+        reader.unknown_keys(&webhook::KEYS);
+        self.faults.append(&mut reader.faults);
+        section
+    }
+
+    fn unknown_keys(&mut self, known: &[&str]) {
         for key in self.mapping.keys() {
             let key = key.as_str().map_or_else(|| format!("{key:?}"), str::to_owned);
-            self.faults.push(format!("key `{key}` is unknown: known are {}", KEYS.join(", ")));
+            let (section, known) = (self.section, known.join(", "));
+            self.faults.push(format!("key `{section}{key}` is unknown: known are {known}"));
         }
     }
 
@@ -181,7 +213,8 @@ impl Reader {
     fn fault(&mut self, key: &str, value: &Value, allowed: &str) {
         let shown = serde_yaml_ng::to_string(value).unwrap_or_default();
         let shown = shown.trim().replace('\n', " ");
-        self.faults.push(format!("`{key}: {shown}` is not allowed: it must be {allowed}"));
+        let section = self.section;
+        self.faults.push(format!("`{section}{key}: {shown}` is not allowed: it must be {allowed}"));
     }
 
     fn text(&mut self, key: &str) -> Option<String> {
@@ -241,13 +274,27 @@ impl Reader {
         }
     }
 
-    fn log_format(&mut self, default: LogFormat) -> LogFormat {
-        let Some(value) = self.take("log_format") else { return default };
-        match value.as_str() {
-            Some("text") => LogFormat::Text,
-            Some("json") => LogFormat::Json,
-            _ => {
-                self.fault("log_format", &value, "`text` or `json`");
+    /// One of a few words.
+    fn word<T: Copy>(&mut self, key: &str, words: &[(&str, T)], default: T) -> T {
+        let Some(value) = self.take(key) else { return default };
+        let found = words.iter().find(|(word, _)| value.as_str() == Some(word));
+        if found.is_none() {
+            let names: Vec<String> = words.iter().map(|(word, _)| format!("`{word}`")).collect();
+            let (last, first) = names.split_last().expect("a key has words to choose from");
+            self.fault(key, &value, &format!("{} or {last}", first.join(", ")));
+        }
+        found.map_or(default, |(_, meaning)| *meaning)
+    }
+
+    /// What `false` and `true` stand for.
+    fn switch<T: Copy>(&mut self, key: &str, meanings: [T; 2], default: T) -> T {
+        let Some(value) = self.take(key) else { return default };
+        let [off, on] = meanings;
+        match value.as_bool() {
+            Some(true) => on,
+            Some(false) => off,
+            None => {
+                self.fault(key, &value, "`true` or `false`");
                 default
             }
         }
@@ -270,7 +317,7 @@ mod tests {
         let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
             pool_label: p/q\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
             drain_seconds: 4\napi_timeout_seconds: 5\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
-            log_level: debug\nlog_format: json\n";
+            log_level: debug\nlog_format: json\nwebhook:\n";
         let expected = Config {
             listen: "0.0.0.0:9".parse().unwrap(),
             kubeconfig: Some(PathBuf::from("/k")),
@@ -286,6 +333,7 @@ mod tests {
             max_body_bytes: 7 << 20,
             log_level: "debug".to_owned(),
             log_format: LogFormat::Json,
+            webhook: WebhookConfig::default(),
         };
         assert_eq!(Config::from_yaml(text).unwrap(), expected);
         assert!(KEYS.iter().all(|key| text.contains(&format!("{key}:"))));

@@ -76,6 +76,11 @@ pub mod cluster {
     pub mod events;
     pub mod watch;
     pub mod list;
+    pub mod admission_error;
+    mod containers;
+    mod confinement;
+    pub mod injection;
+    pub mod admission;
 }
 
 /// The service that kube-scheduler calls.
@@ -96,6 +101,8 @@ pub mod extender {
     pub mod wakes;
     pub mod background;
     pub mod server;
+    pub mod webhook;
+    pub mod tls;
 }
 
 /// What runs on every GPU node: reads the GPUs and reports them to every replica of the extender.
@@ -146,6 +153,8 @@ pub mod cli {
     mod signals;
     pub mod extender;
     pub mod agent;
+    pub mod webhook;
+    pub mod webhook_cert;
     pub mod simulate;
     mod simulate_jobs;
     mod figures;

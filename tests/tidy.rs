@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use gpupack::config::KEYS;
+use gpupack::config::{KEYS, webhook};
 use gpupack::metrics::{Metrics, NodeCounts};
 use gpupack::packing::fragmentation::Packing;
 use source::{SourceFile, files, words};
@@ -286,8 +286,9 @@ fn crates_come_from_the_public_registry() {
 #[test]
 fn every_configuration_key_is_documented() {
     let files = files();
-    let missing =
-        unnamed(text_of(&files, "docs/configuration.md"), KEYS.into_iter().map(str::to_owned));
+    let keys = KEYS.map(str::to_owned).into_iter();
+    let keys = keys.chain(webhook::KEYS.map(|key| format!("webhook.{key}")));
+    let missing = unnamed(text_of(&files, "docs/configuration.md"), keys);
     assert!(missing.is_empty(), "docs/configuration.md lacks {missing:?}");
 }
 

@@ -44,14 +44,7 @@ pub struct ExtenderArgs {
 impl ExtenderArgs {
     /// The configuration that file and flags make together.
     fn config(&self) -> Result<Config> {
-        let mut config = match &self.config {
-            None => Config::default(),
-            Some(path) => {
-                let text = std::fs::read_to_string(path)
-                    .with_context(|| format!("cannot read the configuration {}", path.display()))?;
-                Config::from_yaml(&text).with_context(|| path.display().to_string())?
-            }
-        };
+        let mut config = config_file(self.config.as_deref())?;
         if let Some(listen) = self.listen {
             config.listen = listen;
         }
@@ -66,6 +59,17 @@ impl ExtenderArgs {
         }
         Ok(config)
     }
+}
+
+/// The configuration that a file makes; the default without one.
+///
+/// # Errors
+/// The file cannot be read, or is faulty.
+pub(super) fn config_file(path: Option<&Path>) -> Result<Config> {
+    let Some(path) = path else { return Ok(Config::default()) };
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the configuration {}", path.display()))?;
+    Config::from_yaml(&text).with_context(|| path.display().to_string())
 }
 
 /// The ledger's part of a configuration. Sessions start above all that an earlier run gave.

@@ -1,8 +1,8 @@
 //! The keys that gpupack writes on a pod when it places it, and what they say.
 //!
-//! Two annotations go out with the Binding, so that device and node become true in one write:
-//! [`DEVICES`] is what the container runtime takes, [`PLACEMENT`] what the books are rebuilt from.
-//! A placement means something only on a pod that has a node.
+//! Annotations go out with the Binding, so that device and node become true in one write:
+//! [`DEVICES`] is what the container runtime takes, [`UUIDS`] and [`MEMORY_MIB`] are what the
+//! workload is told, [`PLACEMENT`] is what the books are rebuilt from. A placement means something only on a pod that has a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,6 +18,12 @@ use crate::packing::units::{MemMib, Share};
 pub const PLACED_PREFIX: &str = "placed.gpupack.dev/";
 /// The devices in the form that the container runtime takes: CDI names, separated by commas.
 pub const DEVICES: &str = "placed.gpupack.dev/devices";
+/// The UUIDs of the devices, separated by commas: for the workload, as NVIDIA's runtime overwrites
+/// the variable that it reads the devices from.
+pub const UUIDS: &str = "placed.gpupack.dev/uuids";
+/// Booked memory per device in whole MiB; the least where devices differ, because a container has
+/// one limit for all its devices.
+pub const MEMORY_MIB: &str = "placed.gpupack.dev/memory-mib";
 /// Devices and amounts as compact, versioned JSON.
 pub const PLACEMENT: &str = "placed.gpupack.dev/placement";
 /// Written to wake a waiting pod, or to make a late Binding fail; its value means nothing.
@@ -151,7 +157,7 @@ struct WireVersion {
     v: u64,
 }
 
-/// Both annotations of a placement.
+/// The annotations of a placement.
 ///
 /// # Errors
 /// [`PlacementError`] for a placement that [`decode`] would refuse: what is written once cannot be
@@ -168,11 +174,17 @@ pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, Placeme
     };
     let json = serde_json::to_string(&wire)
         .map_err(|error| PlacementError::Json { fault: error.to_string() })?;
-    let devices = cdi_names(&placement.devices);
-    for (key, value) in [(PLACEMENT, &json), (DEVICES, &devices)] {
+    let least = placement.devices.iter().map(|device| device.demand.memory.mib()).min();
+    let written = [
+        (DEVICES, cdi_names(&placement.devices)),
+        (UUIDS, uuids(&placement.devices)),
+        (MEMORY_MIB, least.unwrap_or_default().to_string()),
+        (PLACEMENT, json),
+    ];
+    for (key, value) in &written {
         check_length(key, value)?;
     }
-    Ok(BTreeMap::from([(DEVICES.to_owned(), devices), (PLACEMENT.to_owned(), json)]))
+    Ok(written.map(|(key, value)| (key.to_owned(), value)).into())
 }
 
 /// The placement that the annotations of a pod on `node` tell of; `None` where it has none.
@@ -282,6 +294,11 @@ fn placed_device(wire: &WireDevice) -> Result<PlacedDevice, PlacementError> {
 fn cdi_names(devices: &[PlacedDevice]) -> String {
     let names: Vec<String> = devices.iter().map(|d| format!("{CDI_KIND}{}", d.id)).collect();
     names.join(",")
+}
+
+fn uuids(devices: &[PlacedDevice]) -> String {
+    let uuids: Vec<&str> = devices.iter().map(|device| device.id.as_str()).collect();
+    uuids.join(",")
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::cluster::annotations::{ContainerAsk, ContainerKind, parse_request};
 use crate::cluster::host::host_amount;
+use crate::cluster::injection::takes_devices;
 use crate::cluster::placement::{PlacementError, decode, refuse_reserved_keys};
 use crate::cluster::request_error::RequestError;
 use crate::packing::device::{NodeName, PodUid};
@@ -32,6 +33,9 @@ pub struct SeenPod {
     pub host: HostAmount,
     /// What it asks of GPUs; none for a pod that wants no GPU.
     pub request: Result<Option<GpuRequest>, RequestError>,
+    /// Whether a container of it takes its devices from the placement, as the admission webhook or its
+    /// own template has it. Without that it runs, and sees no GPU by its placement.
+    pub takes_devices: bool,
     /// Where it was placed; none for a pod without a node, whatever its annotations say.
     pub placement: Result<Option<Placement>, PlacementError>,
     /// Whether it has ended: all its containers stopped and none will start again.
@@ -101,6 +105,7 @@ impl SeenPod {
             scheduler_name: scheduler.unwrap_or_else(|| "default-scheduler".to_owned()),
             host: spec.map_or(HostAmount::ZERO, host_amount),
             request: reserved.and_then(|()| parse_request(annotations, &containers)),
+            takes_devices: spec.is_some_and(takes_devices),
             placement: node.as_ref().map_or(Ok(None), |node| decode(annotations, node)),
             node,
             is_terminal: matches!(phase, Some("Succeeded" | "Failed")),
@@ -202,7 +207,11 @@ mod tests {
         assert_eq!((seen.scheduler_name.as_str(), seen.host.cpu.milli()), ("gpu", 1000));
         assert_eq!((seen.annotation_bytes, seen.node.is_none()), (15, true));
         assert!(seen.request.unwrap().is_some());
-        assert!(!seen.is_terminal && !seen.is_deleting && !seen.is_gated);
+        assert!(!seen.is_terminal && !seen.is_deleting && !seen.is_gated && !seen.takes_devices);
+        let path = "metadata.annotations['placed.gpupack.dev/devices']";
+        let variable = json!({"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": path}}});
+        let done = pod(|pod| pod["spec"]["containers"][0]["env"] = json!([variable]));
+        assert!(done.takes_devices);
     }
 
     #[test]

@@ -15,6 +15,12 @@ pub const SHARED_SLOT: &str = "nvidia.com/gpu.shared";
 /// Prefix of MIG instances, before the profile.
 pub const MIG_PREFIX: &str = "nvidia.com/mig-";
 
+/// Marker that admission adds: compute asked for, in millionths of a GPU. Advertised by no node; it
+/// tells a scheduler to ask gpupack about the pod, and can be counted by a ResourceQuota.
+pub const MARKER_SHARE: &str = "gpupack.dev/gpu-share";
+/// The same for memory asked for, in MiB.
+pub const MARKER_MEMORY: &str = "gpupack.dev/gpu-memory";
+
 /// What the container resources of a pod ask for.
 pub(super) struct ResourceRequest<'a> {
     /// The container.
@@ -49,6 +55,14 @@ pub(super) fn resource_request(
         }
     }
     Ok(found)
+}
+
+/// Whether a container names this GPU resource, with an amount that is not zero.
+pub(super) fn asks_for(container: &ContainerAsk, is_meant: impl Fn(&str) -> bool) -> bool {
+    let mut amounts = container.resources.iter();
+    amounts.any(|(resource, value)| {
+        kind_of(resource).is_some() && is_meant(resource) && parse_count(value) != Ok(0)
+    })
 }
 
 /// What one unit of a resource is, and how many a pod may ask for; `None` for other resources.

@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn a_target_needs_its_preconditions_and_room() {
         let target = BindTarget::new(&pod("8", 10), &placement()).unwrap();
-        assert_eq!((target.key().to_string().as_str(), target.annotations.len()), ("a/p", 2));
+        assert_eq!((target.key().to_string().as_str(), target.annotations.len()), ("a/p", 4));
         let missing = BindTarget::new(&pod("", 10), &placement()).unwrap_err();
         assert_eq!(missing, TargetError::Missing { field: "metadata.resourceVersion" });
         let full = BindTarget::new(&pod("8", 262_000), &placement()).unwrap_err();

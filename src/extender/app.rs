@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use super::turns::Turns;
 use crate::clock::Clock;
 use crate::cluster::events::{Notice, NoticeReason, NoticeSender};
+use crate::cluster::placement::DEVICES;
 use crate::cluster::pod::SeenPod;
 use crate::cluster::target::PodKey;
 use crate::cluster::watch::Sink;
@@ -147,8 +148,8 @@ impl App {
         self.tell(pod, NoticeReason::NoGpuFits, note);
     }
 
-    /// Tells where a pod is placed, and truthfully how it is protected there.
-    pub fn tell_placed(&self, pod: &PodRef, placement: &Placement) {
+    /// Tells where a pod is placed, and truthfully how it is protected there and whether it sees its GPU.
+    pub fn tell_placed(&self, pod: &SeenPod, placement: &Placement) {
         let mut note = format!("placed on node {}", placement.node);
         for device in &placement.devices {
             let (share, memory) = (device.demand.share, device.demand.memory);
@@ -158,7 +159,13 @@ impl App {
             Protection::None => "; its memory is not protected from neighbours on the GPU",
             Protection::Hardware => "; it has no neighbours on the device",
         });
-        self.tell(pod, NoticeReason::GpuPlaced, note);
+        if !pod.takes_devices {
+            note.push_str(
+                "; it sees no GPU by this: no container has a variable from the annotation ",
+            );
+            note.push_str(DEVICES);
+        }
+        self.tell(&pod.pod, NoticeReason::GpuPlaced, note);
     }
 
     /// Whether questions are answered now: the books are complete, and no Binding of an earlier run

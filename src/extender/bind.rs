@@ -153,7 +153,7 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
         Truth::Cluster(cluster) => {
             let target = |pod: &SeenPod| BindTarget::new(pod, &placement);
             decide(app, cluster, &mut turn, &pod, target).await?;
-            app.tell_placed(&pod.pod, &placement);
+            app.tell_placed(&pod, &placement);
         }
     }
     app.settle_pod(&uid);

@@ -4,6 +4,9 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Resource};
@@ -31,6 +34,7 @@ impl Cluster {
     /// left, finished or failed, are removed.
     pub(crate) async fn fresh(client: Client, namespace: &str) -> Self {
         let cluster = Self { client, namespace: namespace.to_owned() };
+        cluster.admit_everything().await;
         let pods: Api<Pod> = Api::all(cluster.client.clone());
         for pod in pods.list(&ListParams::default()).await.expect("pods can be listed") {
             let place = pod.metadata.namespace.unwrap_or_default();
@@ -43,6 +47,17 @@ impl Cluster {
         }
         cluster.namespace_created(namespace).await;
         cluster
+    }
+
+    /// Takes away what an earlier scenario put in the way of pods.
+    async fn admit_everything(&self) {
+        let webhooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        remove(&webhooks, "gpupack").await;
+        let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(self.client.clone());
+        for binding in bindings.list(&ListParams::default()).await.expect("bindings can be listed")
+        {
+            remove(&bindings, &binding.metadata.name.unwrap_or_default()).await;
+        }
     }
 
     async fn namespace_created(&self, name: &str) {

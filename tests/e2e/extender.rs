@@ -22,7 +22,7 @@ use crate::schedulers::sum_of;
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// The binary under test: cargo's, or the one that `GPUPACK_E2E_BINARY` names (a release build).
-fn gpupack() -> PathBuf {
+pub(crate) fn gpupack() -> PathBuf {
     clock::path_variable("GPUPACK_E2E_BINARY")
         .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_gpupack")), PathBuf::from)
 }

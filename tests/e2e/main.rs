@@ -42,6 +42,8 @@ mod schedulers;
 mod testbed;
 #[cfg(test)]
 mod watching;
+#[cfg(test)]
+mod webhook;
 
 #[cfg(test)]
 mod scenarios;

@@ -31,20 +31,29 @@ pub(crate) fn objects(file: &str) -> Vec<DynamicObject> {
 pub(crate) async fn apply(client: &Client, file: &str, mode: Mode) -> usize {
     let objects = objects(file);
     for object in &objects {
-        let types = object.types.as_ref().expect("every object names its kind");
-        let (group, version) =
-            types.api_version.split_once('/').unwrap_or(("", types.api_version.as_str()));
-        let kind = GroupVersionKind::gvk(group, version, &types.kind);
-        let resource = ApiResource::from_gvk(&kind);
-        let api: Api<DynamicObject> = match &object.metadata.namespace {
-            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-            None => Api::all_with(client.clone(), &resource),
-        };
-        let mut parameters = PatchParams::apply("testbed").validation_strict();
-        parameters.dry_run = mode == Mode::DryRun;
-        let name = object.name_any();
-        let applied = api.patch(&name, &parameters, &Patch::Apply(object)).await;
-        applied.unwrap_or_else(|error| panic!("{file}: {} {name}: {error}", types.kind));
+        apply_object(client, file, object, mode).await;
     }
     objects.len()
+}
+
+/// Applies one object, made from a file.
+pub(crate) async fn keep(client: &Client, file: &str, object: &DynamicObject) {
+    apply_object(client, file, object, Mode::Keep).await;
+}
+
+async fn apply_object(client: &Client, file: &str, object: &DynamicObject, mode: Mode) {
+    let types = object.types.as_ref().expect("every object names its kind");
+    let (group, version) =
+        types.api_version.split_once('/').unwrap_or(("", types.api_version.as_str()));
+    let kind = GroupVersionKind::gvk(group, version, &types.kind);
+    let resource = ApiResource::from_gvk(&kind);
+    let api: Api<DynamicObject> = match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    let mut parameters = PatchParams::apply("testbed").validation_strict();
+    parameters.dry_run = mode == Mode::DryRun;
+    let name = object.name_any();
+    let applied = api.patch(&name, &parameters, &Patch::Apply(object)).await;
+    applied.unwrap_or_else(|error| panic!("{file}: {} {name}: {error}", types.kind));
 }

@@ -25,6 +25,7 @@ fn keys(devices: &str, json: &str) -> BTreeMap<String, String> {
 fn the_written_form_is_stable() {
     let keys = encode(&placement(&[("GPU-a", 40_660, 500_000), ("GPU-b", 1, 0)])).unwrap();
     assert_eq!(keys[DEVICES], "runtime.nvidia.com/gpu=GPU-a,runtime.nvidia.com/gpu=GPU-b");
+    assert_eq!((keys[UUIDS].as_str(), keys[MEMORY_MIB].as_str()), ("GPU-a,GPU-b", "1"));
     assert_eq!(
         keys[PLACEMENT],
         r#"{"v":1,"devices":[{"id":"GPU-a","mib":40660,"share":500000},{"id":"GPU-b","mib":1,"share":0}],"protection":"none"}"#

@@ -1,5 +1,6 @@
 //! What must hold, one file per subject.
 
+mod admission;
 mod burst;
 mod chaos;
 mod conflicts;

@@ -1,0 +1,382 @@
+//! Admission of pods: what is refused, and what is written into a pod before it exists.
+//!
+//! A pure function of the review and the configuration: no books, no API server. So any number of
+//! replicas may answer, and each answers the same. Applying it to its own result changes nothing.
+//!
+//! | Pod | What becomes of it |
+//! |---|---|
+//! | asks for a GPU, for one of our schedulers or for none by name | checked and completed |
+//! | asks kubelet's device plugin for a GPU | left as it is |
+//! | asks for no GPU under NVIDIA's RuntimeClass | as configured: refused, blanked or left |
+//! | any other, and pods of other schedulers | left as it is, but for keys that only we write |
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
+use serde_json::Value;
+
+use crate::cluster::admission_error::AdmissionError;
+use crate::cluster::annotations::{CONTAINER, ContainerAsk, DEVICE_COUNT, FRACTION, parse_request};
+use crate::cluster::confinement::{refuse_container, refuse_pod};
+use crate::cluster::containers::{ContainerList, ContainerView, containers};
+use crate::cluster::injection::{Changes, blank, granted, markers};
+use crate::cluster::placement::refuse_reserved_keys;
+use crate::cluster::pod::container_asks;
+use crate::cluster::request_error::{RequestError, shown};
+use crate::cluster::resources::{WHOLE, asks_for};
+use crate::config::webhook::{Unmanaged, WebhookConfig, WholeGpus};
+use crate::packing::request::GpuRequest;
+
+/// The scheduler of pods that name none.
+const DEFAULT_SCHEDULER: &str = "default-scheduler";
+/// RuntimeClasses of the GPU Operator besides the configured one; each leads to NVIDIA's runtime.
+const NVIDIA_CLASSES: [&str; 3] = ["nvidia", "nvidia-cdi", "nvidia-legacy"];
+/// What an AdmissionReview that is understood calls itself.
+const REVIEW: (&str, &str) = ("admission.k8s.io/v1", "AdmissionReview");
+/// The subresource by which containers are added to a running pod.
+const EPHEMERAL: &str = "ephemeralcontainers";
+
+/// Why a body is not answered: the caller is no API server, or is configured for other objects.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReviewFault {
+    /// Not the JSON of a review.
+    #[error("the body is no AdmissionReview: {fault}")]
+    Json {
+        /// What the JSON parser says.
+        fault: String,
+    },
+    /// Another kind or version.
+    #[error(
+        "the body is `{kind}` of `{version}`: AdmissionReview of admission.k8s.io/v1 is understood"
+    )]
+    Kind {
+        /// Its kind.
+        kind: String,
+        /// Its version.
+        version: String,
+    },
+    /// No request, or no pod in it.
+    #[error("the AdmissionReview has no `{field}`")]
+    Missing {
+        /// The field.
+        field: &'static str,
+    },
+    /// Another resource than pods.
+    #[error(
+        "the AdmissionReview is about `{resource}`: pods and pods/ephemeralcontainers are answered, so \
+         correct the rules of the webhook's configuration"
+    )]
+    Resource {
+        /// Resource and subresource.
+        resource: String,
+    },
+}
+
+/// An answer to a review.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The review to send back.
+    pub review: Vec<u8>,
+    /// The pod: namespace and name, or the prefix of a name that is still to be made.
+    pub pod: String,
+    /// Why it is refused; none where it is admitted.
+    pub refusal: Option<AdmissionError>,
+}
+
+/// Whose a pod is.
+enum Tenant {
+    /// Ours: it asks for this.
+    Managed(Box<GpuRequest>),
+    /// Kubelet's device plugin serves it.
+    Kubelet,
+    /// It asks nobody for a GPU, or another scheduler.
+    Unmanaged,
+}
+
+/// The rules of admission, as configured.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    settings: WebhookConfig,
+    scheduler_names: Vec<String>,
+}
+
+impl Admission {
+    /// Rules for pods of these schedulers. Pods that name none get the first of them.
+    pub fn new(settings: WebhookConfig, scheduler_names: Vec<String>) -> Self {
+        Self { settings, scheduler_names }
+    }
+
+    /// Answers the body of a call.
+    ///
+    /// # Errors
+    /// [`ReviewFault`] where it is not a review of a pod; there is nobody to answer then.
+    pub fn review(&self, body: &[u8]) -> Result<Answer, ReviewFault> {
+        let request = request(body)?;
+        let pod =
+            request.object.as_ref().ok_or(ReviewFault::Missing { field: "request.object" })?;
+        let decided = match request.sub_resource.as_deref().unwrap_or_default() {
+            "" => self.admit(pod),
+            EPHEMERAL => self.admit_ephemeral(pod, request.old_object.as_ref()),
+            other => {
+                let resource = shown(&format!("{}/{other}", request.resource.resource));
+                return Err(ReviewFault::Resource { resource });
+            }
+        };
+        let response = AdmissionResponse::from(&request);
+        let unreadable = |fault: String| ReviewFault::Json { fault };
+        let (response, refusal) = match decided {
+            Ok(changes) => match changes.into_patch() {
+                None => (response, None),
+                Some(patch) => {
+                    let patched = response.with_patch(patch);
+                    (patched.map_err(|error| unreadable(error.to_string()))?, None)
+                }
+            },
+            Err(error) => (response.deny(&error), Some(error)),
+        };
+        let review = serde_json::to_vec(&response.into_review())
+            .map_err(|error| unreadable(error.to_string()))?;
+        Ok(Answer { review, pod: name_of(&request, pod), refusal })
+    }
+
+    /// What is written into a pod that is created.
+    ///
+    /// # Errors
+    /// [`AdmissionError`] where it must not exist.
+    fn admit(&self, pod: &Pod) -> Result<Changes, AdmissionError> {
+        let none = BTreeMap::new();
+        let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
+        let labels = pod.metadata.labels.as_ref().unwrap_or(&none);
+        refuse_reserved_keys(annotations.keys().chain(labels.keys()))?;
+        let Some(spec) = &pod.spec else { return Ok(Changes::default()) };
+        match self.tenant(annotations, spec)? {
+            Tenant::Managed(request) => self.complete(annotations, spec, &request),
+            Tenant::Kubelet => self.leave_to_kubelet(spec),
+            Tenant::Unmanaged => self.keep_out(annotations, spec),
+        }
+    }
+
+    /// Whose the pod is.
+    fn tenant(
+        &self,
+        annotations: &BTreeMap<String, String>,
+        spec: &PodSpec,
+    ) -> Result<Tenant, RequestError> {
+        let scheduler = scheduler_of(spec);
+        let asks = container_asks(spec);
+        let left = match asks.iter().any(|ask| asks_for(ask, |_| true)) {
+            true => Tenant::Kubelet,
+            false => Tenant::Unmanaged,
+        };
+        let is_named = self.scheduler_names.iter().any(|name| name == scheduler);
+        if !is_named && scheduler != DEFAULT_SCHEDULER {
+            return Ok(left);
+        }
+        // The cluster's own scheduler also serves those who ask kubelet.
+        let is_ours = |resource: &str| match self.settings.whole_gpus {
+            _ if scheduler != DEFAULT_SCHEDULER => true,
+            WholeGpus::TakenOver => resource == WHOLE,
+            WholeGpus::Kubelet => false,
+        };
+        let ours: Vec<ContainerAsk> = asks.iter().map(|ask| only(ask, is_ours)).collect();
+        if parse_request(annotations, &ours)?.is_none() {
+            return Ok(left);
+        }
+        // With all that it asks for, so that nothing is asked of both.
+        let request = parse_request(annotations, &asks)?;
+        Ok(request.map_or(left, |request| Tenant::Managed(Box::new(request))))
+    }
+
+    /// Checks and completes a pod that is ours.
+    fn complete(
+        &self,
+        annotations: &BTreeMap<String, String>,
+        spec: &PodSpec,
+        request: &GpuRequest,
+    ) -> Result<Changes, AdmissionError> {
+        if let Some(node) = spec.node_name.as_deref().filter(|node| !node.is_empty()) {
+            return Err(AdmissionError::NodeName { node: shown(node) });
+        }
+        refuse_pod(annotations, spec)?;
+        let all = containers(spec);
+        let mut changes = Changes::default();
+        self.direct(spec, &mut changes)?;
+        let taken =
+            container_asks(spec).into_iter().find(|ask| asks_for(ask, |name| name == WHOLE));
+        let first = spec.containers.first().map_or("", |container| container.name.as_str());
+        let gets = request.container.as_deref().unwrap_or(first);
+        let mut wanted = Vec::new();
+        if taken.is_some() {
+            wanted.push((FRACTION, "1".to_owned()));
+            wanted.push((DEVICE_COUNT, request.count.to_string()));
+        }
+        if !gets.is_empty() && (taken.is_some() || request.container.is_none()) {
+            // Written down, because another webhook may put a container in front of the first.
+            wanted.push((CONTAINER, gets.to_owned()));
+        }
+        changes.annotate(annotations, &wanted);
+        let (granted, blank) = (granted(request, self.settings.memory_limit), blank());
+        let markers = markers(request);
+        for container in &all {
+            refuse_container(container)?;
+            let gets_it = container.name == gets && container.list != ContainerList::Ephemeral;
+            changes.variables(container, if gets_it { &granted } else { &blank })?;
+            if container.list != ContainerList::Ephemeral {
+                changes.mark(container, if gets_it { &markers } else { &[] });
+            }
+            if taken.as_ref().is_some_and(|ask| ask.name == container.name) {
+                changes.take_over(container);
+            }
+        }
+        Ok(changes)
+    }
+
+    /// Gives a pod scheduler and RuntimeClass, where it names none.
+    fn direct(&self, spec: &PodSpec, changes: &mut Changes) -> Result<(), AdmissionError> {
+        let scheduler = scheduler_of(spec);
+        if !self.scheduler_names.iter().any(|name| name == scheduler)
+            && let Some(ours) = self.scheduler_names.first()
+        {
+            changes.set("schedulerName", ours);
+        }
+        let Some(expected) = self.settings.runtime_class.as_deref() else { return Ok(()) };
+        match class_of(spec) {
+            None => changes.set("runtimeClassName", expected),
+            Some(found) if found == expected => {}
+            Some(found) => {
+                let (found, expected) = (shown(found), expected.to_owned());
+                return Err(AdmissionError::RuntimeClass { found, expected });
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves a pod to kubelet's device plugin, unless it names its node itself: where no plugin ever
+    /// ran, on nodes of ours, kubelet passes over the resource, and NVIDIA's runtime would give it
+    /// whatever its variables or its image name.
+    fn leave_to_kubelet(&self, spec: &PodSpec) -> Result<Changes, AdmissionError> {
+        let node = spec.node_name.as_deref().filter(|node| !node.is_empty());
+        match (node, class_of(spec)) {
+            (Some(node), Some(class))
+                if self.settings.unmanaged != Unmanaged::Allow && self.leads_to_gpus(class) =>
+            {
+                Err(AdmissionError::NodeName { node: shown(node) })
+            }
+            _ => Ok(Changes::default()),
+        }
+    }
+
+    /// Keeps a pod that asks for no GPU from getting one by its RuntimeClass.
+    fn keep_out(
+        &self,
+        annotations: &BTreeMap<String, String>,
+        spec: &PodSpec,
+    ) -> Result<Changes, AdmissionError> {
+        let mut changes = Changes::default();
+        let Some(class) = class_of(spec).filter(|class| self.leads_to_gpus(class)) else {
+            return Ok(changes);
+        };
+        match self.settings.unmanaged {
+            Unmanaged::Allow => Ok(changes),
+            Unmanaged::Refuse => {
+                Err(AdmissionError::UnmanagedRuntimeClass { class: class.to_owned() })
+            }
+            Unmanaged::Blank => {
+                refuse_pod(annotations, spec)?;
+                for container in &containers(spec) {
+                    refuse_container(container)?;
+                    changes.variables(container, &blank())?;
+                }
+                Ok(changes)
+            }
+        }
+    }
+
+    /// What is written into containers that are added to a running pod. Only those may change now.
+    ///
+    /// # Errors
+    /// [`AdmissionError`] where one of them could reach a GPU.
+    fn admit_ephemeral(&self, pod: &Pod, old: Option<&Pod>) -> Result<Changes, AdmissionError> {
+        let none = BTreeMap::new();
+        let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
+        let mut changes = Changes::default();
+        let Some(spec) = &pod.spec else { return Ok(changes) };
+        let is_confined = match self.tenant(annotations, spec) {
+            // Whoever debugs a pod need not mend its request.
+            Ok(Tenant::Managed(_)) | Err(_) => true,
+            Ok(Tenant::Kubelet) => false,
+            Ok(Tenant::Unmanaged) => {
+                self.settings.unmanaged != Unmanaged::Allow
+                    && class_of(spec).is_some_and(|class| self.leads_to_gpus(class))
+            }
+        };
+        if !is_confined {
+            return Ok(changes);
+        }
+        let old = old.and_then(|old| old.spec.as_ref()).map(containers).unwrap_or_default();
+        let is_ephemeral = |c: &&ContainerView<'_>| c.list == ContainerList::Ephemeral;
+        let present: BTreeSet<&str> = old.iter().filter(is_ephemeral).map(|c| c.name).collect();
+        let now = containers(spec);
+        for added in now.iter().filter(is_ephemeral).filter(|c| !present.contains(c.name)) {
+            refuse_container(added)?;
+            changes.variables(added, &blank())?;
+        }
+        Ok(changes)
+    }
+
+    /// Whether a RuntimeClass leads to NVIDIA's runtime.
+    fn leads_to_gpus(&self, class: &str) -> bool {
+        NVIDIA_CLASSES.contains(&class) || self.settings.runtime_class.as_deref() == Some(class)
+    }
+}
+
+/// The request of a review about pods.
+fn request(body: &[u8]) -> Result<AdmissionRequest<Pod>, ReviewFault> {
+    let json =
+        |error: serde_json::Error| ReviewFault::Json { fault: shown_long(&error.to_string()) };
+    let value: Value = serde_json::from_slice(body).map_err(json)?;
+    let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or_default();
+    if (text("apiVersion"), text("kind")) != REVIEW {
+        let (kind, version) = (shown(text("kind")), shown(text("apiVersion")));
+        return Err(ReviewFault::Kind { kind, version });
+    }
+    let missing = ReviewFault::Missing { field: "request" };
+    let about = value.pointer("/request/resource").ok_or(missing.clone())?;
+    let part = |field| about.get(field).and_then(Value::as_str).unwrap_or_default();
+    if (part("group"), part("resource")) != ("", "pods") {
+        let resource = shown(&format!("{}/{}", part("group"), part("resource")));
+        return Err(ReviewFault::Resource { resource });
+    }
+    let review: AdmissionReview<Pod> = serde_json::from_value(value).map_err(json)?;
+    review.try_into().map_err(|_| missing)
+}
+
+/// The container with those of its GPU resources that are ours.
+fn only(ask: &ContainerAsk, is_ours: impl Fn(&str) -> bool) -> ContainerAsk {
+    let mut only = ask.clone();
+    only.resources.retain(|resource, _| is_ours(resource));
+    only
+}
+
+fn scheduler_of(spec: &PodSpec) -> &str {
+    spec.scheduler_name.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_SCHEDULER)
+}
+
+fn class_of(spec: &PodSpec) -> Option<&str> {
+    spec.runtime_class_name.as_deref().filter(|class| !class.is_empty())
+}
+
+fn name_of(request: &AdmissionRequest<Pod>, pod: &Pod) -> String {
+    let name = pod.metadata.name.as_deref().or(pod.metadata.generate_name.as_deref());
+    let namespace = request.namespace.as_deref().unwrap_or_default();
+    format!("{}/{}", shown(namespace), shown(name.unwrap_or_default()))
+}
+
+/// A message of the JSON parser, which may quote the body.
+fn shown_long(text: &str) -> String {
+    text.chars().take(200).flat_map(char::escape_debug).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Why a pod is not admitted: one text, for whoever creates it. It names what is wrong and the mend.
+
+use crate::cluster::request_error::RequestError;
+
+/// A pod that is refused at its creation, or a debug container that is not added.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AdmissionError {
+    /// Its way of asking for a GPU: the same text as from *filter* and in events.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// It is bound past every scheduler.
+    #[error(
+        "the pod asks for a GPU and names its node (`{node}`): which GPU it gets is decided with \
+         its node, so remove `spec.nodeName`, or choose nodes by `nodeSelector` or affinity"
+    )]
+    NodeName {
+        /// The node.
+        node: String,
+    },
+    /// It asks for a GPU under a runtime that does not hand it out.
+    #[error(
+        "`runtimeClassName` is `{found}`: the GPU is handed out by the RuntimeClass `{expected}`, \
+         so set that, or leave it out"
+    )]
+    RuntimeClass {
+        /// The pod's.
+        found: String,
+        /// The configured one.
+        expected: String,
+    },
+    /// It has NVIDIA's runtime and asks for no GPU.
+    #[error(
+        "`runtimeClassName` is `{class}`, but the pod asks gpupack for no GPU: add `gpu-fraction` (0 to 1) \
+         or `gpu-memory` (MiB) to its annotations and leave `schedulerName` out, or remove \
+         `runtimeClassName`"
+    )]
+    UnmanagedRuntimeClass {
+        /// The class.
+        class: String,
+    },
+    /// It chooses devices, or their memory, itself.
+    #[error(
+        "container `{container}` sets `{variable}`: which GPU a container sees, and how much of it, \
+         is decided when the pod is placed, so remove the variable"
+    )]
+    Variable {
+        /// The container.
+        container: String,
+        /// The variable.
+        variable: String,
+    },
+    /// Variables from elsewhere could have such a name.
+    #[error(
+        "container `{container}` takes variables from elsewhere (`envFrom`) with the prefix \
+         `{prefix}`, which could make a `{variable}`: use another prefix"
+    )]
+    EnvFromPrefix {
+        /// The container.
+        container: String,
+        /// The prefix.
+        prefix: String,
+        /// The variable that it could make.
+        variable: &'static str,
+    },
+    /// It sees all devices of the node.
+    #[error(
+        "container `{container}` is privileged and would see every GPU of its node: remove \
+         `securityContext.privileged`"
+    )]
+    Privileged {
+        /// The container.
+        container: String,
+    },
+    /// It may lift its own confinement.
+    #[error(
+        "container `{container}` adds the capability `{capability}`, which lets it reach GPUs that are \
+         not its own: remove it from `securityContext.capabilities`"
+    )]
+    Capability {
+        /// The container.
+        container: String,
+        /// The capability.
+        capability: String,
+    },
+    /// It reaches into other pods.
+    #[error(
+        "the pod asks for a GPU and sets `{field}`, through which it reaches the processes of its \
+         neighbours on the GPU: remove it"
+    )]
+    HostNamespace {
+        /// The field of the pod.
+        field: &'static str,
+    },
+    /// It mounts devices or the driver.
+    #[error(
+        "volume `{volume}` mounts `{path}` of the node, which holds GPU devices or what controls \
+         them (`{guarded}`): remove it, or mount a folder that holds only the data you need"
+    )]
+    HostPath {
+        /// The volume.
+        volume: String,
+        /// Its path on the node.
+        path: String,
+        /// The path that it reaches.
+        guarded: &'static str,
+    },
+    /// It names devices by a mount.
+    #[error(
+        "container `{container}` mounts something at `{path}`, by which NVIDIA's runtime is told \
+         devices: remove the mount"
+    )]
+    DeviceMount {
+        /// The container.
+        container: String,
+        /// The path in the container.
+        path: String,
+    },
+    /// It names devices by an annotation.
+    #[error("annotation `{key}` names devices for the container runtime: remove it")]
+    DeviceAnnotation {
+        /// The annotation.
+        key: String,
+    },
+}
+
+impl AdmissionError {
+    /// Short name for logs; a closed set.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Request(error) => error.label(),
+            Self::NodeName { .. } => "node_name",
+            Self::RuntimeClass { .. } => "runtime_class",
+            Self::UnmanagedRuntimeClass { .. } => "unmanaged_runtime_class",
+            Self::Variable { .. } => "variable",
+            Self::EnvFromPrefix { .. } => "env_from_prefix",
+            Self::Privileged { .. } => "privileged",
+            Self::Capability { .. } => "capability",
+            Self::HostNamespace { .. } => "host_namespace",
+            Self::HostPath { .. } => "host_path",
+            Self::DeviceMount { .. } => "device_mount",
+            Self::DeviceAnnotation { .. } => "device_annotation",
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What would let a container reach a GPU that it was not given, whatever its variables say.
+//!
+//! None of this is a complete fence: a pod that is not sent to the webhook may do as it likes within
+//! the rules of its namespace (Pod Security).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{PodSpec, SecurityContext};
+
+use crate::cluster::admission_error::AdmissionError;
+use crate::cluster::containers::ContainerView;
+use crate::cluster::request_error::shown;
+
+/// Capabilities that lift the confinement to devices.
+const CAPABILITIES: [&str; 2] = ["ALL", "SYS_ADMIN"];
+
+/// Places of a node with GPU devices or what controls them; `*` stands for the rest of a name.
+const GUARDED_PATHS: [&str; 7] = [
+    "/dev/nvidia*",
+    "/run/nvidia*",
+    "/run/cdi",
+    "/etc/cdi",
+    "/usr/local/nvidia",
+    "/proc",
+    "/sys/fs/cgroup",
+];
+
+/// Where NVIDIA's runtime looks for devices named by mounts (`/var/run` is `/run`).
+const DEVICE_MOUNTS: &str = "/run/nvidia-container-devices";
+
+/// Beginnings of annotations by which container runtimes and their plugins are told devices:
+/// containerd's, NVIDIA's NRI plugin's, and those of NRI's device injector.
+const DEVICE_ANNOTATIONS: [&str; 6] = [
+    "cdi.k8s.io/",
+    "nvidia.cdi.k8s.io/",
+    "cdi-devices.noderesource.dev/",
+    "devices.noderesource.dev/",
+    "cdi-devices.nri.io/",
+    "devices.nri.io/",
+];
+
+/// Refuses what a whole pod could do: namespaces and paths of its node, devices by annotation.
+///
+/// # Errors
+/// The first [`AdmissionError`] found.
+pub(super) fn refuse_pod(
+    annotations: &BTreeMap<String, String>,
+    spec: &PodSpec,
+) -> Result<(), AdmissionError> {
+    for (field, value) in [("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)] {
+        if value == Some(true) {
+            return Err(AdmissionError::HostNamespace { field });
+        }
+    }
+    for volume in spec.volumes.iter().flatten() {
+        let Some(source) = &volume.host_path else { continue };
+        if let Some(guarded) = reached(&source.path) {
+            let (volume, path) = (shown(&volume.name), shown(&source.path));
+            return Err(AdmissionError::HostPath { volume, path, guarded });
+        }
+    }
+    let names_devices = |key: &&String| DEVICE_ANNOTATIONS.iter().any(|part| key.starts_with(part));
+    match annotations.keys().find(names_devices) {
+        Some(key) => Err(AdmissionError::DeviceAnnotation { key: shown(key) }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses what one container could do.
+///
+/// # Errors
+/// The first [`AdmissionError`] found.
+pub(super) fn refuse_container(container: &ContainerView<'_>) -> Result<(), AdmissionError> {
+    let name = || shown(container.name);
+    if container.security.and_then(|security| security.privileged) == Some(true) {
+        return Err(AdmissionError::Privileged { container: name() });
+    }
+    if let Some(capability) = container.security.and_then(capability) {
+        return Err(AdmissionError::Capability { container: name(), capability });
+    }
+    let is_list = |path: &str| {
+        let path = plain(path);
+        path == DEVICE_MOUNTS || path.starts_with(&format!("{DEVICE_MOUNTS}/"))
+    };
+    match container.mounts.iter().find(|mount| is_list(&mount.mount_path)) {
+        Some(mount) => {
+            let path = shown(&mount.mount_path);
+            Err(AdmissionError::DeviceMount { container: name(), path })
+        }
+        None => Ok(()),
+    }
+}
+
+/// The first capability that goes too far.
+fn capability(security: &SecurityContext) -> Option<String> {
+    let added = security.capabilities.as_ref()?.add.as_ref()?;
+    let goes_too_far = |given: &&String| {
+        let name = given.to_ascii_uppercase();
+        CAPABILITIES.contains(&name.strip_prefix("CAP_").unwrap_or(&name))
+    };
+    added.iter().find(goes_too_far).map(|given| shown(given))
+}
+
+/// The guarded place that a mount of `path` reaches: itself, something below, or above.
+fn reached(path: &str) -> Option<&'static str> {
+    let path = plain(path);
+    let below = |folder: &str, path: &str| {
+        path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    GUARDED_PATHS.into_iter().find(|guarded| {
+        let place = guarded.trim_end_matches('*');
+        let is_inside = match place == *guarded {
+            true => below(place, &path),
+            false => path.starts_with(place),
+        };
+        is_inside || path == "/" || below(&path, place)
+    })
+}
+
+/// A path without empty parts, `.` and `..`, and with `/var/run` as what it is a link to.
+fn plain(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    if parts.starts_with(&["var", "run"]) {
+        parts.remove(0);
+    }
+    format!("/{}", parts.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_to_gpus_are_recognised_from_below_and_above() {
+        for (path, expected) in [
+            ("/dev/nvidia0", Some("/dev/nvidia*")),
+            ("/dev/nvidia-caps/nvidia-cap1", Some("/dev/nvidia*")),
+            ("/dev", Some("/dev/nvidia*")),
+            ("/dev/", Some("/dev/nvidia*")),
+            ("/", Some("/dev/nvidia*")),
+            ("", Some("/dev/nvidia*")),
+            ("//dev/./shm/../nvidiactl", Some("/dev/nvidia*")),
+            ("/var/run/nvidia/driver", Some("/run/nvidia*")),
+            ("/run", Some("/run/nvidia*")),
+            ("/var/run/cdi", Some("/run/cdi")),
+            ("/etc/cdi/x.yaml", Some("/etc/cdi")),
+            ("/usr/local", Some("/usr/local/nvidia")),
+            ("/usr/local/nvidia/lib64", Some("/usr/local/nvidia")),
+            ("/proc/1/root", Some("/proc")),
+            ("/sys", Some("/sys/fs/cgroup")),
+            ("/dev/shm", None),
+            ("/dev/infiniband", None),
+            ("/data/nvidia", None),
+            ("/processed", None),
+            ("/usr/local/nvidia-data", None),
+            ("/etc/ssl", None),
+            ("/var/lib", None),
+            ("/mnt/../srv", None),
+        ] {
+            assert_eq!(reached(path), expected, "{path}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! What admission writes into a pod, as JSON patch operations.
+//!
+//! The operations are made one by one and never as the difference of two pods: fields of a newer
+//! Kubernetes, which the types here do not know, stay as they are. A pod that has everything already
+//! gets no operation.
+
+use std::collections::BTreeMap;
+
+use json_patch::jsonptr::PointerBuf;
+use json_patch::{AddOperation, PatchOperation, RemoveOperation};
+use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Value, json};
+
+use crate::cluster::admission_error::AdmissionError;
+use crate::cluster::containers::{ContainerView, containers};
+use crate::cluster::placement::{DEVICES, MEMORY_MIB, UUIDS};
+use crate::cluster::quantity::parse_count;
+use crate::cluster::request_error::shown;
+use crate::cluster::resources::{MARKER_MEMORY, MARKER_SHARE, WHOLE};
+use crate::config::webhook::MemoryLimit;
+use crate::packing::request::{Amount, GpuRequest};
+
+/// What NVIDIA's runtime reads the devices of a container from.
+pub const DEVICES_VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
+/// The value that gives no device, over an image's own `all`.
+pub const NO_DEVICE: &str = "void";
+/// The UUIDs of the devices, for the workload.
+pub const UUIDS_VARIABLE: &str = "GPUPACK_DEVICE_UUIDS";
+/// The memory of the share per device in MiB, for the workload.
+pub const MEMORY_VARIABLE: &str = "GPUPACK_MEMORY_MIB";
+/// Guaranteed memory, for the toolkit's hook. Zero must be said: without it the hook takes the limit.
+const HOOK_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
+/// Most memory, for the toolkit's hook, in MiB.
+const HOOK_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
+
+/// The variables that are nobody's but ours: those by which a container gets devices or memory of
+/// them, and those that tell it what it got. `CUDA_VISIBLE_DEVICES` is not among them: it only
+/// chooses among the devices that a container has.
+const OWNED: [&str; 7] = [
+    DEVICES_VARIABLE,
+    HOOK_REQUEST,
+    HOOK_LIMIT,
+    "NVIDIA_MIG_CONFIG_DEVICES",
+    "NVIDIA_MIG_MONITOR_DEVICES",
+    UUIDS_VARIABLE,
+    MEMORY_VARIABLE,
+];
+
+/// The variables of the container that gets the devices of `request`.
+pub(super) fn granted(request: &GpuRequest, limit: MemoryLimit) -> Vec<EnvVar> {
+    let mut variables = vec![
+        placed(DEVICES_VARIABLE, DEVICES),
+        placed(UUIDS_VARIABLE, UUIDS),
+        placed(MEMORY_VARIABLE, MEMORY_MIB),
+    ];
+    let is_shared = match request.amount {
+        Amount::Fraction(_) | Amount::Memory(_) | Amount::FractionAndMemory(..) => true,
+        // Nobody else is on the device; and the hook has no place in the specification of a MIG instance.
+        Amount::Whole | Amount::MigInstance(_) | Amount::SharedSlot => false,
+    };
+    if limit == MemoryLimit::Driver && is_shared {
+        variables.push(literal(HOOK_REQUEST, "0"));
+        variables.push(placed(HOOK_LIMIT, MEMORY_MIB));
+    }
+    variables
+}
+
+/// The variables of a container that gets no device.
+pub(super) fn blank() -> Vec<EnvVar> {
+    vec![literal(DEVICES_VARIABLE, NO_DEVICE)]
+}
+
+/// Whether a container of the pod takes its devices from the annotation that comes with the Binding,
+/// under whatever name.
+pub fn takes_devices(spec: &PodSpec) -> bool {
+    let wanted = placed(DEVICES_VARIABLE, DEVICES).value_from;
+    containers(spec).iter().flat_map(|c| c.env).any(|given| plain(given).value_from == wanted)
+}
+
+fn literal(name: &str, value: &str) -> EnvVar {
+    EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() }
+}
+
+/// A variable that kubelet fills from an annotation when the container starts.
+fn placed(name: &str, annotation: &str) -> EnvVar {
+    let field_path = format!("metadata.annotations['{annotation}']");
+    let field = ObjectFieldSelector { field_path, api_version: None };
+    let source = EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() };
+    EnvVar { name: name.to_owned(), value_from: Some(source), ..EnvVar::default() }
+}
+
+/// `given` without what the API server fills in by itself.
+fn plain(given: &EnvVar) -> EnvVar {
+    let mut plain = given.clone();
+    plain.value = plain.value.filter(|value| !value.is_empty());
+    if let Some(field) = plain.value_from.as_mut().and_then(|source| source.field_ref.as_mut()) {
+        field.api_version = field.api_version.take().filter(|version| version != "v1");
+    }
+    plain
+}
+
+/// Operations on one pod, in the order in which they must be applied.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    operations: Vec<PatchOperation>,
+}
+
+impl Changes {
+    /// The operations as a patch; none where the pod stays as it is.
+    pub(super) fn into_patch(self) -> Option<json_patch::Patch> {
+        (!self.operations.is_empty()).then_some(json_patch::Patch(self.operations))
+    }
+
+    /// Sets a field of the pod's `spec`.
+    pub(super) fn set(&mut self, field: &str, value: &str) {
+        self.add(&["spec", field], json!(value));
+    }
+
+    /// Sets annotations, on a pod that has `present` ones.
+    pub(super) fn annotate(
+        &mut self,
+        present: &BTreeMap<String, String>,
+        wanted: &[(&str, String)],
+    ) {
+        let missing = wanted.iter().filter(|(key, value)| present.get(*key) != Some(value));
+        if present.is_empty() && missing.clone().next().is_some() {
+            self.add(&["metadata", "annotations"], json!({}));
+        }
+        for (key, value) in missing {
+            self.add(&["metadata", "annotations", key], json!(value));
+        }
+    }
+
+    /// Gives a container the variables `wanted`, each as the only one of its name, in front of all
+    /// others so that these may refer to them.
+    ///
+    /// # Errors
+    /// [`AdmissionError::Variable`] and [`AdmissionError::EnvFromPrefix`] where the pod sets one of
+    /// our variables in another way.
+    pub(super) fn variables(
+        &mut self,
+        container: &ContainerView<'_>,
+        wanted: &[EnvVar],
+    ) -> Result<(), AdmissionError> {
+        refuse_prefixes(container)?;
+        let mut present = Vec::new();
+        let mut repeated = Vec::new();
+        for (index, given) in container.env.iter().enumerate() {
+            if !OWNED.contains(&given.name.as_str()) {
+                continue;
+            }
+            match wanted.iter().position(|wanted| *wanted == plain(given)) {
+                None => {
+                    let (container, variable) = (shown(container.name), given.name.clone());
+                    return Err(AdmissionError::Variable { container, variable });
+                }
+                Some(which) if present.contains(&which) => repeated.push(index),
+                Some(which) => present.push(which),
+            }
+        }
+        let (list, place) = (container.list.field(), container.index.to_string());
+        for index in repeated.into_iter().rev() {
+            self.remove(&["spec", list, &place, "env", &index.to_string()]);
+        }
+        let missing = wanted.iter().enumerate().filter(|(which, _)| !present.contains(which));
+        let missing: Vec<Value> = missing.map(|(_, variable)| json!(variable)).collect();
+        if container.env.is_empty() {
+            if !missing.is_empty() {
+                self.add(&["spec", list, &place, "env"], Value::Array(missing));
+            }
+            return Ok(());
+        }
+        for variable in missing.into_iter().rev() {
+            self.add(&["spec", list, &place, "env", "0"], variable);
+        }
+        Ok(())
+    }
+
+    /// Gives a container exactly the `markers`, in its limits.
+    pub(super) fn mark(&mut self, container: &ContainerView<'_>, markers: &[(&str, u64)]) {
+        let none = BTreeMap::new();
+        let amounts = |of: Option<&BTreeMap<String, Quantity>>| of.unwrap_or(&none).clone();
+        let limits = amounts(container.resources.and_then(|all| all.limits.as_ref()));
+        let requests = amounts(container.resources.and_then(|all| all.requests.as_ref()));
+        let (list, place) = (container.list.field(), container.index.to_string());
+        let says = |given: Option<&Quantity>, amount| {
+            given.is_some_and(|given| parse_count(&given.0) == Ok(amount))
+        };
+        for key in [MARKER_SHARE, MARKER_MEMORY] {
+            let wanted = markers.iter().find(|(name, _)| *name == key).map(|(_, amount)| *amount);
+            let stale = |given: Option<&Quantity>| {
+                given.is_some() && !wanted.is_some_and(|wanted| says(given, wanted))
+            };
+            for (part, given) in [("limits", &limits), ("requests", &requests)] {
+                if stale(given.get(key)) {
+                    self.remove(&["spec", list, &place, "resources", part, key]);
+                }
+            }
+        }
+        let missing = markers.iter().filter(|(key, amount)| !says(limits.get(*key), *amount));
+        let missing: Vec<_> = missing.collect();
+        if missing.is_empty() {
+            return;
+        }
+        if container.resources.is_none() {
+            self.add(&["spec", list, &place, "resources"], json!({}));
+        }
+        if container.resources.is_none_or(|all| all.limits.is_none()) {
+            self.add(&["spec", list, &place, "resources", "limits"], json!({}));
+        }
+        for (key, amount) in missing {
+            let tokens = ["spec", list, &place, "resources", "limits", *key];
+            self.add(&tokens, json!(amount.to_string()));
+        }
+    }
+
+    /// Takes whole GPUs out of the resources of a container, so that kubelet gives it none.
+    pub(super) fn take_over(&mut self, container: &ContainerView<'_>) {
+        let Some(resources) = container.resources else { return };
+        let (list, place) = (container.list.field(), container.index.to_string());
+        for (part, amounts) in [("limits", &resources.limits), ("requests", &resources.requests)] {
+            if amounts.as_ref().is_some_and(|amounts| amounts.contains_key(WHOLE)) {
+                self.remove(&["spec", list, &place, "resources", part, WHOLE]);
+            }
+        }
+    }
+
+    fn add(&mut self, tokens: &[&str], value: Value) {
+        let path = PointerBuf::from_tokens(tokens.iter().copied());
+        self.operations.push(PatchOperation::Add(AddOperation { path, value }));
+    }
+
+    fn remove(&mut self, tokens: &[&str]) {
+        let path = PointerBuf::from_tokens(tokens.iter().copied());
+        self.operations.push(PatchOperation::Remove(RemoveOperation { path }));
+    }
+}
+
+/// Refuses an `envFrom` that is made to give one of our variables. What is in a ConfigMap or Secret
+/// is not known here; where we set a variable ourselves, ours wins over it.
+fn refuse_prefixes(container: &ContainerView<'_>) -> Result<(), AdmissionError> {
+    for prefix in container.env_from.iter().filter_map(|source| source.prefix.as_deref()) {
+        let made = OWNED.into_iter().find(|name| !prefix.is_empty() && name.starts_with(prefix));
+        if let Some(variable) = made {
+            let (container, prefix) = (shown(container.name), shown(prefix));
+            return Err(AdmissionError::EnvFromPrefix { container, prefix, variable });
+        }
+    }
+    Ok(())
+}
+
+/// The marker resources of a request: what is known of it before it is placed. At least one, since a
+/// scheduler that works in place asks the extender only about pods with a marker.
+pub(super) fn markers(request: &GpuRequest) -> Vec<(&'static str, u64)> {
+    let times = |amount: u64| amount.saturating_mul(u64::from(request.count.get()));
+    match &request.amount {
+        Amount::Fraction(share) => vec![(MARKER_SHARE, times(share.millionths()))],
+        Amount::Memory(memory) => vec![(MARKER_MEMORY, times(memory.mib()))],
+        Amount::FractionAndMemory(share, memory) => {
+            vec![(MARKER_SHARE, times(share.millionths())), (MARKER_MEMORY, times(memory.mib()))]
+        }
+        Amount::Whole => vec![(MARKER_SHARE, times(1_000_000))],
+        Amount::MigInstance(_) | Amount::SharedSlot => vec![(MARKER_SHARE, 0)],
+    }
+}

@@ -1,0 +1,164 @@
+//! The section `webhook` of the configuration: where the admission webhook listens, and what it does
+//! where clusters differ.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use super::Reader;
+
+/// Whose pods are those that ask for `nvidia.com/gpu` and name no scheduler of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WholeGpus {
+    /// Kubelet's, served by its device plugin: they are left as they are.
+    #[default]
+    Kubelet,
+    /// Ours: they are turned into our form.
+    TakenOver,
+}
+
+/// What becomes of NVIDIA's RuntimeClass on a pod that asks for no GPU. With it, an image that says
+/// `NVIDIA_VISIBLE_DEVICES=all`, as CUDA images do, gets every GPU of its node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unmanaged {
+    /// The pod is refused.
+    #[default]
+    Refuse,
+    /// The pod keeps the class, and its containers get no GPU.
+    Blank,
+    /// The pod is left as it is: gpupack protects no GPU from it.
+    Allow,
+}
+
+/// What holds a container to the memory of its share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// Nothing that the webhook sets up.
+    #[default]
+    None,
+    /// NVIDIA's container toolkit (1.20.1 and later, driver r615 and later, cgroup v2), which reads
+    /// the limit from the container's environment and refuses the container where it cannot set it.
+    Driver,
+}
+
+/// Checked section `webhook`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookConfig {
+    /// Address of the TLS listener.
+    pub listen: SocketAddr,
+    /// Certificate chain in PEM, the server's own first.
+    pub certificate_file: PathBuf,
+    /// Private key in PEM.
+    pub key_file: PathBuf,
+    /// RuntimeClass of GPU pods; none where NVIDIA's runtime is the default of the nodes.
+    pub runtime_class: Option<String>,
+    /// What becomes of that class on pods that ask for no GPU.
+    pub unmanaged: Unmanaged,
+    /// Whose the pods with `nvidia.com/gpu` are.
+    pub whole_gpus: WholeGpus,
+    /// What holds a container to its memory.
+    pub memory_limit: MemoryLimit,
+}
+
+impl Default for WebhookConfig {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8443)),
+            certificate_file: PathBuf::from("/etc/gpupack/tls/tls.crt"),
+            key_file: PathBuf::from("/etc/gpupack/tls/tls.key"),
+            runtime_class: Some("nvidia".to_owned()),
+            unmanaged: Unmanaged::default(),
+            whole_gpus: WholeGpus::default(),
+            memory_limit: MemoryLimit::default(),
+        }
+    }
+}
+
+/// All keys of the section, in the order of their documentation.
+pub const KEYS: [&str; 7] = [
+    "listen",
+    "certificate_file",
+    "key_file",
+    "runtime_class",
+    "unmanaged_runtime_class",
+    "take_over_whole_gpus",
+    "memory_limit",
+];
+
+impl WebhookConfig {
+    /// Takes the section's keys out of `reader`.
+    pub(super) fn read(reader: &mut Reader) -> Self {
+        let default = Self::default();
+        let file = |text: Option<String>, default| text.map_or(default, PathBuf::from);
+        Self {
+            listen: reader.parsed("listen", "an address such as `0.0.0.0:8443`", default.listen),
+            certificate_file: file(reader.text("certificate_file"), default.certificate_file),
+            key_file: file(reader.text("key_file"), default.key_file),
+            runtime_class: reader
+                .text("runtime_class")
+                .map_or(default.runtime_class, |class| (class != "none").then_some(class)),
+            unmanaged: reader.word(
+                "unmanaged_runtime_class",
+                &[
+                    ("refuse", Unmanaged::Refuse),
+                    ("blank", Unmanaged::Blank),
+                    ("allow", Unmanaged::Allow),
+                ],
+                default.unmanaged,
+            ),
+            whole_gpus: reader.switch(
+                "take_over_whole_gpus",
+                [WholeGpus::Kubelet, WholeGpus::TakenOver],
+                default.whole_gpus,
+            ),
+            memory_limit: reader.word(
+                "memory_limit",
+                &[("none", MemoryLimit::None), ("driver", MemoryLimit::Driver)],
+                default.memory_limit,
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    #[test]
+    fn every_key_is_read() {
+        let text = "webhook:\n  listen: 0.0.0.0:9\n  certificate_file: /c\n  key_file: /k\n  \
+            runtime_class: none\n  unmanaged_runtime_class: blank\n  take_over_whole_gpus: true\n  \
+            memory_limit: driver\n";
+        let expected = WebhookConfig {
+            listen: "0.0.0.0:9".parse().unwrap(),
+            certificate_file: PathBuf::from("/c"),
+            key_file: PathBuf::from("/k"),
+            runtime_class: None,
+            unmanaged: Unmanaged::Blank,
+            whole_gpus: WholeGpus::TakenOver,
+            memory_limit: MemoryLimit::Driver,
+        };
+        assert_eq!(Config::from_yaml(text).unwrap().webhook, expected);
+        assert!(KEYS.iter().all(|key| text.contains(&format!("{key}:"))));
+        assert_eq!(Config::from_yaml("webhook:").unwrap().webhook, WebhookConfig::default());
+    }
+
+    #[test]
+    fn faults_name_the_section() {
+        let text = "webhook:\n  take_over_whole_gpus: maybe\n  memory_limit: mps\n  lisen: x\n  \
+            unmanaged_runtime_class: [a]\n";
+        let faults = Config::from_yaml(text).unwrap_err();
+        assert_eq!(faults.faults.len(), 4, "{faults}");
+        for part in [
+            "`webhook.take_over_whole_gpus: maybe`",
+            "`true` or `false`",
+            "`none` or `driver`",
+            "`webhook.lisen` is unknown",
+            "`refuse`, `blank` or `allow`",
+        ] {
+            assert!(faults.to_string().contains(part), "{part} in {faults}");
+        }
+        let faults = Config::from_yaml("webhook: 7\n").unwrap_err();
+        assert!(faults.to_string().contains("`webhook: 7`"), "{faults}");
+    }
+}

@@ -1,0 +1,217 @@
+//! Serving over TLS with a certificate that is read again when its files change.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+
+/// Most connections at a time; an API server keeps a handful.
+const MAX_CONNECTIONS: usize = 512;
+
+/// How long a caller may take for the handshake.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a connection may be idle, or take for the head of a request: longer than the 90 s after
+/// which the API server's own client closes an idle connection.
+const HEAD_LIMIT: Duration = Duration::from_secs(120);
+
+/// How long requests on their way may hold up the end.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Pause after an accept that failed, for instance for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a certificate cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// A file cannot be read.
+    #[error("cannot read `{}`: {fault}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system says.
+        fault: io::Error,
+    },
+    /// Not PEM, or without what should be in it.
+    #[error("`{}` holds no {kind} in PEM: {fault}", path.display())]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// What should be in it.
+        kind: &'static str,
+        /// What the reader says.
+        fault: rustls::pki_types::pem::Error,
+    },
+    /// Certificate and key do not go together, or are of an unknown kind.
+    #[error("certificate and key cannot be used together: {0}")]
+    Pair(#[from] rustls::Error),
+}
+
+/// Where certificate and key are, and how often it is looked whether they changed.
+#[derive(Clone, Debug)]
+pub struct CertificateFiles {
+    /// Certificate chain in PEM, the server's own first.
+    pub certificate: PathBuf,
+    /// Private key in PEM.
+    pub key: PathBuf,
+    /// How often both are read again.
+    pub read_every: Duration,
+}
+
+/// Both files as they were read.
+#[derive(PartialEq, Eq)]
+struct Pair {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl CertificateFiles {
+    fn read(&self) -> Result<Pair, CertificateError> {
+        let read = |path: &PathBuf| {
+            std::fs::read(path)
+                .map_err(|fault| CertificateError::File { path: path.clone(), fault })
+        };
+        Ok(Pair { certificate: read(&self.certificate)?, key: read(&self.key)? })
+    }
+
+    /// What the listener needs of a pair.
+    fn checked(&self, pair: &Pair) -> Result<Arc<ServerConfig>, CertificateError> {
+        let pem = |path: &PathBuf, kind| {
+            let path = path.clone();
+            move |fault| CertificateError::Pem { path, kind, fault }
+        };
+        let missing = || Err(rustls::pki_types::pem::Error::NoItemsFound);
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pair.certificate).collect();
+        let chain = chain.and_then(|chain| if chain.is_empty() { missing() } else { Ok(chain) });
+        let chain = chain.map_err(pem(&self.certificate, "certificate"))?;
+        let key =
+            PrivateKeyDer::from_pem_slice(&pair.key).map_err(pem(&self.key, "private key"))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)?;
+        Ok(Arc::new(config))
+    }
+}
+
+/// A listener whose certificate was read and is sound.
+pub struct TlsService {
+    listener: TcpListener,
+    files: CertificateFiles,
+    seen: Pair,
+    config: watch::Sender<Arc<ServerConfig>>,
+}
+
+impl TlsService {
+    /// Reads the certificate for the first time.
+    ///
+    /// # Errors
+    /// [`CertificateError`]: without a certificate nothing is served.
+    pub fn new(listener: TcpListener, files: CertificateFiles) -> Result<Self, CertificateError> {
+        let seen = files.read()?;
+        let config = watch::Sender::new(files.checked(&seen)?);
+        Ok(Self { listener, files, seen, config })
+    }
+
+    /// Serves HTTP/1.1 until `stop`; requests on their way are answered first, for at most 10 s.
+    pub async fn serve(self, router: Router, mut stop: watch::Receiver<bool>) {
+        let Self { listener, files, seen, config } = self;
+        let current = config.subscribe();
+        let reading = tokio::spawn(follow(files, seen, config));
+        let graceful = GracefulShutdown::new();
+        let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        loop {
+            let accepted = async {
+                let permit = Arc::clone(&room).acquire_owned().await;
+                (listener.accept().await, permit)
+            };
+            let (accepted, permit) = tokio::select! {
+                accepted = accepted => accepted,
+                _ = stop.wait_for(|stop| *stop) => break,
+            };
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection was not accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let acceptor = TlsAcceptor::from(Arc::clone(&current.borrow()));
+            let (router, watcher) = (router.clone(), graceful.watcher());
+            tokio::spawn(async move {
+                let Some(stream) = shaken_hands(&acceptor, stream).await else { return };
+                let connection = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(HEAD_LIMIT)
+                    .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+                if let Err(error) = watcher.watch(connection).await {
+                    tracing::debug!(%error, "a connection ended");
+                }
+                drop(permit);
+            });
+        }
+        drop(listener);
+        reading.abort();
+        if tokio::time::timeout(END_LIMIT, graceful.shutdown()).await.is_err() {
+            tracing::warn!("requests on their way were cut off");
+        }
+    }
+}
+
+async fn shaken_hands(
+    acceptor: &TlsAcceptor,
+    stream: TcpStream,
+) -> Option<tokio_rustls::server::TlsStream<TcpStream>> {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "no TCP_NODELAY on a connection");
+    }
+    match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "no TLS handshake");
+            None
+        }
+        Err(_) => {
+            tracing::debug!("no TLS handshake in time");
+            None
+        }
+    }
+}
+
+/// Reads the files again and again. A pair that cannot be used, for instance because only one of the
+/// two files is written yet, leaves the last good one in use.
+async fn follow(files: CertificateFiles, mut seen: Pair, config: watch::Sender<Arc<ServerConfig>>) {
+    loop {
+        tokio::time::sleep(files.read_every).await;
+        let pair = match files.read() {
+            Ok(pair) if pair == seen => continue,
+            Ok(pair) => pair,
+            Err(error) => {
+                tracing::warn!(%error, "the certificate stays as it was");
+                continue;
+            }
+        };
+        match files.checked(&pair) {
+            Ok(checked) => {
+                config.send_replace(checked);
+                tracing::info!(file = %files.certificate.display(), "certificate read again");
+            }
+            Err(error) => tracing::warn!(%error, "the certificate stays as it was"),
+        }
+        seen = pair;
+    }
+}

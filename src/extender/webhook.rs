@@ -1,0 +1,59 @@
+//! The admission webhook over HTTP: limits and status codes. What is admitted is decided by
+//! [`Admission`] alone.
+//!
+//! It runs as a process of its own, any number of times: the answer needs no books, and creating pods
+//! must not wait for the one extender to start again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+
+use crate::cluster::admission::Admission;
+
+/// Largest body that is read. An API server takes objects of up to 3 MiB, and a review holds at most
+/// two versions of one.
+const MAX_BODY_BYTES: usize = 8 << 20;
+
+/// How long a body may take to arrive: an API server sends it at once.
+const BODY_LIMIT: Duration = Duration::from_secs(5);
+
+/// The routes: `/webhook` for the API server, `/healthz` for kubelet.
+pub fn router(admission: Arc<Admission>) -> Router {
+    Router::new()
+        .route("/webhook", post(review))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .with_state(admission)
+}
+
+async fn review(State(admission): State<Arc<Admission>>, request: Request) -> Response {
+    let body = match tokio::time::timeout(BODY_LIMIT, Bytes::from_request(request, &())).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(rejection)) => return rejection.into_response(),
+        Err(_) => {
+            return (StatusCode::REQUEST_TIMEOUT, "the body came too slowly\n").into_response();
+        }
+    };
+    match admission.review(&body) {
+        Ok(answer) => {
+            match &answer.refusal {
+                None => tracing::debug!(pod = %answer.pod, "admitted"),
+                Some(refusal) => {
+                    tracing::info!(pod = %answer.pod, reason = refusal.label(), %refusal, "refused");
+                }
+            }
+            let kind = [(header::CONTENT_TYPE, "application/json")];
+            (kind, answer.review).into_response()
+        }
+        Err(fault) => {
+            tracing::warn!(%fault, "a call that is no admission of a pod");
+            (StatusCode::BAD_REQUEST, format!("{fault}\n")).into_response()
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! `gpupack webhook` as a process, and the shipped configuration that sends pods to it.
+//!
+//! Only what names a place is changed: the service becomes an address of the loopback interface.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::node::v1::RuntimeClass;
+use kube::Client;
+use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
+use serde_json::{Value, json};
+
+use crate::clock;
+use crate::cluster::Cluster;
+use crate::control_plane::{ControlPlane, free_ports};
+use crate::extender::gpupack;
+use crate::leash::Leash;
+use crate::manifests::{self, Mode, objects};
+use crate::pods::PodPlan;
+
+/// How long the API server may take until it follows a new configuration.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A running webhook, to which the API server sends pods.
+pub(crate) struct Webhook {
+    process: Leash,
+}
+
+impl Webhook {
+    /// Starts it, gives the API server the shipped configuration, and waits until that is followed.
+    /// `settings` are those of the file that extender and webhook share.
+    pub(crate) async fn start(plane: &ControlPlane, cluster: &Cluster, settings: Value) -> Self {
+        let [port] = free_ports();
+        let certificate = certificate();
+        let part = |name: &str| certificate[name].as_str().expect("a part of the Secret");
+        let file = |name: &str, text: &str| {
+            let path = plane.work().join(name);
+            std::fs::write(&path, text).expect("the work folder is writable");
+            path
+        };
+        let mut settings = settings;
+        let section = &mut settings["webhook"];
+        section["listen"] = format!("127.0.0.1:{port}").into();
+        section["certificate_file"] = text_of(&file("webhook.crt", part("tls.crt")));
+        section["key_file"] = text_of(&file("webhook.key", part("tls.key")));
+        let takes_over = section["take_over_whole_gpus"] == true;
+        // JSON is YAML.
+        let config = file("webhook.yaml", &settings.to_string());
+        let arguments = ["webhook", "--config", config.to_str().expect("the folder is UTF-8")];
+        let arguments = arguments.map(str::to_owned);
+        let log = plane.log("webhook");
+        let process = Leash::start("gpupack webhook", &gpupack(), &arguments, &log);
+        runtime_class(&cluster.client).await;
+        let mut configured = configuration(port, part("ca.crt"));
+        if takes_over {
+            let condition =
+                &mut configured[0].data["webhooks"][0]["matchConditions"][0]["expression"];
+            let shipped = condition.as_str().expect("an expression");
+            *condition = format!("{} {shipped}", condition_of_take_over()).into();
+        }
+        for object in &configured {
+            manifests::keep(&cluster.client, "webhook.yaml", object).await;
+        }
+        let webhook = Self { process };
+        webhook.followed(cluster).await;
+        webhook
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Waits until a bad request is refused by the webhook and not for want of it.
+    async fn followed(&self, cluster: &Cluster) {
+        let started = clock::now();
+        let bad = PodPlan::fraction("probe", "2").for_scheduler("default-scheduler").to_pod();
+        loop {
+            let refused = dry_run(&cluster.pods(), &bad).await.map(drop);
+            if refused.as_ref().is_err_and(|error| error.contains("gpu-fraction")) {
+                return;
+            }
+            assert!(started.elapsed() < LIMIT, "pods do not reach the webhook: {refused:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+/// Takes the webhook's configuration away, and waits until the API server asks it no more.
+pub(crate) async fn unconfigure(cluster: &Cluster) {
+    let webhooks: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    let deleted = webhooks.delete("gpupack", &DeleteParams::default()).await;
+    deleted.expect("it was configured");
+    let started = clock::now();
+    let bad = PodPlan::fraction("probe", "2").to_pod();
+    while let Err(refused) = dry_run(&cluster.pods(), &bad).await {
+        assert!(started.elapsed() < LIMIT, "the webhook is still asked: {refused}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Applies `policies.yaml` and waits until the API server follows it.
+pub(crate) async fn policies(cluster: &Cluster) {
+    manifests::apply(&cluster.client, "policies.yaml", Mode::Keep).await;
+    let started = clock::now();
+    // The webhook lets this key pass, so that it is the policy that refuses it.
+    let forged = PodPlan::new("probe").annotated("placed.gpupack.dev/touch", "1").to_pod();
+    loop {
+        let refused = dry_run(&cluster.pods(), &forged).await.map(drop);
+        if refused.as_ref().is_err_and(|error| error.contains("gpupack-placement")) {
+            return;
+        }
+        assert!(started.elapsed() < LIMIT, "the policies are not followed: {refused:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Creates the pod without keeping it; the error is what a user would read.
+pub(crate) async fn dry_run(api: &Api<Pod>, pod: &Pod) -> Result<Pod, String> {
+    let parameters = PostParams { dry_run: true, ..PostParams::default() };
+    api.create(&parameters, pod).await.map_err(|error| told(&error))
+}
+
+/// The words of the API server.
+pub(crate) fn told(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => format!("{other:?}"),
+    }
+}
+
+/// What `webhook.yaml` tells the API server, with the address of this webhook.
+fn configuration(port: u16, authority: &str) -> Vec<DynamicObject> {
+    let is_told = |object: &DynamicObject| {
+        let types = object.types.as_ref().expect("every object names its kind");
+        types.api_version.starts_with("admissionregistration.k8s.io/")
+    };
+    let mut told: Vec<DynamicObject> =
+        objects("webhook.yaml").into_iter().filter(is_told).collect();
+    let client = &mut told[0].data["webhooks"][0]["clientConfig"];
+    assert_eq!(client["service"]["path"], "/webhook", "the path that is served");
+    let url = format!("https://127.0.0.1:{port}/webhook");
+    *client = json!({"url": url, "caBundle": base64(authority.as_bytes())});
+    told
+}
+
+/// The line that `webhook.yaml` has as a comment for those who take whole GPUs over: what stands
+/// indented at the end of the file.
+fn condition_of_take_over() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/webhook.yaml");
+    let text = std::fs::read_to_string(path).expect("the file is shipped");
+    let lines = text.lines().filter_map(|line| line.strip_prefix("    #     "));
+    let condition = lines.collect::<Vec<_>>().join(" ");
+    assert!(condition.ends_with("||"), "the condition goes in front of the others: {condition}");
+    condition
+}
+
+/// The RuntimeClass that the GPU Operator brings: without it the API server refuses every GPU pod.
+async fn runtime_class(client: &Client) {
+    let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass",
+        "metadata": {"name": "nvidia"}, "handler": "nvidia"});
+    let class: RuntimeClass = serde_json::from_value(class).expect("a class is that simple");
+    match Api::all(client.clone()).create(&PostParams::default(), &class).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.code == 409 => {}
+        Err(error) => panic!("cannot create the RuntimeClass: {error}"),
+    }
+}
+
+/// What `gpupack webhook-cert` prints for an address in place of a service.
+fn certificate() -> Value {
+    let mut command = Command::new(gpupack());
+    let output = command.args(["webhook-cert", "--name", "127.0.0.1"]).output();
+    let output = output.expect("gpupack can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut secret: Value = serde_json::from_slice(&output.stdout).expect("a Secret");
+    secret["stringData"].take()
+}
+
+fn text_of(path: &Path) -> Value {
+    path.to_str().expect("the target folder is UTF-8").into()
+}
+
+/// Base64 with padding (RFC 4648, section 4).
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for part in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(part.get(at).copied().unwrap_or(0));
+        let word = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for (at, shift) in [18, 12, 6, 0].into_iter().enumerate() {
+            let is_padding = at > part.len();
+            let letter = char::from(LETTERS[(word >> shift & 63) as usize]);
+            text.push(if is_padding { '=' } else { letter });
+        }
+    }
+    text
+}

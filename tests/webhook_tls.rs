@@ -1,0 +1,279 @@
+//! The webhook as the API server calls it: over TLS, with a certificate of `gpupack webhook-cert`.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::http::{Request, StatusCode};
+use gpupack::cluster::admission::Admission;
+use gpupack::config::{Config, WebhookConfig};
+use gpupack::extender::tls::{CertificateFiles, TlsService};
+use gpupack::extender::webhook::router;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_rustls::TlsConnector;
+
+/// What the service is called in the shipped manifests.
+const NAME: &str = "gpupack-webhook.gpu-system.svc";
+
+/// The parts of the Secret that the command prints.
+struct Pair {
+    authority: String,
+    certificate: String,
+    key: String,
+}
+
+fn fresh_pair() -> Pair {
+    let output = Command::new(env!("CARGO_BIN_EXE_gpupack")).arg("webhook-cert").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let secret: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&secret["kind"], &secret["type"]), (&json!("Secret"), &json!("kubernetes.io/tls")));
+    assert_eq!(secret["metadata"]["namespace"], "gpu-system");
+    let part = |name: &str| secret["stringData"][name].as_str().unwrap().to_owned();
+    Pair { authority: part("ca.crt"), certificate: part("tls.crt"), key: part("tls.key") }
+}
+
+/// A running webhook.
+struct Bed {
+    address: SocketAddr,
+    folder: TempDir,
+    stop: watch::Sender<bool>,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl Bed {
+    async fn start(pair: &Pair) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), pair);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = TlsService::new(listener, files(folder.path())).unwrap();
+        let rules = Admission::new(WebhookConfig::default(), vec!["gpupack".to_owned()]);
+        let (stop, stopped) = watch::channel(false);
+        let serving = tokio::spawn(service.serve(router(Arc::new(rules)), stopped));
+        Self { address, folder, stop, serving }
+    }
+
+    /// One call by a client that believes this authority alone; the error of its handshake.
+    async fn call(
+        &self,
+        authority: &str,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(StatusCode, Vec<u8>), String> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        let connector = TlsConnector::from(Arc::new(config));
+        let stream = connector.connect(ServerName::try_from(NAME).unwrap(), stream).await;
+        let stream = TokioIo::new(stream.map_err(|error| error.to_string())?);
+        let (mut sender, connection) = http1::handshake(stream).await.unwrap();
+        let running = tokio::spawn(connection);
+        let answer = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        let status = answer.status();
+        let body = answer.into_body().collect().await.unwrap().to_bytes().to_vec();
+        running.abort();
+        Ok((status, body))
+    }
+
+    async fn post(&self, pair: &Pair, body: impl Into<Bytes>) -> (StatusCode, String) {
+        let request = Request::post("/webhook").header("host", NAME).body(Full::new(body.into()));
+        let (status, body) = self.call(&pair.authority, request.unwrap()).await.unwrap();
+        (status, String::from_utf8(body).unwrap())
+    }
+}
+
+fn files(folder: &Path) -> CertificateFiles {
+    CertificateFiles {
+        certificate: folder.join("tls.crt"),
+        key: folder.join("tls.key"),
+        read_every: Duration::from_millis(5),
+    }
+}
+
+fn write(folder: &Path, pair: &Pair) {
+    std::fs::write(folder.join("tls.crt"), &pair.certificate).unwrap();
+    std::fs::write(folder.join("tls.key"), &pair.key).unwrap();
+}
+
+fn get(path: &str) -> Request<Full<Bytes>> {
+    Request::get(path).header("host", NAME).body(Full::default()).unwrap()
+}
+
+fn review(fraction: &str) -> String {
+    json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "4711", "name": "a", "namespace": "team-a", "operation": "CREATE",
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "userInfo": {}, "dryRun": false,
+            "object": {"metadata": {"name": "a", "annotations": {"gpu-fraction": fraction}},
+                "spec": {"containers": [{"name": "main"}]}},
+        },
+    })
+    .to_string()
+}
+
+#[tokio::test]
+async fn pods_are_answered_over_tls() {
+    let pair = fresh_pair();
+    let bed = Bed::start(&pair).await;
+    let (status, body) = bed.post(&pair, review("0.5")).await;
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &answer["response"]["allowed"]), (StatusCode::OK, &json!(true)));
+    assert!(answer["response"]["patch"].is_array(), "{body}");
+    let (status, body) = bed.post(&pair, review("1.5")).await;
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &answer["response"]["allowed"]), (StatusCode::OK, &json!(false)));
+    assert!(body.contains("for instance `0.5`"), "{body}");
+    bed.stop.send_replace(true);
+    bed.serving.await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_no_review_is_refused_with_a_clear_status() {
+    let pair = fresh_pair();
+    let bed = Bed::start(&pair).await;
+    for (body, status, part) in [
+        (Bytes::from("{"), StatusCode::BAD_REQUEST, "no AdmissionReview"),
+        (Bytes::from("{\"kind\":\"Pod\"}"), StatusCode::BAD_REQUEST, "`Pod`"),
+        (Bytes::from(vec![0xff; 9]), StatusCode::BAD_REQUEST, "no AdmissionReview"),
+        (Bytes::from(vec![b' '; (8 << 20) + 1]), StatusCode::PAYLOAD_TOO_LARGE, "limit"),
+    ] {
+        let (found, text) = bed.post(&pair, body).await;
+        assert!(found == status && text.contains(part), "{found}: {text}");
+    }
+    for (path, expected) in [
+        ("/webhook", StatusCode::METHOD_NOT_ALLOWED),
+        ("/metrics", StatusCode::NOT_FOUND),
+        ("/healthz", StatusCode::OK),
+    ] {
+        assert_eq!(bed.call(&pair.authority, get(path)).await.unwrap().0, expected, "{path}");
+    }
+    // A caller that speaks no TLS is sent away, and disturbs nobody.
+    let address = bed.address;
+    let answer = tokio::task::spawn_blocking(move || {
+        let mut plain = std::net::TcpStream::connect(address).unwrap();
+        plain.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
+        let mut answer = Vec::new();
+        let _closed = plain.read_to_end(&mut answer);
+        answer
+    });
+    assert!(!answer.await.unwrap().starts_with(b"HTTP"), "answered without TLS");
+    assert_eq!(bed.post(&pair, review("0.5")).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_changed_certificate_is_taken_without_a_restart_and_a_broken_one_is_not() {
+    let (old, new) = (fresh_pair(), fresh_pair());
+    let bed = Bed::start(&old).await;
+    assert!(bed.call(&new.authority, get("/healthz")).await.is_err(), "not signed by that one");
+    // Half of the new pair: no key goes with it.
+    std::fs::write(bed.folder.path().join("tls.crt"), &new.certificate).unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(bed.call(&old.authority, get("/healthz")).await.is_ok(), "the old pair stays in use");
+    write(bed.folder.path(), &new);
+    let taken = async {
+        while bed.call(&new.authority, get("/healthz")).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), taken).await.unwrap();
+    assert!(bed.call(&old.authority, get("/healthz")).await.is_err());
+    std::fs::remove_file(bed.folder.path().join("tls.key")).unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(bed.call(&new.authority, get("/healthz")).await.is_ok(), "still the last good pair");
+}
+
+#[tokio::test]
+async fn a_certificate_that_cannot_be_used_is_named() {
+    let pair = fresh_pair();
+    let folder = tempfile::tempdir().unwrap();
+    let started = async || {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let fault = TlsService::new(listener, files(folder.path())).err();
+        fault.map_or_else(String::new, |fault| fault.to_string())
+    };
+    assert!(started().await.contains("tls.crt"));
+    write(folder.path(), &pair);
+    assert_eq!(started().await, "");
+    for (file, text, part) in [
+        ("tls.crt", "", "holds no certificate"),
+        ("tls.crt", &*pair.key, "holds no certificate"),
+        ("tls.key", "nonsense", "holds no private key"),
+        ("tls.key", &fresh_pair().key, "cannot be used together"),
+    ] {
+        write(folder.path(), &pair);
+        std::fs::write(folder.path().join(file), text).unwrap();
+        let fault = started().await;
+        assert!(fault.contains(part), "{fault}");
+    }
+}
+
+/// The objects of a file in `deploy/`.
+fn shipped(file: &str) -> Vec<Value> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(file);
+    let text = std::fs::read_to_string(path).unwrap();
+    let documents = serde_yaml_ng::Deserializer::from_str(&text);
+    documents.map(|document| Value::deserialize(document).unwrap()).collect()
+}
+
+#[test]
+fn the_shipped_files_agree_with_each_other() {
+    let config = shipped("extender.yaml").remove(0);
+    let config = Config::from_yaml(config["data"]["gpupack.yaml"].as_str().unwrap()).unwrap();
+    let objects = shipped("webhook.yaml");
+    let of_kind = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
+    let pod = &of_kind("Deployment")["spec"]["template"]["spec"];
+    assert!(!config.webhook.listen.ip().is_loopback(), "the API server is elsewhere");
+    assert_eq!(pod["containers"][0]["ports"][0]["containerPort"], config.webhook.listen.port());
+    let folder = config.webhook.certificate_file.parent().unwrap().to_str().unwrap();
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+    assert!(mounts.iter().any(|m| m["mountPath"] == folder && m["name"] == "tls"));
+    assert_eq!(pod["volumes"][1]["secret"]["secretName"], "gpupack-webhook-tls");
+    let called = &of_kind("MutatingWebhookConfiguration")["webhooks"][0];
+    let service = &called["clientConfig"]["service"];
+    assert_eq!(service["name"], of_kind("Service")["metadata"]["name"]);
+    let condition = called["matchConditions"][0]["expression"].as_str().unwrap();
+    for name in config.scheduler_names.iter().chain(&config.webhook.runtime_class) {
+        assert!(condition.contains(&format!("'{name}'")), "{name} is not in the condition");
+    }
+}
+
+#[test]
+fn the_program_says_what_it_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("gpupack.yaml");
+    let text = "webhook:\n  listen: 127.0.0.1:0\n  certificate_file: /nowhere/tls.crt\n";
+    std::fs::write(&config, text).unwrap();
+    let run = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack"));
+        let output = command.arg("webhook").arg("--config").arg(&config).output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(run().contains("cannot read `/nowhere/tls.crt`"));
+    std::fs::write(&config, "webhook:\n  memory_limit: mps\n").unwrap();
+    assert!(run().contains("`webhook.memory_limit: mps` is not allowed"));
+}

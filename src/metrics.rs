@@ -49,6 +49,7 @@ pub struct Metrics {
     audit_failures: IntCounter,
     ready: IntGauge,
     waiting: IntGauge,
+    typical_requests: IntGauge,
     placeable_by_moves: IntGaugeVec,
     emptiable: IntGauge,
     nodes: IntGaugeVec,
@@ -96,6 +97,10 @@ impl Metrics {
             ),
             binds: counters("gpupack_binds_total", "Binds by outcome.", &["outcome"]),
             claims: int_gauge("gpupack_claims", "Places held back between question and bind."),
+            typical_requests: int_gauge(
+                "gpupack_typical_requests",
+                "Types of requests that free room is judged by.",
+            ),
             wakeups: counter("gpupack_wakeups_total", "Waiting pods woken because room appeared."),
             reports: counters("gpupack_reports_total", "Agent reports by result.", &["result"]),
             report_interval: valid(Histogram::with_opts(
@@ -171,6 +176,7 @@ impl Metrics {
             Box::new(self.audit_failures.clone()),
             Box::new(self.ready.clone()),
             Box::new(self.waiting.clone()),
+            Box::new(self.typical_requests.clone()),
             Box::new(self.placeable_by_moves.clone()),
             Box::new(self.emptiable.clone()),
             Box::new(self.nodes.clone()),
@@ -272,7 +278,8 @@ impl Metrics {
     }
 
     /// Sets the gauges of the fleet.
-    pub fn set_fleet(&self, packing: &Packing, nodes: NodeCounts) {
+    pub fn set_fleet(&self, packing: &Packing, nodes: NodeCounts, typical_requests: usize) {
+        self.typical_requests.set(i64::try_from(typical_requests).unwrap_or(i64::MAX));
         for (state, value) in
             [("reporting", nodes.reporting), ("silent", nodes.silent), ("never", nodes.never)]
         {
@@ -353,7 +360,7 @@ mod tests {
     #[test]
     fn every_series_exists_before_its_first_event() {
         let metrics = Metrics::new();
-        metrics.set_fleet(&Packing::default(), NodeCounts::default());
+        metrics.set_fleet(&Packing::default(), NodeCounts::default(), 0);
         let text = String::from_utf8(metrics.text()).unwrap();
         for part in [
             "gpupack_verb_duration_seconds_count{outcome=\"refused\",verb=\"bind\"} 0",

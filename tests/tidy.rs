@@ -295,7 +295,7 @@ fn every_configuration_key_is_documented() {
 #[test]
 fn every_metric_family_is_documented() {
     let metrics = Metrics::new();
-    metrics.set_fleet(&Packing::default(), NodeCounts::default());
+    metrics.set_fleet(&Packing::default(), NodeCounts::default(), 0);
     let text = String::from_utf8(metrics.text()).expect("the text format is UTF-8");
     let exported = families(&text);
     assert!(exported.len() >= 20, "{exported:?}");

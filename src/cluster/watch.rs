@@ -3,7 +3,7 @@
 //! The watch only translates. What a fact means is the ledger's business; what follows from it beyond
 //! the books (a waiting pod to wake, an event to write) is returned to the caller's sink.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
@@ -19,7 +19,8 @@ use crate::ledger::books::Ledger;
 use crate::ledger::effect::Effect;
 use crate::ledger::facts::PodFact;
 use crate::packing::device::{NodeName, PodUid, PoolName};
-use crate::packing::units::HostAmount;
+use crate::packing::mix::{RequestType, WINDOW};
+use crate::packing::units::{HostAmount, MemMib};
 
 /// What the watch tells beyond the books.
 pub trait Sink: Send + Sync {
@@ -50,6 +51,7 @@ pub async fn run(
         clock,
         known: BTreeSet::new(),
         relisted: None,
+        recalled: Some(BTreeMap::new()),
     };
     let nodes = NodeWatch {
         ledger: Arc::clone(&ledger),
@@ -82,6 +84,8 @@ struct PodWatch {
     clock: Clock,
     known: BTreeSet<PodUid>,
     relisted: Option<BTreeSet<PodUid>>,
+    /// While the first list is read: what the pods ask for that were created last, by when that was.
+    recalled: Option<BTreeMap<(i64, PodUid), (RequestType, MemMib)>>,
 }
 
 impl PodWatch {
@@ -104,14 +108,38 @@ impl PodWatch {
                     let listed_now = self.relisted.take().unwrap_or_default();
                     let gone: Vec<PodUid> = self.known.difference(&listed_now).cloned().collect();
                     gone.iter().for_each(|uid| self.end(uid));
+                    self.recall();
                     listed.send_replace(true);
                 }
             }
         }
     }
 
+    /// Lets the ledger learn from the pods of the first list what is asked for in this cluster. Pods that
+    /// stay for long are many among them; those that come will put that right.
+    fn recall(&mut self) {
+        let recalled = self.recalled.take().into_iter().flatten();
+        let requests: Vec<_> =
+            recalled.map(|((_, uid), (kind, memory))| (uid, kind, memory)).collect();
+        if !requests.is_empty() {
+            tracing::info!(
+                pods = requests.len(),
+                "the request mix is learnt from the pods there are"
+            );
+            self.ledger.recall(requests.into_iter());
+        }
+    }
+
     fn see(&mut self, pod: &Pod) {
         let seen = SeenPod::from_api(pod);
+        if let (Some(recalled), Ok(Some(request))) = (&mut self.recalled, &seen.request) {
+            let kind = RequestType::new(Some(request), seen.host.cpu);
+            let key = (seen.created_unix_seconds, seen.pod.uid.clone());
+            recalled.insert(key, (kind, seen.host.memory));
+            if recalled.len() > WINDOW {
+                recalled.pop_first();
+            }
+        }
         self.known.insert(seen.pod.uid.clone());
         if let Some(relisted) = &mut self.relisted {
             relisted.insert(seen.pod.uid.clone());

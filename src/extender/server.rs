@@ -242,7 +242,8 @@ async fn metrics(State(service): State<Service>) -> Response {
         let counts = cluster.notices.counts();
         app.metrics.set_events_lost(counts.dropped + counts.failed);
     }
-    app.metrics.set_fleet(&app.ledger.packing(), counts);
+    let typical = app.ledger.typical_requests();
+    app.metrics.set_fleet(&app.ledger.packing(), counts, typical);
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     (kind, app.metrics.text()).into_response()
 }

@@ -15,7 +15,7 @@ use crate::packing::mix::{Mix, RequestType};
 use crate::packing::node::NodeLedger;
 use crate::packing::request::GpuRequest;
 use crate::packing::reservation::{Placement, PodRef, Reservation, ReservationState};
-use crate::packing::units::{HostAmount, Timestamp};
+use crate::packing::units::{HostAmount, MemMib, Timestamp};
 
 /// Ended pods that are remembered, so that a late event cannot book them again. More than a cluster
 /// ends between the event and its late copy; 100 bytes each.
@@ -162,6 +162,18 @@ impl Ledger {
         if let Some(mix) = mix.filter(|mix| mix.differs(self.world().mix())) {
             self.replace_mix(Some(mix));
         }
+    }
+
+    /// Learns from the requests of pods that came before we did, oldest first.
+    pub fn recall(&self, requests: impl Iterator<Item = (PodUid, RequestType, MemMib)>) {
+        let mix = {
+            let mut window = locked(&self.window);
+            for (uid, kind, memory) in requests {
+                window.observe(uid, kind, memory);
+            }
+            window.mix()
+        };
+        self.replace_mix(Some(mix));
     }
 
     /// Sets the mix, where it is known beforehand (simulation).

@@ -165,6 +165,11 @@ impl Ledger {
         slots.iter().flat_map(|slot| stranded_by_device(&slot.read(), &mix)).collect()
     }
 
+    /// How many types of requests free room is judged by.
+    pub fn typical_requests(&self) -> usize {
+        self.world().mix().typical().len()
+    }
+
     /// The typical requests as they are seen now.
     pub fn mix(&self) -> Mix {
         self.world().mix().clone()

@@ -31,6 +31,9 @@ fn a_restarted_extender_has_the_same_books() {
         let took = stage.extender.start_again().await;
         stage.until_books_agree().await;
         assert_eq!(stage.extender.booked().await, before);
+        // Nobody has asked since: what is asked for in this cluster was read from the pods there are.
+        let types = stage.extender.metric("gpupack_typical_requests", "").await;
+        assert!((types - 6.0).abs() < 0.5, "{types} types of requests");
         stage.figure(&format!("ready {} ms after SIGKILL, same books", clock::ms(took)));
         // Six GPUs; what is left is not enough for seven whole ones, and exactly what it is.
         stage.cluster.add_pods(&[PodPlan::fraction("late", "0.25")]).await;

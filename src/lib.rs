@@ -45,6 +45,7 @@ pub mod ledger {
     pub mod commands;
     pub mod questions;
     pub mod reports;
+    pub mod details;
     pub mod reading;
     pub mod moves;
     pub mod waiting;
@@ -87,6 +88,7 @@ pub mod extender {
     pub mod reports;
     pub mod proposals;
     mod mends;
+    pub mod details;
     pub mod inspect;
     pub mod pods;
     pub mod summary;
@@ -97,6 +99,7 @@ pub mod extender {
 
 /// What runs on every GPU node: reads the GPUs and reports them to every replica of the extender.
 pub mod agent {
+    pub mod health;
     pub mod probe;
     pub mod nvml;
     pub mod processes;
@@ -106,6 +109,9 @@ pub mod agent {
     pub mod cadence;
     pub mod session;
     pub mod client;
+    pub mod metrics;
+    mod link;
+    mod sampler;
     pub mod run;
 }
 

@@ -1,0 +1,1 @@
+//! The loops, and the agent as a process.

@@ -86,6 +86,7 @@ async fn run_until_told(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
     if let (Some(address), Some(metrics)) = (args.metrics_listen, &metrics) {
         let listener = listen(address)
             .with_context(|| format!("cannot listen on `{address}` (`--metrics-listen`)"))?;
+        let address = listener.local_addr().unwrap_or(address);
         tokio::spawn(metrics.clone().serve(listener));
         tracing::info!(%address, "showing metrics");
     }

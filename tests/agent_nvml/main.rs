@@ -9,7 +9,13 @@ mod inventory;
 mod health;
 /// Every error of every call, functions that are missing, lies.
 mod faults;
-/// The loops, and the agent as a process.
+/// The loops: from the hardware to the extender, and how often.
 mod loops;
+/// What the agent itself costs.
+mod cost;
 /// A node of its own for each test.
 mod world;
+/// An extender for the agent to report to.
+mod extender;
+/// The agent as a process.
+mod process;

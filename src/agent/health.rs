@@ -74,6 +74,19 @@ pub enum Event {
     RecoveryChanged,
 }
 
+impl Event {
+    /// The same event, of the whole GPU where it names an instance that is not known: better too many
+    /// suffer for it than none.
+    pub fn of_known_instance(self, is_known: impl FnOnce(u32) -> bool) -> Self {
+        match self {
+            Self::Xid { number, instance } => {
+                Self::Xid { number, instance: instance.filter(|id| is_known(*id)) }
+            }
+            Self::Unavailable | Self::RecoveryChanged => self,
+        }
+    }
+}
+
 /// Xids of one GPU since the start of the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XidCounts {

@@ -109,7 +109,7 @@ impl NvmlProbe {
         open: &mut Opened,
         processes: ProcessSampling,
     ) -> Result<Sweep, ProbeError> {
-        open.read_events(&mut self.health)?;
+        open.read_events(&self.known, &mut self.health)?;
         let sweeper = Sweeper {
             nvml: &open.nvml,
             events: open.events.as_ref(),
@@ -195,7 +195,11 @@ impl NvmlProbe {
 impl Opened {
     /// Hands on what has happened since the last time. Events are a help, not a need: where they fail,
     /// the set is made anew the next time, and recovery actions are read without them.
-    fn read_events(&mut self, health: &mut BTreeMap<String, GpuHealth>) -> Result<(), ProbeError> {
+    fn read_events(
+        &mut self,
+        known: &BTreeMap<String, DeviceReport>,
+        health: &mut BTreeMap<String, GpuHealth>,
+    ) -> Result<(), ProbeError> {
         if self.events.is_none() {
             self.registered.clear();
             match unless_unsupported(EventSet::create(&self.nvml)) {
@@ -208,10 +212,19 @@ impl Opened {
         match unless_unsupported(set.read(&self.nvml)) {
             Ok(events) => {
                 for (device, event) in events.into_iter().flatten() {
-                    match self.registered.get(&device) {
-                        Some(uuid) => health.entry(uuid.clone()).or_default().strike(event),
-                        None => tracing::warn!(?event, "an event of a GPU that is not known"),
-                    }
+                    let Some(uuid) = self.registered.get(&device) else {
+                        tracing::warn!(?event, "an event of a GPU that is not known");
+                        continue;
+                    };
+                    let is_there = |id: u32| {
+                        let mut devices =
+                            known.values().filter(|it| it.parent.as_ref() == Some(uuid));
+                        devices.any(|it| {
+                            self.details.get(&it.uuid).is_some_and(|it| it.instance == Some(id))
+                        })
+                    };
+                    let event = event.of_known_instance(is_there);
+                    health.entry(uuid.clone()).or_default().strike(event);
                 }
             }
             Err(Trouble::Library(error)) => return Err(error),

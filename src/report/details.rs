@@ -201,6 +201,36 @@ mod tests {
     }
 
     #[test]
+    fn ailments_are_spelt_as_on_the_wire_and_those_of_newer_agents_are_read() {
+        for ailment in [
+            Ailment::DriverAway,
+            Ailment::Lost,
+            Ailment::ResetRequired,
+            Ailment::RebootRequired,
+            Ailment::DrainRequired,
+            Ailment::Unavailable,
+            Ailment::Xid,
+            Ailment::NotAnswering,
+            Ailment::UuidTwice,
+            Ailment::Absurd,
+            Ailment::NoMemory,
+            Ailment::Other,
+        ] {
+            assert_eq!(serde_json::to_value(ailment).unwrap(), ailment.name());
+            let seen =
+                format!(r#"{{"uuid":"GPU-a","healthy":false,"ailment":"{}"}}"#, ailment.name());
+            let seen: DeviceUse = serde_json::from_str(&seen).unwrap();
+            assert_eq!(seen.ailment, Some(ailment));
+        }
+        let newer = r#"{"uuid":"GPU-a","healthy":false,"ailment":"too_hot","novelty":1}"#;
+        let seen: DeviceUse = serde_json::from_str(newer).unwrap();
+        assert_eq!(seen.ailment, Some(Ailment::Other));
+        let older = r#"{"uuid":"GPU-a","healthy":false}"#;
+        let seen: DeviceUse = serde_json::from_str(older).unwrap();
+        assert_eq!((seen.ailment, seen.last_xid), (None, None));
+    }
+
+    #[test]
     fn a_driver_has_a_version_that_can_be_printed() {
         let report = |version: &str, cuda: Option<&str>| DriverReport {
             version: version.to_owned(),

@@ -187,6 +187,20 @@ fn an_xid_of_an_instance_takes_that_instance_out() {
 }
 
 #[test]
+fn an_xid_of_an_instance_that_is_not_known_takes_the_whole_gpu_out() {
+    let xid = Some(Ailment::Xid);
+    let all = [("GPU-p", xid), ("GPU-z", None), ("MIG-a", xid), ("MIG-b", xid)];
+    let mut story = Story::new(h200_in_mig_mode());
+    let seen = story.tell(json!({"gpu": 0, "kind": XID, "data": 95, "instance": 7}));
+    assert_eq!(ailments(&seen), all);
+    let mut parent = h200_in_mig_mode();
+    parent["mig"][0]["failures"] = json!({"nvmlDeviceGetGpuInstanceId": 3});
+    let mut story = Story::new(parent);
+    let seen = story.tell(json!({"gpu": 0, "kind": XID, "data": 95, "instance": 2}));
+    assert_eq!(ailments(&seen), all);
+}
+
+#[test]
 fn a_gpu_without_events_is_judged_by_the_wishes_alone() {
     let mut story = Story::new(with(a100("GPU-a"), "event_types", json!(0)));
     assert_eq!(first(&story.happens(XID, 79)), None);

@@ -3,7 +3,8 @@
 //! An unoptimised build says little about time, so this is asked for:
 //!
 //! ```sh
-//! GPUPACK_AGENT_COST_SECONDS=300 cargo test --release --test agent_nvml cost -- --nocapture
+//! cargo build --release --example fake_nvml
+//! GPUPACK_AGENT_COST_SECONDS=300 cargo test --release --test agent_nvml the_agent_takes_little -- --nocapture
 //! ```
 
 use std::io::Write;

@@ -166,3 +166,24 @@ fn more_processes_than_expected_are_read_and_more_than_anyone_has_are_unknown() 
         assert_eq!((found, seen.uses[0].healthy), (listed, true), "{count}");
     }
 }
+
+#[test]
+fn half_a_list_of_processes_is_no_list() {
+    let processes = json!([{"pid": 1, "used_mib": 5, "lists": ["compute"]}]);
+    let gpu = with(a100("GPU-a"), "processes", processes);
+    let world = World::new(&json!({"gpus": [gpu]}));
+    let mut probe = world.probe();
+    for list in ["ComputeRunning", "MPSComputeRunning", "GraphicsRunning"] {
+        let symbol = format!("nvmlDeviceGet{list}Processes_v3");
+        for code in [3, 4, 13, 999] {
+            let failing = with(gpu.clone(), "failures", json!({symbol.clone(): code}));
+            world.play(&json!({"gpus": [failing]}));
+            let seen = &sample(&mut probe).unwrap().uses[0];
+            // A driver without MPS or graphics has no processes of that kind.
+            let is_absent = [3, 13].contains(&code) && list != "ComputeRunning";
+            let listed = seen.processes.as_ref().map(Vec::len);
+            assert_eq!(listed, is_absent.then_some(1), "{symbol} fails with {code}");
+            assert!(seen.healthy, "{symbol} fails with {code}");
+        }
+    }
+}

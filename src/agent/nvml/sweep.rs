@@ -112,13 +112,15 @@ impl Sweeper<'_> {
         *told = Some(uuid.clone());
         let model = required(gpu.name())?;
         let index = unless_unsupported(gpu.index())?.unwrap_or(position);
-        let mode = unless_unsupported(gpu.mig_mode())?;
-        let was_parent = self.known.get(&uuid).is_some_and(|it| it.kind == Kind::MigParent);
-        if mode.is_none() && was_parent {
-            // Taken for a whole GPU, it would be given away over the heads of its instances.
-            return Err(Trouble::Device(Ailment::NotAnswering));
-        }
-        let in_mig_mode = mode.is_some_and(|mode| mode.current == 1);
+        let in_mig_mode = match gpu.mig_mode() {
+            // Taken for a whole GPU without need, it would be given away over its instances' heads.
+            Err(
+                NvmlError::NotSupported
+                | NvmlError::FunctionNotFound
+                | NvmlError::FailedToLoadSymbol(_),
+            ) if !self.was_parent(&uuid) => false,
+            answer => required(answer)?.current == 1,
+        };
         self.learn_health(gpu, &uuid)?;
         if !self.details.contains_key(&uuid) {
             self.details.insert(uuid.clone(), Details::of_gpu(self.nvml, gpu)?);
@@ -129,6 +131,11 @@ impl Sweeper<'_> {
             self.instances(&Parent { gpu, uuid: &uuid, index }, sweep)?;
         }
         Ok(())
+    }
+
+    /// Whether a device was a GPU in MIG mode when it was last read well.
+    fn was_parent(&self, uuid: &str) -> bool {
+        self.known.get(uuid).is_some_and(|it| it.kind == Kind::MigParent)
     }
 
     /// Asks for the events of a GPU once, and for what the driver wants done with it: with each list

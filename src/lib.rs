@@ -48,6 +48,7 @@ pub mod ledger {
     pub mod commands;
     pub mod questions;
     pub mod reports;
+    pub mod details;
     pub mod reading;
     pub mod moves;
     pub mod waiting;
@@ -95,6 +96,7 @@ pub mod extender {
     pub mod reports;
     pub mod proposals;
     mod mends;
+    pub mod details;
     pub mod inspect;
     pub mod pods;
     pub mod summary;
@@ -107,6 +109,7 @@ pub mod extender {
 
 /// What runs on every GPU node: reads the GPUs and reports them to every replica of the extender.
 pub mod agent {
+    pub mod health;
     pub mod probe;
     pub mod nvml;
     pub mod processes;
@@ -116,6 +119,9 @@ pub mod agent {
     pub mod cadence;
     pub mod session;
     pub mod client;
+    pub mod metrics;
+    mod link;
+    mod sampler;
     pub mod run;
 }
 

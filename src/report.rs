@@ -16,6 +16,8 @@ use crate::packing::reservation::{Reservation, ReservationState};
 
 /// Reports in the words of the core, and everything that is not believed.
 pub mod checked;
+/// What a report says beside the books.
+mod details;
 
 /// The schema that this side writes. It reads one older and one newer: fields that it does not know
 /// are ignored, optional fields that are missing have their default.
@@ -49,9 +51,22 @@ pub struct Report {
     /// Everything that the node owns: with hello, when it changed and when the extender asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inventory: Option<Vec<DeviceReport>>,
+    /// The driver, where it tells its version; goes with the inventory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<DriverReport>,
     /// Observed use, one entry per device that could be read.
     #[serde(default)]
     pub devices: Vec<DeviceUse>,
+}
+
+/// The driver of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverReport {
+    /// Its version, for instance `580.95.05`.
+    pub version: String,
+    /// Newest CUDA that it can run, for instance `13.0`; none where it cannot say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<String>,
 }
 
 /// One device of the inventory.
@@ -79,6 +94,61 @@ pub struct DeviceReport {
     pub profile: Option<String>,
     /// Whether it may take new tenants.
     pub healthy: bool,
+    /// Number of its device node, `/dev/nvidia<minor>`; not always its index.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
+    /// NUMA node of the host that it is attached to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
+    /// GPUs of the same node that it reaches by NVLink, by UUID.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub neighbours: Vec<Neighbour>,
+    /// Where a MIG instance lies on its GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<Slot>,
+    /// Streaming multiprocessors of a MIG instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sm_count: Option<u32>,
+}
+
+impl DeviceReport {
+    /// A healthy device of which nothing but its name is known.
+    pub fn new(uuid: String, index: u32, model: String, kind: Kind) -> Self {
+        Self {
+            uuid,
+            index,
+            model,
+            memory_mib: 0,
+            reserved_mib: 0,
+            kind,
+            parent: None,
+            profile: None,
+            healthy: true,
+            minor: None,
+            numa_node: None,
+            neighbours: Vec::new(),
+            slot: None,
+            sm_count: None,
+        }
+    }
+}
+
+/// A GPU that another one reaches by NVLink.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbour {
+    /// NVML's UUID.
+    pub uuid: String,
+    /// Active links, directly or through switches.
+    pub links: u32,
+}
+
+/// Where a MIG instance lies on its GPU, in units of the axis: 4 on an A30, 8 on an A100 or H100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// The first unit.
+    pub start: u32,
+    /// How many units.
+    pub size: u32,
 }
 
 /// What kind of device it is.
@@ -105,11 +175,83 @@ pub struct DeviceUse {
     /// Percent of time in which a kernel ran; none where the driver cannot say (MIG).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_percent: Option<u8>,
-    /// Whether the device answered.
+    /// Whether the device may take new tenants now.
     pub healthy: bool,
+    /// Why it may not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ailment: Option<Ailment>,
+    /// Number of the newest Xid that the driver told about it, an application's fault or its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_xid: Option<u64>,
     /// Processes on it. None: not looked for this time. Empty: looked for, there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<Vec<ProcessUse>>,
+}
+
+impl DeviceUse {
+    /// What is said of a device whose use cannot be read.
+    pub fn unread(uuid: String, ailment: Ailment) -> Self {
+        Self {
+            uuid,
+            used_mib: None,
+            busy_percent: None,
+            healthy: false,
+            ailment: Some(ailment),
+            last_xid: None,
+            processes: None,
+        }
+    }
+}
+
+/// Why a device takes no new tenants. Its bookings stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ailment {
+    /// The driver is away, in the middle of an upgrade or hangs: nothing is known of any device.
+    DriverAway,
+    /// It has fallen off the bus.
+    Lost,
+    /// The driver wants it to be reset.
+    ResetRequired,
+    /// The driver wants the node to be rebooted.
+    RebootRequired,
+    /// The driver wants its traffic to other GPUs to end.
+    DrainRequired,
+    /// The driver says that it is not available.
+    Unavailable,
+    /// An Xid that is no application's fault; the number is in [`DeviceUse::last_xid`].
+    Xid,
+    /// It does not answer, or not in full.
+    NotAnswering,
+    /// Another device has the same UUID.
+    UuidTwice,
+    /// What it says of itself cannot be.
+    Absurd,
+    /// It has no memory of its own that could be shared.
+    NoMemory,
+    /// Something that only a newer agent knows.
+    #[serde(other)]
+    Other,
+}
+
+impl Ailment {
+    /// Its name, as on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DriverAway => "driver_away",
+            Self::Lost => "lost",
+            Self::ResetRequired => "reset_required",
+            Self::RebootRequired => "reboot_required",
+            Self::DrainRequired => "drain_required",
+            Self::Unavailable => "unavailable",
+            Self::Xid => "xid",
+            Self::NotAnswering => "not_answering",
+            Self::UuidTwice => "uuid_twice",
+            Self::Absurd => "absurd",
+            Self::NoMemory => "no_memory",
+            Self::Other => "other",
+        }
+    }
 }
 
 /// One process on one device.

@@ -17,7 +17,7 @@ use gpupack::agent::nvml::NvmlProbe;
 use gpupack::agent::processes::PodsByProcess;
 use gpupack::agent::run::{AgentConfig, run_fleet, run_node};
 use gpupack::clock::Clock;
-use gpupack::ledger::reports::NodeReport;
+use gpupack::report::checked::CheckedReport;
 use gpupack::report::{
     BookedDevice, Booking, BookingState, Outcome, Refusal, Reply, Report, SCHEMA_VERSION,
 };
@@ -88,7 +88,7 @@ async fn take(
     Path(node): Path<String>,
     Json(report): Json<Report>,
 ) -> Response {
-    let _: NodeReport = report.clone().checked().unwrap();
+    let _: CheckedReport = report.clone().checked().unwrap();
     let mut world = world.lock().unwrap();
     world.reports.push((node.clone(), report.clone()));
     let refuse = |status: u16, reason: Option<&str>| {
@@ -143,6 +143,7 @@ impl Agent {
             extenders: extenders.iter().map(|extender| extender.url()).collect(),
             period: Duration::from_millis(period_ms),
             clock: Clock::start(),
+            metrics: None,
         };
         Self(tokio::spawn(async move {
             run_fleet(&config, &fleet, std::future::pending()).await.unwrap();
@@ -286,6 +287,7 @@ async fn a_node_without_driver_stays_silent_and_stops_when_told() {
         extenders: vec![extender.url()],
         period: Duration::from_millis(20),
         clock: Clock::start(),
+        metrics: None,
     };
     let probe = NvmlProbe::new(Some("/nowhere/libnvidia-ml.so.1".into()), PodsByProcess::new("/"));
     let stop = tokio::time::sleep(Duration::from_millis(200));

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpupack::packing::device::{MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
+use gpupack::packing::device::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
 use gpupack::report::Report;
 use gpupack::report::checked::MAX_PROCESSES_PER_DEVICE;
 use proptest::prelude::*;
@@ -38,11 +38,20 @@ fn uuid() -> impl Strategy<Value = String> {
 
 fn device() -> impl Strategy<Value = Value> {
     let kind = prop_oneof!["gpu", "mig_parent", "mig_instance", "[a-z]{1,4}"];
-    (uuid(), any::<u32>(), amount(), amount(), kind, prop::option::of(uuid())).prop_map(
-        |(uuid, index, memory_mib, reserved_mib, kind, parent)| {
+    let number = || prop::option::of(prop_oneof![8 => 0..20_u32, 1 => any::<u32>()]);
+    let neighbour = (uuid(), number())
+        .prop_map(|(uuid, links)| json!({"uuid": uuid, "links": links.unwrap_or(1)}));
+    let place = (number(), number(), number(), prop::collection::vec(neighbour, 0..3));
+    (uuid(), any::<u32>(), amount(), amount(), kind, prop::option::of(uuid()), place).prop_map(
+        |(uuid, index, memory_mib, reserved_mib, kind, parent, place)| {
+            let (minor, numa_node, start, neighbours) = place;
+            let start = start.filter(|_| kind == "mig_instance");
+            let slot = start.map(|start| json!({"start": start, "size": numa_node.unwrap_or(1)}));
             json!({"uuid": uuid, "index": index, "model": "Tesla T4", "memory_mib": memory_mib,
                    "reserved_mib": reserved_mib, "kind": kind, "parent": parent,
-                   "profile": parent.as_ref().map(|_| "1g.5gb"), "healthy": true})
+                   "profile": parent.as_ref().map(|_| "1g.5gb"), "healthy": true,
+                   "minor": minor, "numa_node": numa_node, "neighbours": neighbours,
+                   "slot": slot, "sm_count": start})
         },
     )
 }
@@ -51,16 +60,17 @@ fn device_use() -> impl Strategy<Value = Value> {
     let process = (any::<u32>(), prop::option::of(".{0,70}"), prop::option::of(amount()))
         .prop_map(|(pid, uid, mib)| json!({"pid": pid, "pod_uid": uid, "memory_mib": mib}));
     let processes = prop::option::of(prop::collection::vec(process, 0..3));
-    (uuid(), prop::option::of(amount()), prop::option::of(0..120_u8), processes).prop_map(
-        |(uuid, used, busy, processes)| {
+    let ailment = prop::option::of("xid|lost|[a-z_]{1,9}");
+    (uuid(), prop::option::of(amount()), prop::option::of(0..120_u8), processes, ailment).prop_map(
+        |(uuid, used, busy, processes, ailment)| {
             json!({"uuid": uuid, "used_mib": used, "busy_percent": busy, "healthy": false,
-                   "processes": processes})
+                   "last_xid": used, "ailment": ailment, "processes": processes})
         },
     )
 }
 
-const FIELDS: [&str; 6] =
-    ["schema_version", "agent", "session", "sequence", "inventory", "devices"];
+const FIELDS: [&str; 7] =
+    ["schema_version", "agent", "session", "sequence", "inventory", "driver", "devices"];
 
 /// A report that is nearly right: any of its fields may be replaced by something else.
 fn near_report() -> impl Strategy<Value = Value> {
@@ -81,7 +91,8 @@ fn near_report() -> impl Strategy<Value = Value> {
 
 /// What holds for every report that was believed.
 fn believe(body: &[u8]) -> Result<(), TestCaseError> {
-    let Ok(report) = Report::from_json(body) else { return Ok(()) };
+    let Ok(checked) = Report::from_json(body) else { return Ok(()) };
+    let report = checked.books;
     prop_assert!(report.agent.len() <= 64);
     prop_assert!(report.session.is_some() || report.inventory.is_some());
     prop_assert!(report.uses.len() <= MAX_DEVICES_PER_NODE);
@@ -97,6 +108,16 @@ fn believe(body: &[u8]) -> Result<(), TestCaseError> {
         for process in processes {
             prop_assert!(process.memory.is_none_or(|memory| memory <= MAX_DEVICE_MEMORY));
         }
+    }
+    prop_assert!(checked.details.conditions.keys().all(|id| ids.contains(&id)));
+    let (_, devices) = checked.details.inventory.unwrap_or_default();
+    let inventory = report.inventory.unwrap_or_default();
+    let is_there = |id: &DeviceId| inventory.devices().iter().any(|device| device.id == *id);
+    for (id, details) in &devices {
+        prop_assert!(is_there(id));
+        prop_assert!(details.neighbours.iter().all(|(other, _)| other != id && is_there(other)));
+        prop_assert!(details.numa_node.is_none_or(|node| node < 1_024));
+        prop_assert!(details.slot.is_none_or(|slot| slot.size > 0 && slot.start < 64));
     }
     Ok(())
 }

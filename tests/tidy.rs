@@ -1,12 +1,15 @@
 //! Tidiness as a test: length and look of files, names, forbidden words, links, and documents that
 //! must name everything there is to name. Layers are in `layering.rs`; what clippy sees is clippy's.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
+use gpupack::agent::metrics::AgentMetrics;
+use gpupack::agent::probe::Sample;
 use gpupack::config::{KEYS, webhook};
 use gpupack::metrics::{Metrics, NodeCounts};
 use gpupack::packing::fragmentation::Packing;
+use gpupack::report::{Ailment, DeviceReport, DeviceUse, Kind};
 use source::{SourceFile, files, words};
 
 mod source;
@@ -235,6 +238,25 @@ fn families(text: &str) -> Vec<String> {
     types.filter_map(|rest| rest.split(' ').next()).map(str::to_owned).collect()
 }
 
+/// The families of an agent that has read a GPU.
+fn agent_families() -> Vec<String> {
+    let device = DeviceReport::new("GPU-a".to_owned(), 0, "Tesla T4".to_owned(), Kind::Gpu);
+    let seen = DeviceUse {
+        busy_percent: Some(1),
+        ..DeviceUse::unread(device.uuid.clone(), Ailment::Lost)
+    };
+    let sample = Sample {
+        inventory: vec![device].into(),
+        uses: vec![seen],
+        driver: None,
+        xids: BTreeMap::new(),
+        unreadable: 0,
+    };
+    let metrics = AgentMetrics::new();
+    metrics.show("n", &sample, &[]);
+    families(&String::from_utf8(metrics.text()).expect("the text format is UTF-8"))
+}
+
 /// Annotation and resource keys: the constants of these files that look like keys of Kubernetes.
 fn keys(text: &str) -> Vec<String> {
     let is_key = |value: &str| {
@@ -297,8 +319,11 @@ fn every_metric_family_is_documented() {
     let metrics = Metrics::new();
     metrics.set_fleet(&Packing::default(), NodeCounts::default(), 0);
     let text = String::from_utf8(metrics.text()).expect("the text format is UTF-8");
-    let exported = families(&text);
+    let mut exported = families(&text);
     assert!(exported.len() >= 20, "{exported:?}");
+    let of_agent = agent_families();
+    assert_eq!(of_agent.len(), 5, "{of_agent:?}");
+    exported.extend(of_agent);
     let files = files();
     let document = text_of(&files, "docs/metrics.md");
     let missing = unnamed(document, exported.iter().cloned());

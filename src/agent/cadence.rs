@@ -91,7 +91,7 @@ fn booked_mib(bookings: &[Booking], uuid: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{BookedDevice, DeviceUse};
+    use crate::report::{Ailment, BookedDevice, DeviceUse};
 
     fn booking(state: BookingState) -> Booking {
         let part =
@@ -100,14 +100,14 @@ mod tests {
     }
 
     fn sample(used_mib: Option<u64>) -> Sample {
-        let device = DeviceUse {
-            uuid: "GPU-a".to_owned(),
-            used_mib,
-            busy_percent: None,
-            healthy: true,
-            processes: None,
-        };
-        Sample { inventory: Vec::new().into(), uses: vec![device], unreadable: 0 }
+        let device = DeviceUse { used_mib, ..DeviceUse::unread("GPU-a".to_owned(), Ailment::Lost) };
+        Sample {
+            inventory: Vec::new().into(),
+            uses: vec![device],
+            driver: None,
+            xids: BTreeMap::new(),
+            unreadable: 0,
+        }
     }
 
     #[test]

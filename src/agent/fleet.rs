@@ -156,29 +156,20 @@ impl FleetNode {
         for (index, gpu) in (0..).zip(&self.gpus) {
             let made = || made_uuid("GPU", &format!("{}/{index}", self.name));
             let uuid = gpu.uuid.clone().unwrap_or_else(made);
+            let kind = if gpu.mig.is_empty() { Kind::Gpu } else { Kind::MigParent };
             devices.push(DeviceReport {
-                uuid: uuid.clone(),
-                index,
-                model: gpu.model.clone(),
                 memory_mib: gpu.memory_mib,
                 reserved_mib: gpu.reserved_mib,
-                kind: if gpu.mig.is_empty() { Kind::Gpu } else { Kind::MigParent },
-                parent: None,
-                profile: None,
-                healthy: true,
+                ..DeviceReport::new(uuid.clone(), index, gpu.model.clone(), kind)
             });
             for (position, instance) in gpu.mig.iter().enumerate() {
                 let made = || made_uuid("MIG", &format!("{}/{index}/{position}", self.name));
+                let own = instance.uuid.clone().unwrap_or_else(made);
                 devices.push(DeviceReport {
-                    uuid: instance.uuid.clone().unwrap_or_else(made),
-                    index,
-                    model: gpu.model.clone(),
                     memory_mib: instance.memory_mib,
-                    reserved_mib: 0,
-                    kind: Kind::MigInstance,
                     parent: Some(uuid.clone()),
                     profile: Some(instance.profile.clone()),
-                    healthy: true,
+                    ..DeviceReport::new(own, index, gpu.model.clone(), Kind::MigInstance)
                 });
             }
         }

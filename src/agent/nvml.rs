@@ -1,29 +1,45 @@
-//! The GPUs of this node, read through NVML. The only file that uses `nvml-wrapper`.
+//! The GPUs of this node, read through NVML. Only this file and its folder use `nvml-wrapper`.
 //!
 //! Everything is keyed on UUIDs: NVML's indices change between boots and its handles die with a MIG
 //! instance, so devices are looked up anew for each sample. The library is opened at the first
 //! sample and again after the driver was reloaded, so a missing driver, or one in the middle of an
-//! upgrade, costs samples and no restart.
+//! upgrade, costs samples and no restart. Dropping the probe closes the library: a driver cannot be
+//! unloaded below someone who has it open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::struct_wrappers::device::ProcessInfo;
-use nvml_wrapper::{Device, Nvml};
 
+use self::details::Details;
+use self::raw::EventSet;
+use self::sweep::{Failure, Seen, Sweep, Sweeper};
+use self::trouble::{Trouble, library_error, unless_unsupported};
+use super::health::GpuHealth;
 use super::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use super::processes::PodsByProcess;
+use crate::packing::device::MAX_DEVICES_PER_NODE;
 use crate::packing::units::Timestamp;
-use crate::report::{DeviceReport, DeviceUse, Kind, ProcessUse};
+use crate::report::{Ailment, DeviceReport, DeviceUse, DriverReport, Kind};
+
+/// Calls that the wrapper lacks or breaks.
+mod raw;
+/// How a failed call is to be taken.
+mod trouble;
+/// What does not change while the library is open.
+mod details;
+/// One walk over all devices.
+mod sweep;
 
 /// What is loaded unless a path is given; the loader's search path decides where from.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// How often a list is read anew that outgrew its buffer while it was being read.
-const LIST_ATTEMPTS: usize = 3;
+/// How long the library stays open while a GPU is lost or waits for a reset: an open library sees
+/// neither what a reset has mended, nor lets some resets happen. Opening takes a moment, for all GPUs.
+const REOPEN_AFTER: Duration = Duration::from_secs(30);
 
 /// Reads the GPUs of this node.
 pub struct NvmlProbe {
@@ -32,41 +48,39 @@ pub struct NvmlProbe {
     /// Finds the pod of a process.
     pods: PodsByProcess,
     /// The library while it is open.
-    nvml: Option<Nvml>,
+    open: Option<Opened>,
     /// Devices as they were last read well, by UUID: what a lost device is reported as.
     known: BTreeMap<String, DeviceReport>,
+    /// Health of each GPU, by UUID; outlives the library.
+    health: BTreeMap<String, GpuHealth>,
 }
 
-/// How a failed call is to be taken.
-enum Trouble {
-    /// The driver cannot say; the rest can be believed.
-    Unsupported,
-    /// This device cannot be used now.
-    Device,
-    /// Nothing can be read until the library is opened anew.
-    Library(ProbeError),
-}
-
-/// What one sweep over the devices found.
-#[derive(Default)]
-struct Sweep {
-    /// Devices that answered.
-    inventory: Vec<DeviceReport>,
-    /// Their use.
-    uses: Vec<DeviceUse>,
-    /// How many devices did not answer; they may be known ones.
-    unreadable: usize,
+/// The open library, and what holds as long as it is.
+struct Opened {
+    /// The library.
+    nvml: Nvml,
+    /// When it was opened.
+    since: Timestamp,
+    /// Tells events; none where that fails.
+    events: Option<EventSet>,
+    /// UUID of each GPU whose events are asked for, by the identity of its handle.
+    registered: BTreeMap<usize, String>,
+    /// What does not change, by UUID.
+    details: BTreeMap<String, Details>,
+    /// The driver.
+    driver: Option<DriverReport>,
 }
 
 impl NvmlProbe {
     /// A probe that loads `library` (NVIDIA's own where none is named) at the first sample.
     pub fn new(library: Option<PathBuf>, pods: PodsByProcess) -> Self {
         let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
-        Self { library, pods, nvml: None, known: BTreeMap::new() }
+        let (known, health) = (BTreeMap::new(), BTreeMap::new());
+        Self { library, pods, open: None, known, health }
     }
 
     /// Opens the library.
-    fn open(&self) -> Result<Nvml, ProbeError> {
+    fn open(&self, now: Timestamp) -> Result<Opened, ProbeError> {
         let path: &OsStr = self.library.as_os_str();
         let nvml = Nvml::builder().lib_path(path).init().map_err(|error| match error {
             NvmlError::LibloadingError(cause) => ProbeError::LibraryMissing {
@@ -84,301 +98,220 @@ impl NvmlProbe {
             std::mem::forget(nvml);
             return Err(ProbeError::DriverTooOld { cause: "nvmlShutdown".to_owned() });
         }
-        Ok(nvml)
+        let driver = details::driver(&nvml);
+        let (registered, details) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Opened { nvml, since: now, events: None, registered, details, driver })
     }
 
-    /// Reports the known devices that did not answer as unhealthy, and remembers the others.
-    fn settle(&mut self, mut sweep: Sweep) -> Sample {
-        sweep.distrust_duplicates();
-        let seen: BTreeSet<&str> =
-            sweep.inventory.iter().map(|device| device.uuid.as_str()).collect();
-        let mut missing: Vec<DeviceReport> = Vec::new();
-        if sweep.unreadable > 0 {
-            let unseen = self.known.values().filter(|known| !seen.contains(known.uuid.as_str()));
-            missing.extend(unseen.cloned().map(|known| DeviceReport { healthy: false, ..known }));
+    /// Walks over all devices.
+    fn sweep(
+        &mut self,
+        open: &mut Opened,
+        processes: ProcessSampling,
+    ) -> Result<Sweep, ProbeError> {
+        open.read_events(&self.known, &mut self.health)?;
+        let sweeper = Sweeper {
+            nvml: &open.nvml,
+            events: open.events.as_ref(),
+            registered: &mut open.registered,
+            details: &mut open.details,
+            health: &mut self.health,
+            known: &self.known,
+            pods: &self.pods,
+            processes,
+        };
+        sweeper.sweep()
+    }
+
+    /// What the sweep says of each device, and what it says of the known ones that did not answer.
+    fn settle(&mut self, sweep: Sweep, open: &mut Opened) -> Sample {
+        let Sweep { seen, mut failures } = sweep;
+        let mut seen = distrust_duplicates(seen);
+        seen.retain(|device| {
+            let cannot_be = Failure::of_absurd(&device.report, &device.usage);
+            let is_sane = cannot_be.is_none();
+            failures.extend(cannot_be);
+            is_sane
+        });
+        let answered: BTreeSet<String> =
+            seen.iter().map(|device| device.report.uuid.clone()).collect();
+        if !failures.is_empty() {
+            let absent = self.known.values().filter(|known| !answered.contains(&known.uuid));
+            seen.extend(absent.map(|known| absent_device(known, &failures)));
         }
-        sweep.uses.extend(missing.iter().map(|device| DeviceUse {
-            uuid: device.uuid.clone(),
-            used_mib: None,
-            busy_percent: None,
-            healthy: false,
-            processes: None,
-        }));
-        sweep.inventory.extend(missing);
-        self.known = sweep.inventory.iter().map(|it| (it.uuid.clone(), it.clone())).collect();
-        sweep.inventory.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
-        let unreadable = sweep.unreadable;
-        Sample { inventory: sweep.inventory.into(), uses: sweep.uses, unreadable }
+        for device in &seen {
+            if let (Some(Ailment::Lost | Ailment::ResetRequired), Some(health)) =
+                (device.usage.ailment, self.health.get_mut(&device.report.uuid))
+            {
+                health.learn_absence();
+            }
+        }
+        let there: BTreeSet<String> =
+            seen.iter().map(|device| device.report.uuid.clone()).collect();
+        seen.retain(|device| device.report.parent.as_ref().is_none_or(|it| there.contains(it)));
+        seen.truncate(MAX_DEVICES_PER_NODE);
+        open.details.retain(|uuid, _| there.contains(uuid));
+        self.health.retain(|uuid, _| there.contains(uuid));
+        seen.iter_mut().for_each(|device| self.judge(device, &open.details));
+        self.known = seen.iter().map(|it| (it.report.uuid.clone(), it.report.clone())).collect();
+        let xids = self.health.iter().map(|(uuid, health)| (uuid.clone(), health.counts()));
+        let (mut inventory, uses): (Vec<_>, Vec<_>) =
+            seen.into_iter().map(|device| (device.report, device.usage)).unzip();
+        inventory.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+        Sample {
+            inventory: inventory.into(),
+            uses,
+            driver: open.driver.clone(),
+            xids: xids.collect(),
+            unreadable: failures.len(),
+        }
+    }
+
+    /// Gives its verdict on one device: its own ailment, or what events and the driver's wishes say of
+    /// its GPU. Adds its neighbours, which are known only when all were read.
+    fn judge(&self, device: &mut Seen, details: &BTreeMap<String, Details>) {
+        let Seen { report, usage } = device;
+        let gpu = report.parent.as_ref().unwrap_or(&report.uuid);
+        if let Some(health) = self.health.get(gpu) {
+            let instance = details.get(&report.uuid).and_then(|details| details.instance);
+            usage.ailment = usage.ailment.or_else(|| health.ailment(instance));
+            usage.last_xid = health.last_xid();
+        }
+        usage.healthy = usage.ailment.is_none();
+        report.healthy = usage.healthy;
+        if details.contains_key(&report.uuid) {
+            // A GPU in MIG mode has no traffic with others.
+            report.neighbours = match report.kind {
+                Kind::Gpu => details::neighbours(details, &report.uuid),
+                Kind::MigParent | Kind::MigInstance => Vec::new(),
+            };
+        }
+        if !report.has_believable_details() {
+            *report = report.clone().without_details();
+        }
     }
 }
 
-impl Sweep {
-    /// Keeps one of several devices that answer with the same UUID, as unhealthy: it cannot be told
-    /// which of them a container would get.
-    fn distrust_duplicates(&mut self) {
-        let mut seen = BTreeSet::new();
-        let mut twice = BTreeSet::new();
-        self.inventory.retain(|device| {
-            let is_new = seen.insert(device.uuid.clone());
-            if !is_new {
-                twice.insert(device.uuid.clone());
+impl Opened {
+    /// Hands on what has happened since the last time. Events are a help, not a need: where they fail,
+    /// the set is made anew the next time, and recovery actions are read without them.
+    fn read_events(
+        &mut self,
+        known: &BTreeMap<String, DeviceReport>,
+        health: &mut BTreeMap<String, GpuHealth>,
+    ) -> Result<(), ProbeError> {
+        if self.events.is_none() {
+            self.registered.clear();
+            match unless_unsupported(EventSet::create(&self.nvml)) {
+                Ok(set) => self.events = set,
+                Err(Trouble::Library(error)) => return Err(error),
+                Err(Trouble::Unsupported | Trouble::Device(_)) => {}
             }
-            is_new
-        });
-        for device in self.inventory.iter_mut().filter(|device| twice.contains(&device.uuid)) {
-            device.healthy = false;
         }
-        let mut seen = BTreeSet::new();
-        self.uses.retain(|device| seen.insert(device.uuid.clone()));
-        for device in self.uses.iter_mut().filter(|device| twice.contains(&device.uuid)) {
-            (device.healthy, device.processes) = (false, None);
+        let Some(set) = &self.events else { return Ok(()) };
+        match unless_unsupported(set.read(&self.nvml)) {
+            Ok(events) => {
+                for (device, event) in events.into_iter().flatten() {
+                    let Some(uuid) = self.registered.get(&device) else {
+                        tracing::warn!(?event, "an event of a GPU that is not known");
+                        continue;
+                    };
+                    let is_there = |id: u32| {
+                        let mut devices =
+                            known.values().filter(|it| it.parent.as_ref() == Some(uuid));
+                        devices.any(|it| {
+                            self.details.get(&it.uuid).is_some_and(|it| it.instance == Some(id))
+                        })
+                    };
+                    let event = event.of_known_instance(is_there);
+                    health.entry(uuid.clone()).or_default().strike(event);
+                }
+            }
+            Err(Trouble::Library(error)) => return Err(error),
+            Err(Trouble::Unsupported | Trouble::Device(_)) => {
+                if let Some(set) = self.events.take() {
+                    set.free(&self.nvml);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(set) = self.events.take() {
+            set.free(&self.nvml);
         }
     }
+}
+
+impl Failure {
+    /// The failure of a device that says of itself what cannot be: the extender would believe nothing
+    /// of a node that has it.
+    fn of_absurd(report: &DeviceReport, usage: &DeviceUse) -> Option<Self> {
+        let sane = report.is_believable() && usage.is_believable();
+        (!sane).then(|| Self { uuid: Some(report.uuid.clone()), ailment: Ailment::Absurd })
+    }
+}
+
+/// Keeps one of several devices that answer with the same UUID, as unhealthy: it cannot be told which
+/// of them a container would get.
+fn distrust_duplicates(seen: Vec<Seen>) -> Vec<Seen> {
+    let mut kept: Vec<Seen> = Vec::with_capacity(seen.len());
+    for device in seen {
+        match kept.iter_mut().find(|known| known.report.uuid == device.report.uuid) {
+            Some(first) => {
+                (first.usage.ailment, first.usage.processes) = (Some(Ailment::UuidTwice), None);
+            }
+            None => kept.push(device),
+        }
+    }
+    kept
+}
+
+/// What is said of a known device that did not answer: its size stays, nothing is known of its use.
+/// What ails it is said by its own failure, else by that of its GPU, else by one without a name.
+fn absent_device(known: &DeviceReport, failures: &[Failure]) -> Seen {
+    let failure_of = |uuid: Option<&String>| failures.iter().find(|it| it.uuid.as_ref() == uuid);
+    let own = failure_of(Some(&known.uuid));
+    let of_gpu = || known.parent.as_ref().and_then(|parent| failure_of(Some(parent)));
+    let failure = own.or_else(of_gpu).or_else(|| failure_of(None));
+    let ailment = failure.map_or(Ailment::NotAnswering, |failure| failure.ailment);
+    Seen { report: known.clone(), usage: DeviceUse::unread(known.uuid.clone(), ailment) }
 }
 
 impl Probe for NvmlProbe {
-    fn sample(&mut self, processes: ProcessSampling, _: Timestamp) -> Result<Sample, ProbeError> {
-        let nvml = match self.nvml.take() {
+    fn sample(&mut self, processes: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {
+        let sample = self.take_sample(processes, now);
+        if sample.is_err() {
+            // Whatever was wrong with a GPU, the driver begins anew.
+            self.health.values_mut().for_each(GpuHealth::learn_absence);
+        }
+        sample
+    }
+}
+
+impl NvmlProbe {
+    /// Reads all devices, with the library as it is or opened for it.
+    fn take_sample(
+        &mut self,
+        processes: ProcessSampling,
+        now: Timestamp,
+    ) -> Result<Sample, ProbeError> {
+        let mut open = match self.open.take() {
             Some(open) => open,
-            None => self.open()?,
+            None => self.open(now)?,
         };
-        let sweep = Sweeper { nvml: &nvml, pods: &self.pods, processes }.sweep()?;
+        let sweep = self.sweep(&mut open, processes)?;
+        let sample = self.settle(sweep, &mut open);
+        let is_away =
+            |seen: &DeviceUse| matches!(seen.ailment, Some(Ailment::Lost | Ailment::ResetRequired));
         // Kept only now: after an error of the whole library it is closed, and opened anew.
-        self.nvml = Some(nvml);
-        Ok(self.settle(sweep))
-    }
-}
-
-/// One walk over all devices.
-struct Sweeper<'a> {
-    /// The open library.
-    nvml: &'a Nvml,
-    /// Finds the pod of a process.
-    pods: &'a PodsByProcess,
-    /// Whether to list processes.
-    processes: ProcessSampling,
-}
-
-impl Sweeper<'_> {
-    /// Reads all devices that answer.
-    fn sweep(&self) -> Result<Sweep, ProbeError> {
-        let count = self.nvml.device_count();
-        let count = count.map_err(|error| library_error("count the GPUs", &error))?;
-        let mut sweep = Sweep::default();
-        for position in 0..count {
-            let gpu = self.nvml.device_by_index(position);
-            match required(gpu).and_then(|gpu| self.gpu(&gpu, position, &mut sweep)) {
-                Ok(()) => {}
-                Err(Trouble::Library(error)) => return Err(error),
-                Err(Trouble::Unsupported | Trouble::Device) => sweep.unreadable += 1,
-            }
+        if !(sample.uses.iter().any(is_away) && now.since(open.since) >= REOPEN_AFTER) {
+            self.open = Some(open);
         }
-        Ok(sweep)
-    }
-
-    /// Reads one GPU and, where it is in MIG mode, its instances.
-    fn gpu(&self, gpu: &Device<'_>, position: u32, sweep: &mut Sweep) -> Result<(), Trouble> {
-        let uuid = required(gpu.uuid())?;
-        let model = required(gpu.name())?;
-        let index = unless_unsupported(gpu.index())?.unwrap_or(position);
-        let in_mig_mode = unless_unsupported(gpu.mig_mode())?.is_some_and(|mode| mode.current == 1);
-        let kind = if in_mig_mode { Kind::MigParent } else { Kind::Gpu };
-        let report = DeviceReport {
-            uuid: uuid.clone(),
-            index,
-            model,
-            memory_mib: 0,
-            reserved_mib: 0,
-            kind,
-            parent: None,
-            profile: None,
-            healthy: true,
-        };
-        self.push(gpu, report, sweep)?;
-        if in_mig_mode {
-            self.instances(gpu, &uuid, index, sweep)?;
-        }
-        Ok(())
-    }
-
-    /// Reads the MIG instances of the GPU `parent`.
-    fn instances(
-        &self,
-        gpu: &Device<'_>,
-        parent: &str,
-        index: u32,
-        sweep: &mut Sweep,
-    ) -> Result<(), Trouble> {
-        // The most there can be, not how many there are: gaps answer "not found".
-        let most = unless_unsupported(gpu.mig_device_count())?.unwrap_or(0);
-        for position in 0..most {
-            let instance = match gpu.mig_device_by_index(position) {
-                Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
-                other => required(other),
-            };
-            match instance.and_then(|instance| self.instance(&instance, parent, index, sweep)) {
-                Ok(()) => {}
-                Err(Trouble::Library(error)) => return Err(Trouble::Library(error)),
-                Err(Trouble::Unsupported | Trouble::Device) => sweep.unreadable += 1,
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads one MIG instance; its name is that of the GPU followed by ` MIG <profile>`.
-    fn instance(
-        &self,
-        instance: &Device<'_>,
-        parent: &str,
-        index: u32,
-        sweep: &mut Sweep,
-    ) -> Result<(), Trouble> {
-        let uuid = required(instance.uuid())?;
-        let name = required(instance.name())?;
-        let (model, profile) = name.rsplit_once(" MIG ").ok_or(Trouble::Device)?;
-        let report = DeviceReport {
-            uuid,
-            index,
-            model: model.to_owned(),
-            memory_mib: 0,
-            reserved_mib: 0,
-            kind: Kind::MigInstance,
-            parent: Some(parent.to_owned()),
-            profile: Some(profile.to_owned()),
-            healthy: true,
-        };
-        self.push(instance, report, sweep)
-    }
-
-    /// Reads memory and use of one device and adds both to the sweep.
-    fn push(
-        &self,
-        device: &Device<'_>,
-        mut report: DeviceReport,
-        sweep: &mut Sweep,
-    ) -> Result<(), Trouble> {
-        let memory = match required(device.memory_info()) {
-            Err(Trouble::Unsupported) => None,
-            other => Some(other?),
-        };
-        // Parts with unified memory have none of their own: nothing can be shared there.
-        report.healthy = memory.is_some();
-        report.memory_mib = memory.as_ref().map_or(0, |memory| memory.total / BYTES_PER_MIB);
-        report.reserved_mib =
-            memory.as_ref().map_or(0, |memory| memory.reserved.div_ceil(BYTES_PER_MIB));
-        let busy_percent = match report.kind {
-            Kind::Gpu => unless_unsupported(device.utilization_rates())?.map(|rates| rates.gpu),
-            Kind::MigParent | Kind::MigInstance => None,
-        };
-        let processes = match (self.processes, report.kind) {
-            // A parent lists its instances' processes once more.
-            (ProcessSampling::Skip, _) | (ProcessSampling::List, Kind::MigParent) => None,
-            (ProcessSampling::List, Kind::Gpu | Kind::MigInstance) => self.processes_on(device)?,
-        };
-        sweep.uses.push(DeviceUse {
-            uuid: report.uuid.clone(),
-            used_mib: memory.map(|memory| memory.used.div_ceil(BYTES_PER_MIB)),
-            busy_percent: busy_percent.and_then(|percent| u8::try_from(percent.min(100)).ok()),
-            healthy: report.healthy,
-            processes,
-        });
-        sweep.inventory.push(report);
-        Ok(())
-    }
-
-    /// All processes on a device, whatever they do there, each once; none where the driver cannot
-    /// list the compute processes.
-    fn processes_on(&self, device: &Device<'_>) -> Result<Option<Vec<ProcessUse>>, Trouble> {
-        let Some(compute) = list(|| device.running_compute_processes())? else {
-            return Ok(None);
-        };
-        let mps = list(|| device.mps_running_compute_processes())?.unwrap_or_default();
-        let graphics = list(|| device.running_graphics_processes())?.unwrap_or_default();
-        let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
-        for process in compute.into_iter().chain(mps).chain(graphics) {
-            let used = match process.used_gpu_memory {
-                UsedGpuMemory::Used(bytes) => Some(bytes.div_ceil(BYTES_PER_MIB)),
-                UsedGpuMemory::Unavailable => None,
-            };
-            // The same process in two lists has its whole memory in both: the greater one counts,
-            // and a known amount is greater than an unknown one.
-            let known = by_pid.entry(process.pid).or_insert(used);
-            *known = used.max(*known);
-        }
-        let processes = by_pid.into_iter().map(|(pid, memory_mib)| ProcessUse {
-            pid,
-            pod_uid: self.pods.pod_of(pid).map(|uid| uid.to_string()),
-            memory_mib,
-        });
-        Ok(Some(processes.collect()))
-    }
-}
-
-/// NVML counts bytes.
-const BYTES_PER_MIB: u64 = 1 << 20;
-
-/// A list of processes; read again when it grew between NVML's count and its answer.
-fn list(
-    read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>,
-) -> Result<Option<Vec<ProcessInfo>>, Trouble> {
-    for _ in 1..LIST_ATTEMPTS {
-        match read() {
-            Err(NvmlError::InsufficientSize(_)) => {}
-            other => return unless_unsupported(other),
-        }
-    }
-    match read() {
-        // A list that will not hold still is no sign of a broken device.
-        Err(NvmlError::InsufficientSize(_)) => Ok(None),
-        other => unless_unsupported(other),
-    }
-}
-
-/// The answer, or none where the driver cannot say.
-fn unless_unsupported<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, Trouble> {
-    match answer.map_err(trouble) {
-        Ok(value) => Ok(Some(value)),
-        Err(Trouble::Unsupported) => Ok(None),
-        Err(other) => Err(other),
-    }
-}
-
-/// The answer of a call without which no device can be reported.
-fn required<T>(answer: Result<T, NvmlError>) -> Result<T, Trouble> {
-    answer.map_err(|error| match error {
-        NvmlError::FailedToLoadSymbol(cause) => {
-            Trouble::Library(ProbeError::DriverTooOld { cause })
-        }
-        other => trouble(other),
-    })
-}
-
-/// How a failed call is to be taken.
-fn trouble(error: NvmlError) -> Trouble {
-    match error {
-        NvmlError::NotSupported
-        | NvmlError::NoPermission
-        | NvmlError::NoData
-        | NvmlError::FunctionNotFound
-        | NvmlError::FailedToLoadSymbol(_)
-        // Argument of an unknown version; deprecated.
-        | NvmlError::UnexpectedVariant(25 | 26) => Trouble::Unsupported,
-        NvmlError::Uninitialized
-        | NvmlError::DriverNotLoaded
-        | NvmlError::LibRmVersionMismatch
-        | NvmlError::LibraryNotFound => Trouble::Library(library_error("read the GPUs", &error)),
-        // Lost, needs a reset, interrupt trouble, "unknown", and whatever a later driver invents.
-        _ => Trouble::Device,
-    }
-}
-
-/// A failure of the whole library, with its mend.
-fn library_error(what: &'static str, error: &NvmlError) -> ProbeError {
-    match error {
-        NvmlError::DriverNotLoaded => ProbeError::DriverNotLoaded,
-        NvmlError::LibRmVersionMismatch => ProbeError::DriverMismatch,
-        NvmlError::FailedToLoadSymbol(cause) => ProbeError::DriverTooOld { cause: cause.clone() },
-        other => ProbeError::Driver { what, cause: other.to_string() },
+        Ok(sample)
     }
 }
 
@@ -386,7 +319,7 @@ impl std::fmt::Debug for NvmlProbe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("NvmlProbe")
             .field("library", &self.library)
-            .field("is_open", &self.nvml.is_some())
+            .field("is_open", &self.open.is_some())
             .field("devices", &self.known.len())
             .finish_non_exhaustive()
     }

@@ -3,11 +3,13 @@
 //! There are two, [`super::nvml`] and [`super::simulated`]. A probe reads and never decides; what is
 //! sent when and to whom is the business of [`super::run`].
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::health::XidCounts;
 use crate::packing::units::Timestamp;
-use crate::report::{Booking, DeviceReport, DeviceUse};
+use crate::report::{Ailment, Booking, DeviceReport, DeviceUse, DriverReport};
 
 /// Whether processes are to be listed. Listing costs milliseconds under a lock of the driver that
 /// also stalls the workloads, so it is done more rarely than reading memory.
@@ -26,8 +28,22 @@ pub struct Sample {
     pub inventory: Arc<[DeviceReport]>,
     /// How it is used; no device twice.
     pub uses: Vec<DeviceUse>,
+    /// The driver, where there is one and it tells its version.
+    pub driver: Option<DriverReport>,
+    /// Xids of each GPU since the agent's start, by UUID.
+    pub xids: BTreeMap<String, XidCounts>,
     /// How many devices did not answer. Those known from before are in the inventory as unhealthy.
     pub unreadable: usize,
+}
+
+impl Sample {
+    /// What is left of this sample when the driver is away: the devices as they were, none of them
+    /// usable, nothing known of their use.
+    pub fn without_driver(&self) -> Self {
+        let unread =
+            |device: &DeviceReport| DeviceUse::unread(device.uuid.clone(), Ailment::DriverAway);
+        Self { uses: self.inventory.iter().map(unread).collect(), ..self.clone() }
+    }
 }
 
 /// Reads the devices of one node.
@@ -93,6 +109,15 @@ pub enum ProbeError {
         what: &'static str,
         /// What the library said.
         cause: String,
+    },
+    /// A call has not come back.
+    #[error(
+        "NVIDIA's library has not answered for {seconds} s: the driver or a GPU hangs; look for Xid \
+         lines in the kernel's log (`dmesg`)"
+    )]
+    Hangs {
+        /// How long it was waited for at least.
+        seconds: u64,
     },
     /// The probe ended by a defect of ours.
     #[error("the probe was interrupted: {cause}")]

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use super::probe::Sample;
 use crate::packing::units::Timestamp;
-use crate::report::{Booking, BookingState, DeviceReport, Outcome, Reply, Report, SCHEMA_VERSION};
+use crate::report::{
+    Booking, BookingState, DeviceReport, DriverReport, Outcome, Reply, Report, SCHEMA_VERSION,
+};
 
 /// Pause after the first failure; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -62,12 +64,29 @@ pub struct Session {
     number: Option<u64>,
     /// Sequence number of the last report.
     sequence: u64,
-    /// The inventory that the last report carried, until it is answered.
-    sent: Option<Arc<[DeviceReport]>>,
-    /// The inventory that the extender has.
-    known: Option<Arc<[DeviceReport]>>,
+    /// What the last report said that the node owns, until it is answered.
+    sent: Option<Owned>,
+    /// What the extender knows that the node owns.
+    known: Option<Owned>,
     /// Failures since the last reply.
     failures: u32,
+}
+
+/// What a node owns, as far as a report tells it only when it has changed.
+#[derive(Debug)]
+struct Owned {
+    /// Its devices.
+    inventory: Arc<[DeviceReport]>,
+    /// Its driver.
+    driver: Option<DriverReport>,
+}
+
+impl Owned {
+    /// Whether it is what `sample` shows.
+    fn is_in(&self, sample: &Sample) -> bool {
+        let is_same = Arc::ptr_eq(&self.inventory, &sample.inventory);
+        (is_same || self.inventory == sample.inventory) && self.driver == sample.driver
+    }
 }
 
 impl Session {
@@ -86,17 +105,18 @@ impl Session {
     /// The report to send about `sample`. It carries the inventory unless the extender has it.
     pub fn report(&mut self, sample: &Sample) -> Report {
         self.sequence += 1;
-        let is_known = self.known.as_ref().is_some_and(|known| {
-            Arc::ptr_eq(known, &sample.inventory) || *known == sample.inventory
-        });
-        let with_inventory = self.number.is_none() || !is_known;
-        self.sent = with_inventory.then(|| Arc::clone(&sample.inventory));
+        let is_known = self.known.as_ref().is_some_and(|known| known.is_in(sample));
+        let is_told = self.number.is_some() && is_known;
+        let owned =
+            || Owned { inventory: Arc::clone(&sample.inventory), driver: sample.driver.clone() };
+        self.sent = (!is_told).then(owned);
         Report {
             schema_version: SCHEMA_VERSION,
             agent: self.agent.clone(),
             session: self.number,
             sequence: self.sequence,
-            inventory: self.sent.as_ref().map(|devices| devices.to_vec()),
+            inventory: self.sent.as_ref().map(|owned| owned.inventory.to_vec()),
+            driver: self.sent.as_ref().and_then(|owned| owned.driver.clone()),
             devices: sample.uses.clone(),
         }
     }
@@ -248,18 +268,15 @@ mod tests {
     use crate::report::Kind;
 
     fn sample(uuid: &str) -> Sample {
-        let device = DeviceReport {
-            uuid: uuid.to_owned(),
-            index: 0,
-            model: "M".to_owned(),
-            memory_mib: 1,
-            reserved_mib: 0,
-            kind: Kind::Gpu,
-            parent: None,
-            profile: None,
-            healthy: true,
-        };
-        Sample { inventory: vec![device].into(), uses: Vec::new(), unreadable: 0 }
+        let model = "M".to_owned();
+        let device = DeviceReport::new(uuid.to_owned(), 0, model, Kind::Gpu);
+        Sample {
+            inventory: vec![device].into(),
+            uses: Vec::new(),
+            driver: None,
+            xids: BTreeMap::new(),
+            unreadable: 0,
+        }
     }
 
     fn reply(session: u64, outcome: Outcome) -> Reply {

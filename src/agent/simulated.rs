@@ -102,11 +102,14 @@ impl Probe for SimulatedProbe {
                 used_mib: whole.then_some(used_mib),
                 busy_percent: (device.kind == Kind::Gpu).then_some(busy),
                 healthy: device.healthy,
+                ailment: None,
+                last_xid: None,
                 processes: whole.then_some(processes),
             }
         });
         let uses = uses.collect();
-        Ok(Sample { inventory: Arc::clone(&self.inventory), uses, unreadable: 0 })
+        let inventory = Arc::clone(&self.inventory);
+        Ok(Sample { inventory, uses, driver: None, xids: BTreeMap::new(), unreadable: 0 })
     }
 
     fn observe(&mut self, bookings: &[Booking], now: Timestamp) {

@@ -1,5 +1,6 @@
 //! `gpupack agent`: flags of the agent, and its start and end as a process.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use anyhow::{Context, bail};
 use super::logging::{self, LogArgs};
 use super::signals::stop_asked;
 use crate::agent::fleet::Fleet;
+use crate::agent::metrics::{AgentMetrics, listen};
 use crate::agent::nvml::NvmlProbe;
 use crate::agent::processes::PodsByProcess;
 use crate::agent::run::{AgentConfig, run_fleet, run_node};
@@ -43,6 +45,11 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH", default_value = "/proc")]
     pub proc_root: PathBuf,
 
+    /// Address and port on which figures of the GPUs are shown to Prometheus, for instance
+    /// `0.0.0.0:9410`; nowhere unless given.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "simulate")]
+    pub metrics_listen: Option<SocketAddr>,
+
     /// Verbosity and looks of the log lines.
     #[command(flatten)]
     pub log: LogArgs,
@@ -54,11 +61,13 @@ pub struct AgentArgs {
 /// A fleet file or an address that cannot be used.
 pub fn run(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
     logging::start(args.log.level(), args.log.format())?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .worker_threads(2)
-        .build()
-        .context("cannot start the event loop")?;
+    // One node gives little to do: a second thread would cost memory alone.
+    let mut builder = match &args.simulate {
+        Some(_) => tokio::runtime::Builder::new_multi_thread(),
+        None => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = builder.enable_all().worker_threads(2).build();
+    let runtime = runtime.context("cannot start the event loop")?;
     let result = runtime.block_on(run_until_told(args, clock));
     // A call of a hanging driver cannot be interrupted.
     runtime.shutdown_timeout(GRACE);
@@ -73,7 +82,15 @@ async fn run_until_told(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
         tracing::info!("told to stop");
     };
     let period = Duration::from_millis(args.period_ms);
-    let config = AgentConfig { extenders: args.extender, period, clock };
+    let metrics = args.metrics_listen.map(|_| AgentMetrics::new());
+    if let (Some(address), Some(metrics)) = (args.metrics_listen, &metrics) {
+        let listener = listen(address)
+            .with_context(|| format!("cannot listen on `{address}` (`--metrics-listen`)"))?;
+        let address = listener.local_addr().unwrap_or(address);
+        tokio::spawn(metrics.clone().serve(listener));
+        tracing::info!(%address, "showing metrics");
+    }
+    let config = AgentConfig { extenders: args.extender, period, clock, metrics };
     match (args.simulate, args.node) {
         (Some(file), only) => {
             let mut fleet = Fleet::read(&file)?;

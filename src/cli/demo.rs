@@ -237,7 +237,12 @@ async fn live(
         }
         let least = Duration::from_secs(1);
         let period = least.max(least * args.nodes / REPORTS_PER_SECOND_MAX);
-        let config = AgentConfig { extenders: vec![base.to_owned()], period, clock: app.clock };
+        let config = AgentConfig {
+            extenders: vec![base.to_owned()],
+            period,
+            clock: app.clock,
+            metrics: None,
+        };
         run_fleet(&config, &fleet, std::future::pending()).await
     };
     let life = async {

@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::app::App;
+use super::details::DetailsView;
 use super::mends::{mends, verdict};
 use super::pods::{self, PodView, reservation_state};
 use super::proposals::{MoveView, views};
+use crate::ledger::details::NodeDetails;
 use crate::ledger::waiting::WaitingState;
 use crate::packing::device::{DeviceKind, Health};
 use crate::packing::fit::Misfit;
@@ -75,6 +77,12 @@ pub struct NodeView {
     pub free_cpu_milli: u64,
     /// Main memory left.
     pub free_memory_mib: u64,
+    /// Version of its driver.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Newest CUDA that its driver can run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<String>,
     /// Its devices, by index.
     pub devices: Vec<DeviceView>,
 }
@@ -95,6 +103,9 @@ pub struct DeviceView {
     pub profile: Option<String>,
     /// Whether it takes new tenants.
     pub healthy: bool,
+    /// What ails it, and where it sits.
+    #[serde(flatten)]
+    pub details: DetailsView,
     /// Schedulable memory.
     pub capacity_mib: u64,
     /// Memory that is booked.
@@ -139,14 +150,15 @@ pub fn state(app: &App) -> State {
     let nodes = app.ledger.nodes();
     State {
         packing: PackingView::of(&app.ledger.packing()),
-        nodes: nodes.iter().map(node_view).collect(),
+        nodes: nodes.iter().map(|node| node_view(app, node)).collect(),
         pods: pods::all(app, &nodes),
     }
 }
 
 /// One node as it is now; `None` where there is none of that name.
 pub fn node(app: &App, name: &str) -> Option<NodeView> {
-    app.ledger.node(name).filter(|node| !node.is_forgettable()).as_ref().map(node_view)
+    let node = app.ledger.node(name).filter(|node| !node.is_forgettable());
+    node.map(|node| node_view(app, &node))
 }
 
 /// The state of a node as JSON has it.
@@ -159,8 +171,11 @@ pub(super) fn state_name(state: NodeState) -> &'static str {
     }
 }
 
-fn node_view(node: &NodeLedger) -> NodeView {
+fn node_view(app: &App, node: &NodeLedger) -> NodeView {
     let (host, free) = (node.host_capacity(), node.host_free());
+    let details = app.ledger.details(node.name().as_str());
+    let devices = node.devices().iter().map(|books| device_view(node, &details, books)).collect();
+    let (driver, cuda) = details.driver.map(|it| (it.version, it.cuda)).unzip();
     NodeView {
         name: node.name().to_string(),
         pool: node.pool().to_string(),
@@ -169,11 +184,13 @@ fn node_view(node: &NodeLedger) -> NodeView {
         memory_mib: host.memory.mib(),
         free_cpu_milli: free.cpu.milli(),
         free_memory_mib: free.memory.mib(),
-        devices: node.devices().iter().map(|books| device_view(node, books)).collect(),
+        driver,
+        cuda: cuda.flatten(),
+        devices,
     }
 }
 
-fn device_view(node: &NodeLedger, books: &DeviceBooks) -> DeviceView {
+fn device_view(node: &NodeLedger, details: &NodeDetails, books: &DeviceBooks) -> DeviceView {
     let device = books.device();
     let (kind, profile) = match &device.kind {
         DeviceKind::Gpu => ("gpu", None),
@@ -188,6 +205,7 @@ fn device_view(node: &NodeLedger, books: &DeviceBooks) -> DeviceView {
         kind,
         profile,
         healthy: books.health() == Health::Healthy,
+        details: DetailsView::of(details, &device.id),
         capacity_mib: device.capacity().mib(),
         booked_mib: books.booked().memory.mib(),
         booked_share_millionths: books.booked().share.millionths(),

@@ -23,8 +23,11 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
     };
     let now = app.clock.now();
     let last = app.ledger.last_report(node);
-    match app.ledger.report(node, &report, now) {
+    match app.ledger.report(node, &report.books, now) {
         Ok(receipt) => {
+            if receipt.is_taken {
+                app.ledger.note_details(node, report.details);
+            }
             let result =
                 if receipt.is_taken { ReportResult::Accepted } else { ReportResult::Ignored };
             app.metrics

@@ -6,7 +6,7 @@
 //!
 //! Lock order, so that nothing can wait in a circle: a session, `world`, a shape table or an entry of
 //! `pods`, an entry of `claims`, the books of one node, what the node supplies. `slots`, `ended`, entries
-//! of `owners` and the supply of the cluster may be taken under any of these, and nothing is taken under
+//! of `owners`, details and the supply of the cluster may be taken under any of these, and nothing is taken under
 //! them.
 //!
 //! Calls about one pod come from several threads (verbs, watch, timers). What they find out about the
@@ -19,6 +19,7 @@ use std::time::Duration;
 use dashmap::{DashMap, Entry};
 
 use super::changes::Changes;
+use super::details::NodeDetails;
 use super::effect::{Effect, Standing};
 use super::facts::Ended;
 use super::questions::ShapeTables;
@@ -61,6 +62,8 @@ pub(super) struct Slot {
     supplied: Mutex<NodeSupply>,
     shared: Arc<Shared>,
     pub(super) session: Mutex<Session>,
+    /// What agents say beside the books.
+    pub(super) details: Mutex<NodeDetails>,
 }
 
 /// What every change of a node's books brings up to date.
@@ -81,6 +84,7 @@ impl Slot {
             supplied: Mutex::default(),
             shared,
             session: Mutex::new(Session::default()),
+            details: Mutex::default(),
         }
     }
 
@@ -387,6 +391,7 @@ impl Ledger {
         });
         if is_recycled {
             *locked(&slot.session) = Session::default();
+            *locked(&slot.details) = NodeDetails::default();
         }
     }
 }

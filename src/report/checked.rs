@@ -6,7 +6,9 @@
 
 use std::collections::BTreeSet;
 
+use super::details;
 use super::{DeviceReport, DeviceUse, Kind, ProcessUse, Report, SCHEMA_VERSION, is_readable};
+use crate::ledger::details::DetailsReport;
 use crate::ledger::reports::NodeReport;
 use crate::packing::device::{
     Device, DeviceId, DeviceIndex, DeviceKind, Health, InventoryError, MAX_DEVICE_MEMORY,
@@ -98,6 +100,16 @@ pub enum ReportError {
         /// The amount.
         percent: u8,
     },
+    /// A number that belongs to no device.
+    #[error("device `{uuid}`: `{value}` is no {field}")]
+    Detail {
+        /// The device.
+        uuid: DeviceId,
+        /// What it should be.
+        field: &'static str,
+        /// The number.
+        value: u32,
+    },
     /// More processes than a GPU can serve.
     #[error(
         "`{count}` processes on device `{uuid}`, at most {MAX_PROCESSES_PER_DEVICE} are believed"
@@ -123,9 +135,19 @@ impl ReportError {
             | Self::Twice { .. }
             | Self::Memory { .. }
             | Self::Busy { .. }
+            | Self::Detail { .. }
             | Self::TooManyProcesses { .. } => "absurd",
         }
     }
+}
+
+/// A report that is believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckedReport {
+    /// What the books are made of.
+    pub books: NodeReport,
+    /// What stands beside them.
+    pub details: DetailsReport,
 }
 
 impl Report {
@@ -134,7 +156,7 @@ impl Report {
     /// # Errors
     /// [`ReportError`] for the first fault found. A document of another generation of the schema is
     /// named as such, even where it cannot be read.
-    pub fn from_json(body: &[u8]) -> Result<NodeReport, ReportError> {
+    pub fn from_json(body: &[u8]) -> Result<CheckedReport, ReportError> {
         match parse::<Self>(body) {
             Ok(report) => report.checked(),
             Err(error) => Err(match parse::<Header>(body) {
@@ -150,7 +172,7 @@ impl Report {
     ///
     /// # Errors
     /// [`ReportError`] for the first fault found.
-    pub fn checked(self) -> Result<NodeReport, ReportError> {
+    pub fn checked(self) -> Result<CheckedReport, ReportError> {
         if !is_readable(self.schema_version) {
             return Err(ReportError::Version { version: self.schema_version });
         }
@@ -158,13 +180,23 @@ impl Report {
         if self.session.is_none() && self.inventory.is_none() {
             return Err(ReportError::HelloWithoutInventory);
         }
-        Ok(NodeReport {
+        let conditions = details::conditions(&self.devices)?;
+        let driver = self.driver.map(details::driver).transpose()?;
+        let (inventory, details) = match self.inventory {
+            Some(devices) => {
+                let details = details::devices(&devices)?;
+                (Some(inventory(devices)?), Some((driver, details)))
+            }
+            None => (None, None),
+        };
+        let books = NodeReport {
             agent: self.agent,
             session: self.session,
             sequence: self.sequence,
-            inventory: self.inventory.map(inventory).transpose()?,
+            inventory,
             uses: uses(self.devices)?,
-        })
+        };
+        Ok(CheckedReport { books, details: DetailsReport { inventory: details, conditions } })
     }
 }
 
@@ -187,7 +219,7 @@ fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ReportError> 
 }
 
 /// Checks that a name is short and can be printed.
-fn text(field: &'static str, value: &str, max: usize) -> Result<(), ReportError> {
+pub(super) fn text(field: &'static str, value: &str, max: usize) -> Result<(), ReportError> {
     if value.is_empty() || value.len() > max || value.chars().any(char::is_control) {
         return Err(ReportError::Text { field, bytes: value.len(), max });
     }
@@ -201,6 +233,21 @@ fn inventory(devices: Vec<DeviceReport>) -> Result<NodeInventory, ReportError> {
     }
     let devices = devices.into_iter().map(device).collect::<Result<_, _>>()?;
     Ok(NodeInventory::new(devices)?)
+}
+
+impl DeviceReport {
+    /// Whether an extender would believe what it says of name, kind and memory.
+    pub fn is_believable(&self) -> bool {
+        let alone = device(self.clone()).map(|device| (device.reserved, device.total));
+        alone.is_ok_and(|(reserved, total)| reserved <= total && total <= MAX_DEVICE_MEMORY)
+    }
+}
+
+impl DeviceUse {
+    /// Whether an extender would believe it.
+    pub fn is_believable(&self) -> bool {
+        DeviceId::new(&self.uuid).is_ok_and(|id| device_use(id, self.clone()).is_ok())
+    }
 }
 
 /// Checks one device of an inventory.
@@ -323,7 +370,7 @@ mod tests {
             "processes":[{"pid":7,"pod_uid":"p"},{"pid":8,"memory_mib":0}]}"#;
         let body = hello(&format!("{GPU},{instance}"), used)
             .replace(r#""schema_version":1"#, r#""schema_version":2,"novelty":{"a":1}"#);
-        let report = Report::from_json(body.as_bytes()).unwrap();
+        let report = Report::from_json(body.as_bytes()).unwrap().books;
         let inventory = report.inventory.unwrap();
         assert_eq!(inventory.devices()[0].capacity(), MemMib::new(14_910));
         assert_eq!(inventory.devices()[1].health, Health::Unhealthy);
@@ -338,10 +385,10 @@ mod tests {
     #[test]
     fn lists_not_looked_for_and_empty_lists_stay_apart() {
         let body = hello(GPU, r#"{"uuid":"GPU-a","healthy":true,"processes":[]}"#);
-        let uses = Report::from_json(body.as_bytes()).unwrap().uses;
+        let uses = Report::from_json(body.as_bytes()).unwrap().books.uses;
         assert_eq!(uses[0].processes, Some(Vec::new()));
         let body = hello(GPU, r#"{"uuid":"GPU-a","healthy":true}"#);
-        assert_eq!(Report::from_json(body.as_bytes()).unwrap().uses[0].processes, None);
+        assert_eq!(Report::from_json(body.as_bytes()).unwrap().books.uses[0].processes, None);
     }
 
     #[test]

@@ -1,23 +1,30 @@
-//! A stand-in for NVIDIA's library: answers the calls of the agent from a JSON file.
+//! A stand-in for NVIDIA's library: answers the calls of the agent from a scenario file.
 //!
 //! Test equipment. Built as an example, so that `cargo test` leaves `libfake_nvml.so` in
 //! `target/<profile>/examples`, and loaded by the same `lib_path` as the real library. The scenario
-//! is the file named by the environment variable `FAKE_NVML_SCENARIO`, else `scenario.json` beside
-//! the library itself, so that a test copies the library and has a world of its own. It is read anew
-//! at each call: a test changes the hardware by rewriting the file.
+//! (`scenario::Scenario` as JSON) is the file named by the environment variable
+//! `FAKE_NVML_SCENARIO`, else `scenario.json` beside the library itself, so that a test copies the
+//! library and has a world of its own. It is read again when it has changed: a test changes the
+//! hardware below a running agent by replacing the file.
 //!
 //! It is honest where it matters: version words are checked, buffers are never overrun, counts are
-//! answered in NVML's two steps, and calls before `nvmlInit_v2` fail.
+//! answered in NVML's two steps, events come once, to those who asked, and not from before they
+//! asked, and calls before `nvmlInit_v2` fail. A function that a driver lacks is taken out of the
+//! copy of the library.
 
 #![expect(unsafe_code, reason = "a C interface: symbols without mangling, pointers of the caller")]
 #![expect(missing_docs, clippy::missing_safety_doc, reason = "nvml.h documents them")]
 
-use std::collections::BTreeMap;
-use std::ffi::{c_char, c_uint};
-use std::path::PathBuf;
+use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use serde::Deserialize;
+use self::scenario::{Gpu, Process, Scenario};
+
+pub mod events;
+pub mod mig;
+mod scenario;
+pub mod topology;
 
 const SUCCESS: c_uint = 0;
 const UNINITIALIZED: c_uint = 1;
@@ -28,63 +35,11 @@ const INSUFFICIENT_SIZE: c_uint = 7;
 const ARGUMENT_VERSION_MISMATCH: c_uint = 25;
 const UNKNOWN: c_uint = 999;
 
-/// A MIG handle may have as many instances as this.
-const MAX_INSTANCES: c_uint = 7;
-
 /// `nvmlMemory_v2_t`: 40 bytes, version 2.
 const MEMORY_V2: c_uint = 40 | (2 << 24);
 
 /// NVML's word for "cannot say".
 const NOT_AVAILABLE: u64 = u64::MAX;
-
-/// The hardware that is played.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Scenario {
-    /// Return codes of calls without a device, by symbol.
-    #[serde(default)]
-    failures: BTreeMap<String, c_uint>,
-    #[serde(default)]
-    gpus: Vec<Gpu>,
-}
-
-/// One GPU or MIG instance.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Gpu {
-    uuid: String,
-    name: String,
-    total_mib: u64,
-    #[serde(default)]
-    reserved_mib: u64,
-    #[serde(default)]
-    used_mib: u64,
-    /// Added to each of the three amounts, for what is no whole number of MiB.
-    #[serde(default)]
-    odd_bytes: u64,
-    #[serde(default)]
-    busy_percent: c_uint,
-    #[serde(default)]
-    processes: Vec<Process>,
-    /// Return codes by symbol; `*` stands for all of them.
-    #[serde(default)]
-    failures: BTreeMap<String, c_uint>,
-    /// The position that `nvmlDeviceGetIndex` tells, where it is not the position in the list.
-    index: Option<c_uint>,
-    /// MIG instances, by their position; a GPU that has the list is in MIG mode, `null` is a gap.
-    mig: Option<Vec<Option<Gpu>>>,
-}
-
-/// One process on a device.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Process {
-    pid: c_uint,
-    /// None: the driver cannot say.
-    used_mib: Option<u64>,
-    /// The lists that have it: `compute`, `mps`, `graphics`.
-    lists: Vec<String>,
-}
 
 /// `nvmlMemory_v2_t`.
 #[repr(C)]
@@ -115,40 +70,31 @@ pub struct ProcessInfo {
 /// How often the library is initialised.
 static STARTS: AtomicUsize = AtomicUsize::new(0);
 
-/// The file that holds the scenario.
-fn scenario_path() -> Option<PathBuf> {
-    #[expect(clippy::disallowed_methods, reason = "no flag reaches a library")]
-    if let Ok(path) = std::env::var("FAKE_NVML_SCENARIO") {
-        return Some(path.into());
-    }
-    // The mapping that contains this code names the file it came from.
-    let here = scenario_path as *const () as usize;
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let line = maps.lines().find(|line| {
-        let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
-        range.is_some_and(|(start, end)| {
-            let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
-            (number(start)..number(end)).contains(&here)
-        })
-    })?;
-    let library = PathBuf::from(&line[line.find('/')?..]);
-    Some(library.with_file_name("scenario.json"))
-}
-
-/// Reads the scenario and answers a call, or fails as the scenario wants.
+/// Answers a call, or fails as the scenario wants.
 fn answer(symbol: &str, call: impl FnOnce(&Scenario) -> Result<(), c_uint>) -> c_uint {
-    let starting = symbol == "nvmlInit_v2";
-    if !starting && STARTS.load(Ordering::SeqCst) == 0 {
+    if symbol != "nvmlInit_v2" && STARTS.load(Ordering::SeqCst) == 0 {
         return UNINITIALIZED;
     }
-    let text = scenario_path().and_then(|path| std::fs::read_to_string(path).ok());
-    let Some(scenario) = text.and_then(|text| serde_json::from_str::<Scenario>(&text).ok()) else {
-        return UNKNOWN;
-    };
-    if let Some(code) = scenario.failures.get(symbol) {
-        return *code;
+    let Some(scenario) = scenario::current() else { return UNKNOWN };
+    if scenario.journal {
+        scenario::write_line(symbol);
     }
-    call(&scenario).err().unwrap_or(SUCCESS)
+    if let Some(delay) = scenario.delays_ms.get(symbol) {
+        std::thread::sleep(Duration::from_millis(*delay));
+    }
+    match scenario.failures.get(symbol) {
+        Some(code) => *code,
+        None => call(&scenario).err().unwrap_or(SUCCESS),
+    }
+}
+
+/// The device of a handle: GPUs count from one in steps of 256, their instances in between.
+fn device_of(scenario: &Scenario, handle: usize) -> Option<&Gpu> {
+    let gpu = scenario.gpus.get((handle >> 8).wrapping_sub(1))?;
+    match handle & 0xff {
+        0 => Some(gpu),
+        number => gpu.mig.as_ref()?.get(number - 1)?.as_ref(),
+    }
 }
 
 /// Answers a call about one device.
@@ -158,12 +104,7 @@ fn answer_for(
     call: impl FnOnce(&Gpu) -> Result<(), c_uint>,
 ) -> c_uint {
     answer(symbol, |scenario| {
-        let gpu = scenario.gpus.get((device >> 8).wrapping_sub(1)).ok_or(INVALID_ARGUMENT)?;
-        let found = match device & 0xff {
-            0 => Some(gpu),
-            number => gpu.mig.as_ref().and_then(|mig| mig.get(number - 1)?.as_ref()),
-        };
-        let device = found.ok_or(INVALID_ARGUMENT)?;
+        let device = device_of(scenario, device).ok_or(INVALID_ARGUMENT)?;
         match device.failures.get(symbol).or_else(|| device.failures.get("*")) {
             Some(code) => Err(*code),
             None => call(device),
@@ -180,12 +121,14 @@ unsafe fn put<T>(target: *mut T, value: T) -> Result<(), c_uint> {
     Ok(())
 }
 
-/// Writes a text with its final zero into a buffer of the caller.
+/// Writes a text with its final zero into a buffer of the caller. Letters are one byte each, so that
+/// a scenario can have bytes that are no text.
 unsafe fn put_text(buffer: *mut c_char, length: c_uint, text: &str) -> Result<(), c_uint> {
-    if buffer.is_null() || text.len() >= length as usize {
+    if buffer.is_null() || text.chars().count() >= length as usize {
         return Err(INSUFFICIENT_SIZE);
     }
-    for (offset, byte) in text.bytes().chain([0]).enumerate() {
+    for (offset, letter) in text.chars().chain(['\0']).enumerate() {
+        let byte = u8::try_from(letter).unwrap_or(b'?');
         unsafe { buffer.add(offset).write(byte.cast_signed()) };
     }
     Ok(())
@@ -202,22 +145,34 @@ pub extern "C" fn nvmlInit_v2() -> c_uint {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlShutdown() -> c_uint {
+    let code = answer("nvmlShutdown", |_| Ok(()));
     let less = |starts: usize| starts.checked_sub(1);
     match STARTS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) {
-        Ok(_) => SUCCESS,
+        Ok(_) => code,
         Err(_) => UNINITIALIZED,
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetDriverVersion(text: *mut c_char, length: c_uint) -> c_uint {
-    answer("nvmlSystemGetDriverVersion", |_| unsafe { put_text(text, length, "580.95.05") })
+    answer("nvmlSystemGetDriverVersion", |scenario| {
+        let version = scenario.driver.as_deref().unwrap_or("580.95.05");
+        unsafe { put_text(text, length, version) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) -> c_uint {
+    answer("nvmlSystemGetCudaDriverVersion_v2", |scenario| unsafe {
+        put(version, scenario.cuda.unwrap_or(13_000))
+    })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> c_uint {
-    answer("nvmlDeviceGetCount_v2", |scenario| unsafe {
-        put(count, c_uint::try_from(scenario.gpus.len()).unwrap_or(0))
+    answer("nvmlDeviceGetCount_v2", |scenario| {
+        let there = c_uint::try_from(scenario.gpus.len()).unwrap_or(0);
+        unsafe { put(count, scenario.count.unwrap_or(there)) }
     })
 }
 
@@ -253,44 +208,6 @@ pub unsafe extern "C" fn nvmlDeviceGetIndex(device: usize, index: *mut c_uint) -
     answer_for("nvmlDeviceGetIndex", device, |gpu| {
         let position = c_uint::try_from((device >> 8) - 1).unwrap_or(0);
         unsafe { put(index, gpu.index.unwrap_or(position)) }
-    })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMigMode(
-    device: usize,
-    current: *mut c_uint,
-    pending: *mut c_uint,
-) -> c_uint {
-    answer_for("nvmlDeviceGetMigMode", device, |gpu| {
-        let mode = c_uint::from(gpu.mig.is_some());
-        unsafe { put(current, mode).and_then(|()| put(pending, mode)) }
-    })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMaxMigDeviceCount(
-    device: usize,
-    count: *mut c_uint,
-) -> c_uint {
-    answer_for("nvmlDeviceGetMaxMigDeviceCount", device, |gpu| unsafe {
-        put(count, if gpu.mig.is_some() { MAX_INSTANCES } else { 0 })
-    })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
-    device: usize,
-    index: c_uint,
-    instance: *mut usize,
-) -> c_uint {
-    answer_for("nvmlDeviceGetMigDeviceHandleByIndex", device, |gpu| {
-        let mig = gpu.mig.as_ref().ok_or(NOT_SUPPORTED)?;
-        let exists = mig.get(index as usize).is_some_and(Option::is_some);
-        if !exists {
-            return Err(NOT_FOUND);
-        }
-        unsafe { put(instance, device | (index as usize + 1)) }
     })
 }
 

@@ -435,7 +435,7 @@ async function openNode() {
 }
 
 function deviceRows(device) {
-  const title = device.index + ": " + device.model + (device.profile ? " " + device.profile : "") + ", " + gib(device.capacity_mib) + (device.healthy ? "" : ", unhealthy") + (device.overbooked ? ", overbooked" : "");
+  const title = device.index + ": " + device.model + (device.profile ? " " + device.profile : "") + ", " + gib(device.capacity_mib) + (device.healthy ? "" : ", unhealthy" + (device.ailment ? " (" + device.ailment + (device.ailment === "xid" ? " " + device.last_xid : "") + ")" : "")) + (device.overbooked ? ", overbooked" : "");
   const row = (cells) => {
     const line = make("tr");
     cells.forEach(([text, className]) => line.append(make("td", text, className)));

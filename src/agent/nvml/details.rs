@@ -1,0 +1,134 @@
+//! What does not change while the library is open: where a device sits and what it is linked to. Read
+//! once per device and opening; whatever the driver cannot say is left out.
+
+use std::collections::BTreeMap;
+
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::PciInfo;
+use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::NVML_AFFINITY_SCOPE_NODE;
+
+use super::raw;
+use super::trouble::{Trouble, unless_lost};
+use crate::report::{DeviceReport, DriverReport, Neighbour, Slot};
+
+/// Most NVLinks of a GPU that are looked at; NVIDIA's own constant says 18.
+const LINKS_MAX: u32 = 36;
+
+/// Words of the set of NUMA nodes: 1,024 nodes.
+const NUMA_WORDS: usize = 16;
+
+/// Domain, bus and device of a PCI address.
+type PciAddress = (u32, u32, u32);
+
+/// What does not change about a device.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Details {
+    /// Its PCI address.
+    pci: Option<PciAddress>,
+    /// Active NVLinks by the address at their other end.
+    links: BTreeMap<PciAddress, u32>,
+    /// Active NVLinks that lead to a switch.
+    switch_links: u32,
+    /// Number of its device node.
+    minor: Option<u32>,
+    /// NUMA node of the host that it is attached to.
+    numa_node: Option<u32>,
+    /// Of a MIG instance: the id of its GPU instance.
+    pub(super) instance: Option<u32>,
+    /// Of a MIG instance: where it lies.
+    slot: Option<Slot>,
+    /// Of a MIG instance: its streaming multiprocessors.
+    sm_count: Option<u32>,
+}
+
+impl Details {
+    /// What does not change about a GPU.
+    pub(super) fn of_gpu(nvml: &Nvml, gpu: &Device<'_>) -> Result<Self, Trouble> {
+        let mut details = Self {
+            pci: unless_lost(gpu.pci_info())?.as_ref().map(address),
+            minor: unless_lost(gpu.minor_number())?,
+            numa_node: unless_lost(gpu.memory_affinity(NUMA_WORDS, NVML_AFFINITY_SCOPE_NODE))?
+                .and_then(|set| first_bit(&set)),
+            ..Self::default()
+        };
+        for number in 0..LINKS_MAX {
+            let link = gpu.link_wrapper_for(number);
+            let is_active = match link.is_active() {
+                Err(NvmlError::InvalidArg | NvmlError::NotSupported) => break,
+                other => unless_lost(other)?.unwrap_or(false),
+            };
+            if !is_active {
+                continue;
+            }
+            if unless_lost(raw::leads_to_switch(nvml, gpu, number))? == Some(true) {
+                details.switch_links += 1;
+            } else if let Some(remote) = unless_lost(link.remote_pci_info())? {
+                *details.links.entry(address(&remote)).or_default() += 1;
+            }
+        }
+        Ok(details)
+    }
+
+    /// What does not change about a MIG instance of `gpu`.
+    pub(super) fn of_instance(
+        nvml: &Nvml,
+        gpu: &Device<'_>,
+        instance: &Device<'_>,
+    ) -> Result<Self, Trouble> {
+        let id = unless_lost(raw::gpu_instance_id(nvml, instance))?;
+        let slot = match id {
+            Some(id) => unless_lost(raw::slot(nvml, gpu, id))?,
+            None => None,
+        };
+        let attributes = unless_lost(instance.attributes())?;
+        let sm_count = attributes.map(|it| it.multiprocessor_count).filter(|count| *count > 0);
+        Ok(Self { instance: id, slot, sm_count, ..Self::default() })
+    }
+
+    /// Writes them into the report of the device.
+    pub(super) fn complete(&self, report: &mut DeviceReport) {
+        report.minor = self.minor;
+        report.numa_node = self.numa_node;
+        report.slot = self.slot;
+        report.sm_count = self.sm_count;
+    }
+
+    /// Active NVLinks from here to `other`, directly or through switches: all switches of a node make
+    /// one fabric, in which two GPUs are as close as the one with fewer links allows.
+    fn links_to(&self, other: &Self) -> u32 {
+        let direct = other.pci.and_then(|pci| self.links.get(&pci).copied()).unwrap_or(0);
+        direct.saturating_add(self.switch_links.min(other.switch_links))
+    }
+}
+
+/// The GPUs that `uuid` reaches by NVLink, by UUID, as far as all are known.
+pub(super) fn neighbours(all: &BTreeMap<String, Details>, uuid: &str) -> Vec<Neighbour> {
+    let Some(here) = all.get(uuid) else { return Vec::new() };
+    let others = all.iter().filter(|(other, _)| *other != uuid);
+    let reached = others.map(|(other, details)| (other, here.links_to(details)));
+    reached
+        .filter(|(_, links)| *links > 0)
+        .map(|(other, links)| Neighbour { uuid: other.clone(), links })
+        .collect()
+}
+
+/// The driver of the node, where it tells its version.
+pub(super) fn driver(nvml: &Nvml) -> Option<DriverReport> {
+    let version = nvml.sys_driver_version().ok().filter(|version| !version.is_empty())?;
+    // 1000 times the major version and 10 times the minor one.
+    let cuda = nvml.sys_cuda_driver_version().ok().filter(|cuda| *cuda > 0);
+    let cuda = cuda.map(|cuda| format!("{}.{}", cuda / 1_000, cuda % 1_000 / 10));
+    let report = DriverReport { version, cuda };
+    report.is_believable().then_some(report)
+}
+
+fn address(pci: &PciInfo) -> PciAddress {
+    (pci.domain, pci.bus, pci.device)
+}
+
+/// Position of the first bit that is set.
+fn first_bit(set: &[std::ffi::c_ulong]) -> Option<u32> {
+    let (position, word) = (0..).zip(set).find(|(_, word)| **word != 0)?;
+    Some(position * std::ffi::c_ulong::BITS + word.trailing_zeros())
+}

@@ -1,0 +1,238 @@
+//! Calls that `nvml-wrapper` lacks or breaks, through its table of symbols. The only unsafe code of
+//! the product; each function is safe to call.
+//!
+//! What is wrong with the wrapper's own (0.13): process lists take two calls and fail when a process
+//! appears between them; events lose the GPU instance, and kinds of events that it does not know; the
+//! kind of an NVLink's other end is always *unknown*. It has nothing for the ids and places of MIG
+//! instances.
+//!
+//! Safety, for all: symbols come from the open library that `nvml` keeps loaded, with the types of
+//! NVIDIA's header; handles come from the same library and are only handed back to it, which checks
+//! them; every pointer leads to a local that outlives the call and is as large as the call is told.
+
+#![expect(unsafe_code, reason = "the C functions of NVML; see above")]
+
+use std::fmt::Display;
+use std::mem;
+
+use nvml_wrapper::error::{NvmlError, nvml_try};
+use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::{
+    nvmlEventSet_t, nvmlEventTypeGpuRecoveryAction, nvmlEventTypeGpuUnavailableError,
+    nvmlEventTypeXidCriticalError, nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
+    nvmlProcessInfo_t,
+};
+
+use super::super::health::Event;
+use crate::report::Slot;
+use crate::report::checked::MAX_PROCESSES_PER_DEVICE;
+
+/// Room for processes at first: more than a GPU in use has.
+const PROCESSES_EXPECTED: usize = 256;
+
+/// Most processes that are read: what a report may carry of one device.
+const PROCESSES_MAX: usize = MAX_PROCESSES_PER_DEVICE;
+
+/// How often a list is read anew that outgrew its buffer.
+const LIST_ATTEMPTS: usize = 3;
+
+/// What NVML writes where it cannot say: all bits set.
+const NOT_AVAILABLE: u64 = u64::MAX;
+
+/// What NVML writes for "no instance".
+const NO_INSTANCE: u32 = u32::MAX;
+
+/// How long one look for events waits. Zero might mean "for ever" to some driver; nothing says so, nor
+/// the contrary.
+const EVENT_WAIT_MS: u32 = 1;
+
+/// Most events that are read at once; the others are there the next time.
+const EVENTS_MAX: usize = 64;
+
+/// The kinds of events that are asked for: an Xid, a GPU that is not available, a new wish of the
+/// driver. Errors of the memory are not among them: those that matter come as Xids too.
+const XID: u64 = nvmlEventTypeXidCriticalError as u64;
+const UNAVAILABLE: u64 = nvmlEventTypeGpuUnavailableError as u64;
+const RECOVERY: u64 = nvmlEventTypeGpuRecoveryAction as u64;
+
+/// A symbol of the library, or the error for one that it lacks.
+fn symbol<F: Copy, E: Display>(symbol: &Result<F, E>) -> Result<F, NvmlError> {
+    match symbol {
+        Ok(function) => Ok(*function),
+        Err(error) => Err(NvmlError::FailedToLoadSymbol(error.to_string())),
+    }
+}
+
+/// The lists of processes of a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ProcessList {
+    /// Processes that compute.
+    Compute,
+    /// Those that do so as clients of MPS.
+    Mps,
+    /// Processes that draw.
+    Graphics,
+}
+
+/// One process on a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Process {
+    /// Its id on the host.
+    pub(super) pid: u32,
+    /// Its memory in bytes; none where the driver cannot say.
+    pub(super) used_bytes: Option<u64>,
+}
+
+/// Reads one list of processes of a device, in one call where it has the usual length.
+///
+/// # Errors
+/// `InsufficientSize` for a list that is longer than any report, or will not hold still.
+pub(super) fn processes(
+    nvml: &Nvml,
+    device: &Device<'_>,
+    list: ProcessList,
+) -> Result<Vec<Process>, NvmlError> {
+    let lib = nvml.lib();
+    let read = match list {
+        ProcessList::Compute => symbol(&lib.nvmlDeviceGetComputeRunningProcesses_v3),
+        ProcessList::Mps => symbol(&lib.nvmlDeviceGetMPSComputeRunningProcesses_v3),
+        ProcessList::Graphics => symbol(&lib.nvmlDeviceGetGraphicsRunningProcesses_v3),
+    }?;
+    let mut room = PROCESSES_EXPECTED;
+    for _ in 0..LIST_ATTEMPTS {
+        let empty: nvmlProcessInfo_t = unsafe { mem::zeroed() };
+        let mut buffer = vec![empty; room];
+        let mut count = u32::try_from(room).unwrap_or(u32::MAX);
+        let code = unsafe { read(device.handle(), &raw mut count, buffer.as_mut_ptr()) };
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        match nvml_try(code) {
+            Ok(()) => {
+                buffer.truncate(count);
+                let known = |bytes: u64| (bytes != NOT_AVAILABLE).then_some(bytes);
+                let process = |it: nvmlProcessInfo_t| Process {
+                    pid: it.pid,
+                    used_bytes: known(it.usedGpuMemory),
+                };
+                return Ok(buffer.into_iter().map(process).collect());
+            }
+            // Some more may come before the next call.
+            Err(NvmlError::InsufficientSize(_)) if room < PROCESSES_MAX => {
+                room = count.saturating_add(PROCESSES_EXPECTED).clamp(room, PROCESSES_MAX);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(NvmlError::InsufficientSize(None))
+}
+
+/// Whether the NVLink `link` of a device leads to a switch.
+pub(super) fn leads_to_switch(
+    nvml: &Nvml,
+    device: &Device<'_>,
+    link: u32,
+) -> Result<bool, NvmlError> {
+    let read = symbol(&nvml.lib().nvmlDeviceGetNvLinkRemoteDeviceType)?;
+    let mut kind = 0;
+    nvml_try(unsafe { read(device.handle(), link, &raw mut kind) })?;
+    Ok(kind == nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH)
+}
+
+/// The id of the GPU instance that a MIG device belongs to.
+pub(super) fn gpu_instance_id(nvml: &Nvml, instance: &Device<'_>) -> Result<u32, NvmlError> {
+    let read = symbol(&nvml.lib().nvmlDeviceGetGpuInstanceId)?;
+    let mut id = 0;
+    nvml_try(unsafe { read(instance.handle(), &raw mut id) })?;
+    Ok(id)
+}
+
+/// Where the GPU instance `id` lies on `gpu`. Drivers want privileges for that.
+pub(super) fn slot(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<Slot, NvmlError> {
+    let find = symbol(&nvml.lib().nvmlDeviceGetGpuInstanceById)?;
+    let read = symbol(&nvml.lib().nvmlGpuInstanceGetInfo)?;
+    unsafe {
+        let mut instance = mem::zeroed();
+        nvml_try(find(gpu.handle(), id, &raw mut instance))?;
+        let mut info = mem::zeroed();
+        nvml_try(read(instance, &raw mut info))?;
+        let place = info.placement;
+        Ok(Slot { start: place.start, size: place.size })
+    }
+}
+
+/// Which device of the library a handle stands for; the same one gives the same number.
+pub(super) fn identity(device: &Device<'_>) -> usize {
+    unsafe { device.handle() }.addr()
+}
+
+/// Events of devices. [`EventSet::free`] it before the library is closed.
+#[derive(Debug)]
+pub(super) struct EventSet(nvmlEventSet_t);
+
+// SAFETY: NVML may be called from any thread, and the set is only ever handed back to it.
+unsafe impl Send for EventSet {}
+
+impl EventSet {
+    /// An empty set.
+    pub(super) fn create(nvml: &Nvml) -> Result<Self, NvmlError> {
+        let lib = nvml.lib();
+        let create = symbol(&lib.nvmlEventSetCreate)?;
+        // Without these two it could be filled, but neither emptied nor given back.
+        symbol(&lib.nvmlEventSetFree)?;
+        symbol(&lib.nvmlEventSetWait_v2)?;
+        let mut set = std::ptr::null_mut();
+        nvml_try(unsafe { create(&raw mut set) })?;
+        Ok(Self(set))
+    }
+
+    /// Asks for what a device can tell of its health.
+    pub(super) fn register(&self, nvml: &Nvml, device: &Device<'_>) -> Result<(), NvmlError> {
+        let lib = nvml.lib();
+        let (ask, kinds_of) = (
+            symbol(&lib.nvmlDeviceRegisterEvents)?,
+            symbol(&lib.nvmlDeviceGetSupportedEventTypes)?,
+        );
+        let mut kinds = 0;
+        nvml_try(unsafe { kinds_of(device.handle(), &raw mut kinds) })?;
+        kinds &= XID | UNAVAILABLE | RECOVERY;
+        if kinds == 0 {
+            return Err(NvmlError::NotSupported);
+        }
+        nvml_try(unsafe { ask(device.handle(), kinds, self.0) })
+    }
+
+    /// What has happened since the last call, each with the identity of its device.
+    pub(super) fn read(&self, nvml: &Nvml) -> Result<Vec<(usize, Event)>, NvmlError> {
+        let wait = symbol(&nvml.lib().nvmlEventSetWait_v2)?;
+        let mut events = Vec::new();
+        for _ in 0..EVENTS_MAX {
+            let data = unsafe {
+                let mut data = mem::zeroed();
+                match nvml_try(wait(self.0, &raw mut data, EVENT_WAIT_MS)) {
+                    Ok(()) => data,
+                    Err(NvmlError::Timeout) => break,
+                    // They must not be lost with the set.
+                    Err(_) if !events.is_empty() => break,
+                    Err(error) => return Err(error),
+                }
+            };
+            let instance = (data.gpuInstanceId != NO_INSTANCE).then_some(data.gpuInstanceId);
+            let event = match data.eventType {
+                XID => Event::Xid { number: data.eventData, instance },
+                UNAVAILABLE => Event::Unavailable,
+                RECOVERY => Event::RecoveryChanged,
+                // Its data is something else: the number of an error of the memory is no Xid.
+                _ => continue,
+            };
+            events.push((data.device.addr(), event));
+        }
+        Ok(events)
+    }
+
+    /// Gives the set back.
+    pub(super) fn free(self, nvml: &Nvml) {
+        if let Ok(free) = symbol(&nvml.lib().nvmlEventSetFree) {
+            // A failure leaves nothing to be done: the library is about to be closed.
+            let _ = unsafe { free(self.0) };
+        }
+    }
+}

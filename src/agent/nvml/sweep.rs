@@ -1,0 +1,329 @@
+//! One walk over all devices that the open library knows.
+
+use std::collections::BTreeMap;
+
+use nvml_wrapper::enums::device::SampleValue;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
+use nvml_wrapper::{Device, Nvml};
+
+use super::super::health::{GpuHealth, RecoveryAction};
+use super::super::probe::{ProbeError, ProcessSampling};
+use super::super::processes::PodsByProcess;
+use super::details::Details;
+use super::raw::{self, EventSet, ProcessList};
+use super::trouble::{Trouble, library_error, required, unless_lost, unless_unsupported};
+use crate::packing::device::MAX_DEVICES_PER_NODE;
+use crate::report::checked::MAX_PROCESSES_PER_DEVICE;
+use crate::report::{Ailment, DeviceReport, DeviceUse, Kind, ProcessUse};
+
+/// NVML counts bytes.
+const BYTES_PER_MIB: u64 = 1 << 20;
+
+/// Most MIG instances of one GPU that are looked for; today's have 7.
+const INSTANCES_MAX: u32 = 32;
+
+/// A device that answered.
+pub(super) struct Seen {
+    /// What it is.
+    pub(super) report: DeviceReport,
+    /// How it is used.
+    pub(super) usage: DeviceUse,
+}
+
+/// A device that did not answer; it may be a known one.
+pub(super) struct Failure {
+    /// Its UUID, where it told that.
+    pub(super) uuid: Option<String>,
+    /// What ails it.
+    pub(super) ailment: Ailment,
+}
+
+/// What one walk found.
+#[derive(Default)]
+pub(super) struct Sweep {
+    /// Devices that answered.
+    pub(super) seen: Vec<Seen>,
+    /// Devices that did not.
+    pub(super) failures: Vec<Failure>,
+}
+
+/// Walks over all devices.
+pub(super) struct Sweeper<'a> {
+    /// The open library.
+    pub(super) nvml: &'a Nvml,
+    /// Tells events; none where the driver has none.
+    pub(super) events: Option<&'a EventSet>,
+    /// UUID of each GPU whose events are asked for, by the identity of its handle.
+    pub(super) registered: &'a mut BTreeMap<usize, String>,
+    /// What does not change, by UUID.
+    pub(super) details: &'a mut BTreeMap<String, Details>,
+    /// Health of each GPU, by UUID.
+    pub(super) health: &'a mut BTreeMap<String, GpuHealth>,
+    /// Devices as they were last read well, by UUID.
+    pub(super) known: &'a BTreeMap<String, DeviceReport>,
+    /// Finds the pod of a process.
+    pub(super) pods: &'a PodsByProcess,
+    /// Whether to list processes.
+    pub(super) processes: ProcessSampling,
+}
+
+/// A GPU as its instances see it.
+struct Parent<'a> {
+    /// Its handle.
+    gpu: &'a Device<'a>,
+    /// Its UUID.
+    uuid: &'a str,
+    /// Its index.
+    index: u32,
+}
+
+impl Sweeper<'_> {
+    /// Reads all devices that answer.
+    pub(super) fn sweep(mut self) -> Result<Sweep, ProbeError> {
+        let count = self.nvml.device_count();
+        let count = count.map_err(|error| library_error("count the GPUs", &error))?;
+        let most = u32::try_from(MAX_DEVICES_PER_NODE).unwrap_or(u32::MAX);
+        let mut sweep = Sweep::default();
+        for position in 0..count.min(most) {
+            let mut uuid = None;
+            let gpu = required(self.nvml.device_by_index(position));
+            match gpu.and_then(|gpu| self.gpu(&gpu, position, &mut uuid, &mut sweep)) {
+                Ok(()) => {}
+                Err(Trouble::Library(error)) => return Err(error),
+                Err(Trouble::Unsupported) => sweep.fail(uuid, Ailment::NotAnswering),
+                Err(Trouble::Device(ailment)) => sweep.fail(uuid, ailment),
+            }
+        }
+        Ok(sweep)
+    }
+
+    /// Reads one GPU and, where it is in MIG mode, its instances. Leaves its UUID in `told` as soon as
+    /// it is known.
+    fn gpu(
+        &mut self,
+        gpu: &Device<'_>,
+        position: u32,
+        told: &mut Option<String>,
+        sweep: &mut Sweep,
+    ) -> Result<(), Trouble> {
+        let uuid = required(gpu.uuid())?;
+        *told = Some(uuid.clone());
+        let model = required(gpu.name())?;
+        let index = unless_unsupported(gpu.index())?.unwrap_or(position);
+        let in_mig_mode = match gpu.mig_mode() {
+            // Taken for a whole GPU without need, it would be given away over its instances' heads.
+            Err(
+                NvmlError::NotSupported
+                | NvmlError::FunctionNotFound
+                | NvmlError::FailedToLoadSymbol(_),
+            ) if !self.was_parent(&uuid) => false,
+            answer => required(answer)?.current == 1,
+        };
+        self.learn_health(gpu, &uuid)?;
+        if !self.details.contains_key(&uuid) {
+            self.details.insert(uuid.clone(), Details::of_gpu(self.nvml, gpu)?);
+        }
+        let kind = if in_mig_mode { Kind::MigParent } else { Kind::Gpu };
+        self.push(gpu, DeviceReport::new(uuid.clone(), index, model, kind), sweep)?;
+        if in_mig_mode {
+            self.instances(&Parent { gpu, uuid: &uuid, index }, sweep)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a device was a GPU in MIG mode when it was last read well.
+    fn was_parent(&self, uuid: &str) -> bool {
+        self.known.get(uuid).is_some_and(|it| it.kind == Kind::MigParent)
+    }
+
+    /// Asks for the events of a GPU once, and for what the driver wants done with it: with each list
+    /// of processes, and at once where something is amiss.
+    fn learn_health(&mut self, gpu: &Device<'_>, uuid: &str) -> Result<(), Trouble> {
+        if let Some(events) = self.events
+            && !self.registered.contains_key(&raw::identity(gpu))
+        {
+            // A GPU that has no events stays without; its recovery action is read all the same.
+            match unless_unsupported(events.register(self.nvml, gpu)) {
+                Ok(_) => {
+                    self.registered.insert(raw::identity(gpu), uuid.to_owned());
+                }
+                Err(Trouble::Unsupported | Trouble::Device(Ailment::NotAnswering)) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        let health = self.health.entry(uuid.to_owned()).or_default();
+        if self.processes == ProcessSampling::List || health.is_in_doubt() {
+            match wish(gpu) {
+                Ok(action) => health.learn_wish(Some(action)),
+                // The driver is older than the field.
+                Err(
+                    NvmlError::NotSupported
+                    | NvmlError::InvalidArg
+                    | NvmlError::FunctionNotFound
+                    | NvmlError::FailedToLoadSymbol(_),
+                ) => health.learn_wish(None),
+                Err(error) => {
+                    unless_lost(Err::<(), _>(error))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the MIG instances of a GPU.
+    fn instances(&mut self, parent: &Parent<'_>, sweep: &mut Sweep) -> Result<(), Trouble> {
+        // The most there can be, not how many there are: gaps answer "not found".
+        let most = required(parent.gpu.mig_device_count())?;
+        for position in 0..most.min(INSTANCES_MAX) {
+            let instance = match parent.gpu.mig_device_by_index(position) {
+                Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
+                other => required(other),
+            };
+            let mut uuid = None;
+            match instance.and_then(|it| self.instance(&it, parent, &mut uuid, sweep)) {
+                Ok(()) => {}
+                Err(Trouble::Library(error)) => return Err(Trouble::Library(error)),
+                Err(Trouble::Unsupported) => sweep.fail(uuid, Ailment::NotAnswering),
+                Err(Trouble::Device(ailment)) => sweep.fail(uuid, ailment),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads one MIG instance; its name is that of the GPU followed by ` MIG <profile>`.
+    fn instance(
+        &mut self,
+        instance: &Device<'_>,
+        parent: &Parent<'_>,
+        told: &mut Option<String>,
+        sweep: &mut Sweep,
+    ) -> Result<(), Trouble> {
+        let uuid = required(instance.uuid())?;
+        *told = Some(uuid.clone());
+        let name = required(instance.name())?;
+        let (model, profile) = name.rsplit_once(" MIG ").ok_or(Trouble::Device(Ailment::Absurd))?;
+        if !self.details.contains_key(&uuid) {
+            let details = Details::of_instance(self.nvml, parent.gpu, instance)?;
+            self.details.insert(uuid.clone(), details);
+        }
+        let report = DeviceReport {
+            parent: Some(parent.uuid.to_owned()),
+            profile: Some(profile.to_owned()),
+            ..DeviceReport::new(uuid, parent.index, model.to_owned(), Kind::MigInstance)
+        };
+        self.push(instance, report, sweep)
+    }
+
+    /// Reads memory and use of one device and adds it to what was seen.
+    fn push(
+        &self,
+        device: &Device<'_>,
+        mut report: DeviceReport,
+        sweep: &mut Sweep,
+    ) -> Result<(), Trouble> {
+        let memory = match device.memory_info() {
+            // Parts with unified memory have none of their own: nothing can be shared there.
+            Err(NvmlError::NotSupported) => None,
+            other => Some(required(other)?).filter(|memory| memory.total > 0),
+        };
+        if let Some(memory) = &memory {
+            report.memory_mib = memory.total / BYTES_PER_MIB;
+            report.reserved_mib = memory.reserved.div_ceil(BYTES_PER_MIB);
+        } else if let Some(known) = self.known.get(&report.uuid) {
+            (report.memory_mib, report.reserved_mib) = (known.memory_mib, known.reserved_mib);
+        }
+        let busy_percent = match report.kind {
+            Kind::Gpu => unless_lost(device.utilization_rates())?.map(|rates| rates.gpu),
+            Kind::MigParent | Kind::MigInstance => None,
+        };
+        let processes = match (self.processes, report.kind) {
+            // A parent lists its instances' processes once more.
+            (ProcessSampling::Skip, _) | (ProcessSampling::List, Kind::MigParent) => None,
+            (ProcessSampling::List, Kind::Gpu | Kind::MigInstance) => self.processes_on(device)?,
+        };
+        if let Some(details) = self.details.get(&report.uuid) {
+            details.complete(&mut report);
+        }
+        let usage = DeviceUse {
+            uuid: report.uuid.clone(),
+            used_mib: memory.as_ref().map(|memory| memory.used.div_ceil(BYTES_PER_MIB)),
+            busy_percent: busy_percent.and_then(|percent| u8::try_from(percent.min(100)).ok()),
+            healthy: true,
+            ailment: memory.is_none().then_some(Ailment::NoMemory),
+            last_xid: None,
+            processes,
+        };
+        sweep.seen.push(Seen { report, usage });
+        Ok(())
+    }
+
+    /// All processes on a device, whatever they do there, each once; none where any list of them
+    /// cannot be had: half a list would say of pods that they have ended.
+    fn processes_on(&self, device: &Device<'_>) -> Result<Option<Vec<ProcessUse>>, Trouble> {
+        let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
+        for list in [ProcessList::Compute, ProcessList::Mps, ProcessList::Graphics] {
+            let Some(processes) = self.list(device, list)? else { return Ok(None) };
+            for process in processes {
+                let used = process.used_bytes.map(|bytes| bytes.div_ceil(BYTES_PER_MIB));
+                // The same process in two lists has its whole memory in both: the greater one counts,
+                // and a known amount is greater than an unknown one.
+                let known = by_pid.entry(process.pid).or_insert(used);
+                *known = used.max(*known);
+            }
+        }
+        if by_pid.len() > MAX_PROCESSES_PER_DEVICE {
+            return Ok(None);
+        }
+        // Whoever has a process id of the list and began later is another process.
+        let listed = self.pods.now();
+        let processes = by_pid.into_iter().map(|(pid, memory_mib)| ProcessUse {
+            pid,
+            pod_uid: self.pods.pod_of(pid, listed).map(|uid| uid.to_string()),
+            memory_mib,
+        });
+        Ok(Some(processes.collect()))
+    }
+
+    /// One list of processes; none where it cannot be had. Drivers and devices without MPS or graphics
+    /// have no such list, and no such processes.
+    fn list(
+        &self,
+        device: &Device<'_>,
+        list: ProcessList,
+    ) -> Result<Option<Vec<raw::Process>>, Trouble> {
+        match (raw::processes(self.nvml, device, list), list) {
+            (
+                Err(
+                    NvmlError::NotSupported
+                    | NvmlError::FunctionNotFound
+                    | NvmlError::FailedToLoadSymbol(_),
+                ),
+                ProcessList::Mps | ProcessList::Graphics,
+            ) => Ok(Some(Vec::new())),
+            (answer, _) => unless_lost(answer),
+        }
+    }
+}
+
+impl Sweep {
+    /// Notes that a device did not answer.
+    fn fail(&mut self, uuid: Option<String>, ailment: Ailment) {
+        self.failures.push(Failure { uuid, ailment });
+    }
+}
+
+/// What the driver wants to be done with a GPU.
+fn wish(gpu: &Device<'_>) -> Result<RecoveryAction, NvmlError> {
+    let values = gpu.field_values_for(&[FieldId(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)])?;
+    let sample = values.into_iter().next().ok_or(NvmlError::NoData)??;
+    match sample.value? {
+        SampleValue::U32(number) => Ok(RecoveryAction::from_nvml(u64::from(number))),
+        SampleValue::U64(number) => Ok(RecoveryAction::from_nvml(number)),
+        SampleValue::I64(number) => {
+            Ok(RecoveryAction::from_nvml(u64::try_from(number).unwrap_or(u64::MAX)))
+        }
+        SampleValue::F64(_) => Err(NvmlError::NoData),
+    }
+}

@@ -1,0 +1,246 @@
+//! What a report says beside the books: where devices sit, what ails them. Checked like the rest, and
+//! handed to the ledger for people to read.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::checked::{ReportError, text};
+use super::{DeviceReport, DeviceUse, DriverReport, Kind};
+use crate::ledger::details::{Condition, DeviceDetails, Driver, Slot};
+use crate::packing::device::{DeviceId, MAX_DEVICES_PER_NODE};
+
+/// Longest version of a driver; NVML's own buffer has 80 bytes.
+const MAX_VERSION_BYTES: usize = 80;
+
+/// Largest minor number that Linux has.
+const MAX_MINOR: u32 = (1 << 20) - 1;
+
+/// Largest NUMA node that Linux has, built for the most.
+const MAX_NUMA_NODE: u32 = 1023;
+
+/// Longest axis of MIG instances that is believed; today's have 4, 8 or 12 units.
+const MAX_AXIS: u32 = 64;
+
+/// Most streaming multiprocessors that are believed: a hundred times what GPUs of 2026 have.
+const MAX_SM_COUNT: u32 = 16_384;
+
+/// Most NVLinks between two GPUs that are believed; today's have 18 in all.
+const MAX_LINKS: u32 = 1024;
+
+impl DriverReport {
+    /// Whether an extender would believe it.
+    pub fn is_believable(&self) -> bool {
+        driver(self.clone()).is_ok()
+    }
+}
+
+impl DeviceReport {
+    /// Whether an extender would believe where it is said to sit.
+    pub fn has_believable_details(&self) -> bool {
+        DeviceId::new(&self.uuid).is_ok_and(|id| device(&id, self).is_ok())
+    }
+
+    /// The same device, of which it is not known where it sits.
+    pub fn without_details(self) -> Self {
+        Self {
+            memory_mib: self.memory_mib,
+            reserved_mib: self.reserved_mib,
+            parent: self.parent,
+            profile: self.profile,
+            healthy: self.healthy,
+            ..Self::new(self.uuid, self.index, self.model, self.kind)
+        }
+    }
+}
+
+/// Checks the driver of a node.
+pub(super) fn driver(report: DriverReport) -> Result<Driver, ReportError> {
+    text("driver", &report.version, MAX_VERSION_BYTES)?;
+    if let Some(cuda) = &report.cuda {
+        text("cuda", cuda, MAX_VERSION_BYTES)?;
+    }
+    Ok(Driver { version: report.version, cuda: report.cuda })
+}
+
+/// Checks where each device of an inventory sits. A neighbour that the inventory does not have is left
+/// out: there is nobody to be close to.
+pub(super) fn devices(
+    inventory: &[DeviceReport],
+) -> Result<BTreeMap<DeviceId, DeviceDetails>, ReportError> {
+    let mut all = BTreeMap::new();
+    for report in inventory {
+        let id = DeviceId::new(&report.uuid)?;
+        let details = device(&id, report)?;
+        all.insert(id, details);
+    }
+    let ids: BTreeSet<DeviceId> = all.keys().cloned().collect();
+    for details in all.values_mut() {
+        details.neighbours.retain(|(other, _)| ids.contains(other));
+    }
+    all.retain(|_, details| *details != DeviceDetails::default());
+    Ok(all)
+}
+
+/// Checks where one device sits.
+fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportError> {
+    let within = |field: &'static str, value: Option<u32>, least: u32, most: u32| match value {
+        Some(value) if !(least..=most).contains(&value) => {
+            Err(ReportError::Detail { uuid: id.clone(), field, value })
+        }
+        sane => Ok(sane),
+    };
+    let is_instance = report.kind == Kind::MigInstance;
+    if !is_instance && (report.slot.is_some() || report.sm_count.is_some()) {
+        return Err(ReportError::Kind { uuid: id.clone(), kind: report.kind });
+    }
+    if let Some(slot) = report.slot {
+        within("size of a MIG instance", Some(slot.size), 1, MAX_AXIS)?;
+        within("place of a MIG instance", Some(slot.start), 0, MAX_AXIS - slot.size)?;
+    }
+    if report.neighbours.len() > MAX_DEVICES_PER_NODE {
+        return Err(ReportError::TooManyDevices { count: report.neighbours.len() });
+    }
+    let mut neighbours = BTreeMap::new();
+    for neighbour in &report.neighbours {
+        let other = DeviceId::new(&neighbour.uuid)?;
+        within("number of NVLinks", Some(neighbour.links), 1, MAX_LINKS)?;
+        if other == *id || neighbours.insert(other.clone(), neighbour.links).is_some() {
+            return Err(ReportError::Twice { uuid: other });
+        }
+    }
+    Ok(DeviceDetails {
+        minor: within("minor number", report.minor, 0, MAX_MINOR)?,
+        numa_node: within("NUMA node", report.numa_node, 0, MAX_NUMA_NODE)?,
+        neighbours: neighbours.into_iter().collect(),
+        slot: report.slot.map(|slot| Slot { start: slot.start, size: slot.size }),
+        sm_count: within("number of multiprocessors", report.sm_count, 1, MAX_SM_COUNT)?,
+    })
+}
+
+/// What ails the devices, as far as anything does or did.
+pub(super) fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condition>, ReportError> {
+    let mut all = BTreeMap::new();
+    for seen in uses {
+        let condition = Condition {
+            ailment: seen.ailment.filter(|_| !seen.healthy).map(super::Ailment::name),
+            last_xid: seen.last_xid,
+        };
+        if condition != Condition::default() {
+            all.insert(DeviceId::new(&seen.uuid)?, condition);
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Ailment, Neighbour};
+    use super::*;
+
+    fn gpu(uuid: &str) -> DeviceReport {
+        DeviceReport::new(uuid.to_owned(), 0, "M".to_owned(), Kind::Gpu)
+    }
+
+    fn neighbour(uuid: &str, links: u32) -> Neighbour {
+        Neighbour { uuid: uuid.to_owned(), links }
+    }
+
+    fn instance(slot: Option<(u32, u32)>, sm_count: Option<u32>) -> DeviceReport {
+        let slot = slot.map(|(start, size)| super::super::Slot { start, size });
+        DeviceReport { kind: Kind::MigInstance, slot, sm_count, ..gpu("MIG-a") }
+    }
+
+    #[test]
+    fn details_are_taken_within_their_limits_and_refused_beyond() {
+        let near = |neighbours: Vec<Neighbour>| DeviceReport { neighbours, ..gpu("GPU-a") };
+        for (report, is_sane) in [
+            (gpu("GPU-a"), true),
+            (DeviceReport { minor: Some(MAX_MINOR), ..gpu("GPU-a") }, true),
+            (DeviceReport { minor: Some(MAX_MINOR + 1), ..gpu("GPU-a") }, false),
+            (DeviceReport { numa_node: Some(0), ..gpu("GPU-a") }, true),
+            (DeviceReport { numa_node: Some(u32::MAX), ..gpu("GPU-a") }, false),
+            (near(vec![neighbour("GPU-b", 18), neighbour("GPU-c", 1)]), true),
+            (near(vec![neighbour("GPU-b", 0)]), false),
+            (near(vec![neighbour("GPU-b", u32::MAX)]), false),
+            (near(vec![neighbour("GPU-a", 1)]), false),
+            (near(vec![neighbour("GPU-b", 1), neighbour("GPU-b", 1)]), false),
+            (near(vec![neighbour("GPU,b", 1)]), false),
+            (near((0..257).map(|n| neighbour(&format!("GPU-{n}"), 1)).collect()), false),
+            (instance(Some((4, 4)), Some(60)), true),
+            (instance(Some((0, 0)), None), false),
+            (instance(Some((0, u32::MAX)), None), false),
+            (instance(Some((u32::MAX, 1)), None), false),
+            (instance(None, Some(0)), false),
+            (DeviceReport { kind: Kind::Gpu, ..instance(Some((0, 1)), None) }, false),
+        ] {
+            assert_eq!(report.has_believable_details(), is_sane, "{report:?}");
+            assert!(report.without_details().has_believable_details());
+        }
+    }
+
+    #[test]
+    fn neighbours_that_are_not_there_are_left_out() {
+        let near = vec![neighbour("GPU-b", 4), neighbour("GPU-gone", 4)];
+        let all = devices(&[DeviceReport { neighbours: near, ..gpu("GPU-a") }, gpu("GPU-b")]);
+        let all = all.unwrap();
+        assert_eq!(all.len(), 1, "of the other nothing is known");
+        let id = |text| DeviceId::new(text).unwrap();
+        assert_eq!(all[&id("GPU-a")].neighbours, [(id("GPU-b"), 4)]);
+    }
+
+    #[test]
+    fn a_reason_is_told_of_unhealthy_devices_alone() {
+        let sick = DeviceUse::unread("GPU-a".to_owned(), Ailment::Xid);
+        let well =
+            DeviceUse { healthy: true, ..DeviceUse::unread("GPU-b".to_owned(), Ailment::Xid) };
+        let had = DeviceUse { last_xid: Some(31), ..well.clone() };
+        let had = DeviceUse { uuid: "GPU-c".to_owned(), ..had };
+        let all = conditions(&[sick, well, had]).unwrap();
+        let rows: Vec<_> =
+            all.iter().map(|(id, it)| (id.as_str(), it.ailment, it.last_xid)).collect();
+        assert_eq!(rows, [("GPU-a", Some("xid"), None), ("GPU-c", None, Some(31))]);
+    }
+
+    #[test]
+    fn ailments_are_spelt_as_on_the_wire_and_those_of_newer_agents_are_read() {
+        for ailment in [
+            Ailment::DriverAway,
+            Ailment::Lost,
+            Ailment::ResetRequired,
+            Ailment::RebootRequired,
+            Ailment::DrainRequired,
+            Ailment::Unavailable,
+            Ailment::Xid,
+            Ailment::NotAnswering,
+            Ailment::UuidTwice,
+            Ailment::Absurd,
+            Ailment::NoMemory,
+            Ailment::Other,
+        ] {
+            assert_eq!(serde_json::to_value(ailment).unwrap(), ailment.name());
+            let seen =
+                format!(r#"{{"uuid":"GPU-a","healthy":false,"ailment":"{}"}}"#, ailment.name());
+            let seen: DeviceUse = serde_json::from_str(&seen).unwrap();
+            assert_eq!(seen.ailment, Some(ailment));
+        }
+        let newer = r#"{"uuid":"GPU-a","healthy":false,"ailment":"too_hot","novelty":1}"#;
+        let seen: DeviceUse = serde_json::from_str(newer).unwrap();
+        assert_eq!(seen.ailment, Some(Ailment::Other));
+        let older = r#"{"uuid":"GPU-a","healthy":false}"#;
+        let seen: DeviceUse = serde_json::from_str(older).unwrap();
+        assert_eq!((seen.ailment, seen.last_xid), (None, None));
+    }
+
+    #[test]
+    fn a_driver_has_a_version_that_can_be_printed() {
+        let report = |version: &str, cuda: Option<&str>| DriverReport {
+            version: version.to_owned(),
+            cuda: cuda.map(str::to_owned),
+        };
+        assert!(report("580.95.05", Some("13.0")).is_believable());
+        assert!(report("580.95.05", None).is_believable());
+        for bad in [report("", None), report("5\n", None), report(&"5".repeat(81), None)] {
+            assert!(!bad.is_believable(), "{bad:?}");
+        }
+        assert!(!report("580", Some("")).is_believable());
+    }
+}

@@ -1,0 +1,106 @@
+//! A real extender on the loopback, whose own books are the truth, with one node `n`.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupack::cli::extender::settings;
+use gpupack::clock::Clock;
+use gpupack::config::Config;
+use gpupack::extender::app::{App, Truth};
+use gpupack::extender::inspect;
+use gpupack::extender::server::{Service, router};
+use gpupack::ledger::books::{Ledger, Settings};
+use gpupack::ledger::facts::PodFact;
+use gpupack::packing::device::{DeviceId, NodeName, PodUid, PoolName};
+use gpupack::packing::request::Demand;
+use gpupack::packing::reservation::{PlacedDevice, Placement, PodRef, Protection};
+use gpupack::packing::units::{HostAmount, MemMib, Share};
+use serde_json::Value;
+use tokio::runtime::Runtime;
+
+/// A running extender; its threads end with it.
+pub(crate) struct Extender {
+    app: Arc<App>,
+    address: SocketAddr,
+    threads: Option<Runtime>,
+}
+
+impl Extender {
+    pub(crate) fn start() -> Self {
+        let (config, clock) = (Config::default(), Clock::start());
+        let stale_after = Duration::from_secs(3_600);
+        let settings = Settings { stale_after, ..settings(&config, &clock) };
+        let ledger = Arc::new(Ledger::new(settings));
+        ledger.see_node(&NodeName::new("n"), HostAmount::ZERO, PoolName::new(""));
+        ledger.set_listed(clock.now());
+        let app = Arc::new(App::new(ledger, clock, config, Truth::Books));
+        app.set_fenced();
+        let router = router(Service { app: Arc::clone(&app), set_log_level: Arc::new(|_| Ok(())) });
+        let threads =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let threads = threads.unwrap();
+        let listener = threads.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        threads.spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { app, address, threads: Some(threads) }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Books so much of a device for the pod `uid`, as if it were bound.
+    pub(crate) fn book(&self, uid: &str, device: &str, mib: u64) {
+        let id = DeviceId::new(device).unwrap();
+        let demand = Demand { memory: MemMib::new(mib), share: Share::from_millionths(100_000) };
+        let node = NodeName::new("n");
+        let placement = Placement {
+            node: node.clone(),
+            devices: vec![PlacedDevice { id, demand }],
+            protection: Protection::None,
+        };
+        let fact = PodFact {
+            pod: PodRef { uid: PodUid::new(uid), name: format!("team/{uid}").into() },
+            node: Some(node),
+            host: HostAmount::ZERO,
+            is_terminal: false,
+            wants_gpu: true,
+            request: None,
+            placement: Some(placement),
+        };
+        self.app.ledger.see_pod(&fact, self.app.clock.now());
+    }
+
+    /// The node as `/v1/state` shows it.
+    pub(crate) fn node(&self) -> Value {
+        serde_json::to_value(inspect::node(&self.app, "n").unwrap()).unwrap()
+    }
+
+    /// Waits until `done` finds something in the node, and gives it.
+    pub(crate) fn until<T>(&self, what: &str, done: impl Fn(&Value) -> Option<T>) -> T {
+        for _ in 0..3_000 {
+            if let Some(found) = done(&self.node()) {
+                return found;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("not within 30 s: {what}; the node is {}", self.node());
+    }
+
+    /// Waits until the first device has this ailment, or none.
+    pub(crate) fn until_ailing(&self, ailment: Option<&str>) {
+        self.until(&format!("the ailment {ailment:?}"), |node| {
+            let device = node["devices"].get(0)?;
+            let is_it = device["ailment"].as_str() == ailment
+                && device["healthy"].as_bool() == Some(ailment.is_none());
+            is_it.then_some(())
+        });
+    }
+}
+
+impl Drop for Extender {
+    fn drop(&mut self) {
+        self.threads.take().unwrap().shutdown_background();
+    }
+}

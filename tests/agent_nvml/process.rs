@@ -1,0 +1,74 @@
+//! `gpupack agent` as it runs on a node.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use super::extender::Extender;
+use super::world::World;
+
+/// The running agent of a world; killed when it is dropped.
+pub(crate) struct AgentProcess {
+    child: Child,
+    metrics: String,
+}
+
+impl AgentProcess {
+    /// Starts it, and waits until it shows its metrics.
+    pub(crate) fn start(world: &World, extender: &Extender) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_gpupack"))
+            .args(["agent", "--node", "n", "--metrics-listen", "127.0.0.1:0"])
+            .args(["--extender", &extender.url()])
+            .arg("--nvml-library")
+            .arg(world.library())
+            .arg("--proc-root")
+            .arg(world.proc_root())
+            .env("NO_COLOR", "1")
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+        let shown = log.by_ref().map(Result::unwrap).find(|line| line.contains("showing metrics"));
+        let shown = shown.expect("the agent shows its metrics, or says on stderr why not");
+        let metrics = shown.rsplit_once("address=").unwrap().1.trim().to_owned();
+        // What else it says is nobody's, but must not fill the pipe.
+        std::thread::spawn(move || log.for_each(drop));
+        Self { child, metrics }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What Prometheus would read.
+    pub(crate) fn metrics(&self) -> String {
+        let mut stream = TcpStream::connect(&self.metrics).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        answer
+    }
+
+    /// The value of the series whose line has all `parts`.
+    pub(crate) fn metric(&self, parts: &[&str]) -> Option<String> {
+        let text = self.metrics();
+        let line = text.lines().find(|line| parts.iter().all(|part| line.contains(part)));
+        line.and_then(|line| line.rsplit_once(' ')).map(|(_, value)| value.to_owned())
+    }
+
+    /// Asks it to end, as kubelet does, and waits until it has.
+    pub(crate) fn end(mut self) -> ExitStatus {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for AgentProcess {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

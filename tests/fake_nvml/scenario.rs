@@ -1,0 +1,189 @@
+//! The hardware that is played: the scenario file, read again when it has changed.
+
+use std::collections::BTreeMap;
+use std::ffi::c_uint;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use serde::Deserialize;
+
+/// A node as NVML would tell it.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Scenario {
+    /// Version of the driver; bytes that are no text are written `\u00ff`.
+    pub driver: Option<String>,
+    /// Version of CUDA that the driver brings, as NVML counts: 13000 for 13.0.
+    pub cuda: Option<i32>,
+    /// Return codes of calls without a device, by symbol.
+    #[serde(default)]
+    pub failures: BTreeMap<String, c_uint>,
+    /// Milliseconds that a call takes, by symbol.
+    #[serde(default)]
+    pub delays_ms: BTreeMap<String, u64>,
+    /// The number of GPUs that is told, where it is a lie.
+    pub count: Option<c_uint>,
+    /// The GPUs, in the order of NVML's index.
+    #[serde(default)]
+    pub gpus: Vec<Gpu>,
+    /// Everything that has happened since the start; tests add to its end.
+    #[serde(default)]
+    pub events: Vec<Event>,
+    /// Whether each call is written to the file `journal` beside the scenario.
+    #[serde(default)]
+    pub journal: bool,
+}
+
+/// One GPU or MIG instance.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Gpu {
+    pub uuid: String,
+    pub name: String,
+    pub total_mib: u64,
+    #[serde(default)]
+    pub reserved_mib: u64,
+    #[serde(default)]
+    pub used_mib: u64,
+    /// Added to each of the three amounts, for what is no whole number of MiB.
+    #[serde(default)]
+    pub odd_bytes: u64,
+    #[serde(default)]
+    pub busy_percent: c_uint,
+    #[serde(default)]
+    pub processes: Vec<Process>,
+    /// Return codes by symbol; `*` stands for all of them.
+    #[serde(default)]
+    pub failures: BTreeMap<String, c_uint>,
+    /// The position that `nvmlDeviceGetIndex` tells, where it is not the position in the list.
+    pub index: Option<c_uint>,
+    pub minor: Option<c_uint>,
+    /// The bus of its PCI address; domain and device are zero.
+    pub bus: Option<c_uint>,
+    pub numa_node: Option<u32>,
+    /// NVLinks, by their number.
+    #[serde(default)]
+    pub links: Vec<Link>,
+    /// What field 230 tells; none: the driver does not know the field.
+    pub recovery_action: Option<u64>,
+    /// Kinds of events that it can tell, as NVML's bits; none: all that there are.
+    pub event_types: Option<u64>,
+    /// MIG instances, by their position; a GPU that has the list is in MIG mode, `null` is a gap.
+    pub mig: Option<Vec<Option<Gpu>>>,
+    /// Largest number of MIG instances that is told, where it is a lie.
+    pub mig_count: Option<c_uint>,
+    /// Of a MIG instance: id of its GPU instance, start and size on the axis.
+    pub slot: Option<(c_uint, c_uint, c_uint)>,
+    /// Of a MIG instance: its streaming multiprocessors.
+    pub sms: Option<c_uint>,
+}
+
+/// One process on a device.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Process {
+    pub pid: c_uint,
+    /// None: the driver cannot say.
+    pub used_mib: Option<u64>,
+    /// The lists that have it: `compute`, `mps`, `graphics`.
+    pub lists: Vec<String>,
+}
+
+/// One NVLink.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Link {
+    /// It leads to the GPU on this bus.
+    Gpu(c_uint),
+    /// It leads to the switch on this bus.
+    Switch(c_uint),
+    /// It leads nowhere.
+    Down,
+}
+
+/// Something that NVML tells by event.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Event {
+    /// Position of the GPU; one that does not exist: a handle that nobody knows.
+    pub gpu: usize,
+    /// NVML's bit for the kind of event.
+    pub kind: u64,
+    /// What belongs to it: the number of an Xid.
+    #[serde(default)]
+    pub data: u64,
+    /// The GPU instance that it is about.
+    pub instance: Option<c_uint>,
+    /// A lie: it is told to those, too, who did not ask for this kind.
+    #[serde(default)]
+    pub unasked: bool,
+}
+
+/// The scenario as it was last read, and the file that it was read from.
+#[derive(Default)]
+struct Stage {
+    /// Inode, length and time of change of the file.
+    stamp: Option<(u64, u64, i64, i64)>,
+    scenario: Option<Arc<Scenario>>,
+}
+
+static STAGE: Mutex<Stage> = Mutex::new(Stage { stamp: None, scenario: None });
+
+fn stage() -> MutexGuard<'static, Stage> {
+    STAGE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The file that holds the scenario.
+fn path() -> Option<&'static PathBuf> {
+    static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PATH.get_or_init(find_path).as_ref()
+}
+
+fn find_path() -> Option<PathBuf> {
+    #[expect(clippy::disallowed_methods, reason = "no flag reaches a library")]
+    if let Ok(path) = std::env::var("FAKE_NVML_SCENARIO") {
+        return Some(path.into());
+    }
+    // The mapping that contains this code names the file it came from.
+    let here = find_path as *const () as usize;
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let line = maps.lines().find(|line| {
+        let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
+        range.is_some_and(|(start, end)| {
+            let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+            (number(start)..number(end)).contains(&here)
+        })
+    })?;
+    let library = PathBuf::from(&line[line.find('/')?..]);
+    Some(library.with_file_name("scenario.json"))
+}
+
+/// The scenario of this moment; none where the file is missing or is no scenario.
+pub(crate) fn current() -> Option<Arc<Scenario>> {
+    let path = path()?;
+    let file = std::fs::metadata(path).ok()?;
+    let stamp = (file.ino(), file.len(), file.mtime(), file.mtime_nsec());
+    let mut stage = stage();
+    if stage.stamp != Some(stamp) {
+        let text = std::fs::read_to_string(path).ok()?;
+        let scenario = serde_json::from_str(&text);
+        if let Err(error) = &scenario {
+            write_line(&format!("no scenario: {error}"));
+        }
+        *stage = Stage { stamp: Some(stamp), scenario: scenario.ok().map(Arc::new) };
+    }
+    stage.scenario.clone()
+}
+
+/// Adds a line to the journal.
+pub(crate) fn write_line(line: &str) {
+    let Some(path) = path() else { return };
+    let journal = path.with_file_name("journal");
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(journal);
+    if let Ok(mut file) = file {
+        // One write, so that lines of several threads stay whole. A full disk costs the line.
+        let _ = file.write_all(format!("{line}\n").as_bytes());
+    }
+}

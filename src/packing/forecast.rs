@@ -22,9 +22,6 @@ const HOLE: f64 = 5.0;
 /// The same for GPU share that processor time and memory of the node will not serve.
 const HOST: f64 = 2.0;
 
-/// Requests after which the need of processor time is believed.
-const BELIEVED: f64 = 1000.0;
-
 /// Requests that what is believed beforehand counts for.
 const PRIOR: f64 = 50.0;
 
@@ -121,10 +118,10 @@ struct FourNeeds {
     gpus_per_memory: [f64; 4],
 }
 
-/// How processor time is best left free.
+/// How processor time is best left free where it ends before the GPUs do: in small pieces.
 #[derive(Clone, Debug)]
 struct Pressure {
-    /// Above zero in small pieces, below zero in large ones.
+    /// How much that counts: zero where there is enough.
     weight: f64,
     /// GPUs per thousandth of a core, over the cluster.
     gpus_per_cpu: f64,
@@ -261,19 +258,17 @@ impl Pressure {
     fn new(kinds: &[Kind<'_>], demand: f64, census: &Census) -> Self {
         let gpus_per_cpu = float(census.gpus()) / census.host().0.max(1.0);
         let asked: f64 = kinds.iter().map(|kind| kind.weight * kind.cpu).sum();
-        let pods: f64 = kinds.iter().map(|kind| kind.weight).sum();
-        let load = if pods < BELIEVED { 0.0 } else { asked / demand * gpus_per_cpu };
-        let weight = (40.0 * (load - CPU_SHORT)).clamp(-0.05, 2.0);
+        let load = asked / demand * gpus_per_cpu;
+        let weight = (40.0 * (load - CPU_SHORT)).clamp(0.0, 2.0);
         Self { weight, gpus_per_cpu, rest: rest(kinds) }
     }
 
     /// Waste by `cpu` thousandths of a core that are free on one node.
     fn waste(&self, cpu: f64) -> f64 {
         let gpus = cpu * self.gpus_per_cpu;
-        let together = self.weight * gpus * gpus / 4.0;
         let half_cores = fixed(libm::floor(cpu / 500.0), 1.0);
         let rest = usize::try_from(half_cores).unwrap_or(0).min(HALF_CORES);
-        together - self.weight.max(0.0) * self.rest[rest] * self.gpus_per_cpu
+        self.weight * (gpus * gpus / 4.0 - self.rest[rest] * self.gpus_per_cpu)
     }
 }
 

@@ -7,13 +7,13 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use super::device::PodUid;
-use super::fit::{Ask, HostRule};
+use super::fit::{Ask, fit_host};
 use super::mix::CompiledMix;
 use super::node::{ClaimRule, DeviceBooks, NodeLedger};
 use super::plan;
 use super::policy::{Policy, Strategy};
 use super::reservation::Reservation;
-use super::units::Share;
+use super::units::{HostAmount, Share};
 
 /// Most moves that are proposed for one waiting pod or one GPU: the sets to look at grow with each.
 pub const MOST_MOVES: usize = 3;
@@ -145,11 +145,9 @@ impl Finder<'_> {
                 .try_fold(free, |sum, at| sum.checked_add(books.tenants()[tenants[*at].0]));
             freed.is_some_and(|freed| freed.memory >= demand.memory && freed.share >= demand.share)
         };
-        let mut found = Vec::new();
+        let mut found: Vec<Vec<usize>> = Vec::new();
         for chosen in subsets(tenants.len(), self.most) {
-            let is_least =
-                !found.iter().any(|less: &Vec<usize>| less.iter().all(|at| chosen.contains(at)));
-            if is_least && enough(&chosen) {
+            if is_least(&found, &chosen) && enough(&chosen) {
                 found.push(chosen);
             }
         }
@@ -158,24 +156,39 @@ impl Finder<'_> {
         Some(found.into_iter().map(named).collect())
     }
 
-    /// The set as it is, and where the host is too full for the request, with more pods that hold
-    /// enough of it.
+    /// The set as it is, or where the host is too full for the request, the set with the fewest more
+    /// pods that hold enough of it.
     fn with_host(&self, pods: BTreeSet<PodUid>) -> Vec<BTreeSet<PodUid>> {
-        if self.ask.host_rule == HostRule::Trusted || pods.len() >= self.most {
+        let free = self.node.host_room(ClaimRule::Respected);
+        let host =
+            |uid: &PodUid| self.node.reservation(uid).map_or(HostAmount::ZERO, |held| held.host);
+        let freed = pods.iter().map(host).try_fold(free, HostAmount::checked_add).unwrap_or(free);
+        if fit_host(self.ask, freed).is_ok() || pods.len() >= self.most {
             return vec![pods];
         }
         let mut others: Vec<&PodUid> =
             self.movable.iter().map(|(uid, _)| *uid).filter(|uid| !pods.contains(*uid)).collect();
-        let host =
-            |uid: &PodUid| self.node.reservation(uid).map_or(0, |held| held.host.cpu.milli());
-        others.sort_by_key(|uid| (std::cmp::Reverse(host(uid)), *uid));
+        others.sort_by_key(|uid| (std::cmp::Reverse(host(uid).cpu), *uid));
         others.truncate(MOST_TENANTS);
-        let sets = subsets(others.len(), self.most - pods.len());
+        let mut found: Vec<Vec<usize>> = Vec::new();
+        for chosen in subsets(others.len(), self.most - pods.len()) {
+            let leaving = chosen.iter().map(|at| host(others[*at]));
+            let room = leaving.fold(Some(freed), |sum, more| sum?.checked_add(more));
+            let is_enough = room.is_some_and(|room| fit_host(self.ask, room).is_ok());
+            if is_enough && is_least(&found, &chosen) {
+                found.push(chosen);
+            }
+        }
         let with = |chosen: Vec<usize>| {
             pods.iter().cloned().chain(chosen.into_iter().map(|at| others[at].clone())).collect()
         };
-        sets.map(with).collect()
+        found.into_iter().map(with).collect()
     }
+}
+
+/// Whether none of the sets is a part of `chosen`.
+fn is_least(sets: &[Vec<usize>], chosen: &[usize]) -> bool {
+    !sets.iter().any(|less| less.iter().all(|at| chosen.contains(at)))
 }
 
 /// All sets of at most `most` of the numbers below `count`, the smaller sets first.

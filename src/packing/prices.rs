@@ -21,7 +21,7 @@ const SCARCE: f64 = 10.0;
 const FEW: f64 = 0.25;
 
 /// Requests among which one is expected that fills a whole node, of any shape there is.
-const ONE_IN: f64 = 10_000.0;
+const ONE_IN: f64 = 2000.0;
 
 /// A tenth of a GPU, in millionths: added to free room, so that nothing is divided by zero.
 const ROUND: f64 = 1e5;

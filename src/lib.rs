@@ -18,10 +18,14 @@
 pub mod packing {
     pub mod units;
     pub mod device;
+    pub mod pool;
+    pub mod mig;
+    pub mod inventory;
     pub mod request;
     pub mod reservation;
     pub mod device_books;
     pub mod node;
+    pub mod misfit;
     pub mod fit;
     pub mod supply;
     pub mod mix;
@@ -42,6 +46,7 @@ pub mod packing {
 /// The books of all nodes, concurrent: facts and commands in, effects and copies out.
 pub mod ledger {
     pub mod books;
+    mod pools;
     mod changes;
     pub mod effect;
     pub mod facts;
@@ -95,6 +100,7 @@ pub mod extender {
     pub mod reports;
     pub mod proposals;
     mod mends;
+    pub mod sharing;
     pub mod inspect;
     pub mod pods;
     pub mod summary;

@@ -9,12 +9,14 @@ use super::app::App;
 use super::mends::{mends, verdict};
 use super::pods::{self, PodView, reservation_state};
 use super::proposals::{MoveView, views};
+use super::sharing::SharingView;
 use crate::ledger::waiting::WaitingState;
 use crate::packing::device::{DeviceKind, Health};
 use crate::packing::fit::Misfit;
 use crate::packing::fragmentation::Packing;
 use crate::packing::moves::MOST_MOVES;
 use crate::packing::node::{DeviceBooks, NodeLedger, NodeState};
+use crate::packing::reservation::Protection;
 
 /// The whole model.
 #[derive(Debug, Serialize)]
@@ -93,6 +95,9 @@ pub struct DeviceView {
     /// MIG profile of an instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
+    /// How it is shared.
+    #[serde(flatten)]
+    pub sharing: SharingView,
     /// Whether it takes new tenants.
     pub healthy: bool,
     /// Schedulable memory.
@@ -132,6 +137,8 @@ pub struct TenantView {
     pub memory_mib: u64,
     /// Share that it holds.
     pub share_millionths: u64,
+    /// What is to hold it to its memory: `none`, `mps`, `driver` or `hardware`.
+    pub protection: &'static str,
 }
 
 /// The whole model as it is now.
@@ -187,6 +194,7 @@ fn device_view(node: &NodeLedger, books: &DeviceBooks) -> DeviceView {
         model: device.model.to_string(),
         kind,
         profile,
+        sharing: SharingView::of(node, books),
         healthy: books.health() == Health::Healthy,
         capacity_mib: device.capacity().mib(),
         booked_mib: books.booked().memory.mib(),
@@ -209,6 +217,9 @@ fn device_view(node: &NodeLedger, books: &DeviceBooks) -> DeviceView {
                     state: reservation.map_or("confirmed", reservation_state),
                     memory_mib: held.memory.mib(),
                     share_millionths: held.share.millionths(),
+                    protection: reservation
+                        .map_or(Protection::None, |held| held.placement.protection)
+                        .name(),
                 }
             })
             .collect(),

@@ -28,6 +28,7 @@ use crate::packing::device::{DeviceClasses, DeviceId, NodeName, PodUid};
 use crate::packing::mix::{CompiledMix, Mix, MixWindow};
 use crate::packing::node::NodeLedger;
 use crate::packing::outlook::KeptOutlook;
+use crate::packing::pool::PoolRules;
 use crate::packing::supply::{Census, NodeSupply, Supply};
 use crate::packing::term::Term;
 use crate::packing::units::MemMib;
@@ -150,6 +151,8 @@ pub(super) struct World {
     pub(super) classes: DeviceClasses,
     mix: Mix,
     census: Census,
+    /// How the devices of each pool are shared.
+    pub(super) pools: PoolRules,
     /// What the policy judges without; none but in the simulator.
     left_out: Option<Term>,
     pub(super) compiled: Arc<CompiledMix>,
@@ -229,6 +232,7 @@ impl Ledger {
                 classes,
                 mix,
                 census,
+                pools: PoolRules::default(),
                 left_out: None,
                 compiled,
                 mix_generation: 0,

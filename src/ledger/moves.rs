@@ -159,8 +159,7 @@ impl Board<'_> {
 
     fn place_on(&mut self, at: usize, question: &Question) -> Option<Placement> {
         let (place, _) = self.evaluate(at, question)?;
-        let ask = question.ask(&self.ledger.world().classes);
-        Some(plan::placement(self.books(at), &ask, &place))
+        Some(plan::placement(self.books(at), &place))
     }
 
     fn evaluate(&mut self, at: usize, question: &Question) -> Option<(Place, Rank)> {

@@ -321,7 +321,7 @@ impl Ledger {
             effects.extend(self.change_slot(at, |books| {
                 books.unclaim(pod);
                 let Ok(place) = evaluate(books, &ask, question, &world) else { return };
-                let placement = plan::placement(books, &ask, &place);
+                let placement = plan::placement(books, &place);
                 let expires = now.plus(self.settings.claim_for);
                 books.claim(pod.clone(), Claim { placement, host: ask.host, expires });
                 is_claimed = true;

@@ -34,7 +34,7 @@ fn the_written_form_is_stable() {
 
 #[test]
 fn what_a_newer_writer_adds_is_tolerated() {
-    let json = r#"{"v":1,"runs_on":["GPU-c"],"devices":[{"id":"GPU-a","mib":4,"share":5,"x":{}}],"protection":"driver"}"#;
+    let json = r#"{"v":1,"runs_on":["GPU-c"],"devices":[{"id":"GPU-a","mib":4,"share":5,"x":{}}],"protection":"vault"}"#;
     let read = decode(&keys("runtime.nvidia.com/gpu=GPU-a", json), &node()).unwrap().unwrap();
     assert_eq!(read, placement(&[("GPU-a", 4, 5)]));
 }

@@ -52,7 +52,8 @@ impl Ledger {
         });
         // What did not fit under the old rule of the pool may fit now.
         let room = Effect::Room(name.clone());
-        if is_shared_anew && !effects.contains(&room) {
+        let is_open = || self.slot(at).read().placeable().is_ok();
+        if is_shared_anew && !effects.contains(&room) && is_open() {
             effects.push(room);
         }
         self.is_census_old.fetch_or(is_new, Ordering::AcqRel);

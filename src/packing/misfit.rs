@@ -134,7 +134,7 @@ impl Misfit {
             Self::NoReplicas => "node's pool has no replica slots",
             Self::PartOfGpu => "part of a GPU has no isolation by hardware",
             Self::Unprotected => "node's pool holds no tenant of a shared GPU to its memory",
-            Self::UnheldTenant => "a tenant of every protected GPU is not held to its memory",
+            Self::UnheldTenant => "something on every protected GPU is not held to its memory",
             Self::ProtectedTenant => {
                 "tenants of the GPU accept only neighbours held to their memory"
             }
@@ -212,9 +212,7 @@ impl Misfit {
                  instance, or accept `gpupack.dev/isolation: none`"
                     .to_owned(),
             ),
-            Self::UnheldTenant => {
-                Some("wait until the tenants that nothing holds have left".to_owned())
-            }
+            Self::UnheldTenant => Some("wait until what nothing holds there has left".to_owned()),
             Self::ProtectedTenant => Some(
                 "wait until the tenants that want protection have left, or give the pool its \
                  `protection` back"

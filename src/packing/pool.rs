@@ -25,9 +25,11 @@ impl Replicas {
     pub const MAX: u32 = 64;
 
     /// That many slots; none out of the range.
-    pub fn new(count: u32) -> Option<Self> {
-        let is_legal = (Self::MIN..=Self::MAX).contains(&count);
-        NonZeroU32::new(count).filter(|_| is_legal).map(Self)
+    pub const fn new(count: u32) -> Option<Self> {
+        match NonZeroU32::new(count) {
+            Some(slots) if count >= Self::MIN && count <= Self::MAX => Some(Self(slots)),
+            Some(_) | None => None,
+        }
     }
 
     /// How many slots.

@@ -86,7 +86,9 @@ fn reserved_keys_are_refused_but_for_the_touch() {
 prop_compose! {
     fn any_placement()(
         amounts in proptest::collection::vec((0..=MAX_DEVICE_MEMORY.mib(), 1..=1_000_000_u64), 1..=64),
-        hardware in any::<bool>(),
+        protection in proptest::sample::select(vec![
+            Protection::None, Protection::Mps, Protection::Driver, Protection::Hardware,
+        ]),
         tail in "[A-Za-z0-9/-]{1,80}",
     ) -> Placement {
         let id = |i: usize| DeviceId::new(&format!("GPU-{i}-{tail}")).unwrap();
@@ -100,7 +102,7 @@ prop_compose! {
                 .enumerate()
                 .map(|(i, amount)| PlacedDevice { id: id(i), demand: demand(amount) })
                 .collect(),
-            protection: if hardware { Protection::Hardware } else { Protection::None },
+            protection,
         }
     }
 }

@@ -25,9 +25,8 @@ pub struct Ask {
     pub host: HostAmount,
     /// Whether that is checked here.
     pub host_rule: HostRule,
-    demand: PerClass<Result<Demand, Misfit>>,
-    /// Whether that is all of the device.
-    takes_all: PerClass<bool>,
+    /// What is taken of a device, and whether that is all of it.
+    demand: PerClass<(Result<Demand, Misfit>, bool)>,
 }
 
 impl Ask {
@@ -39,13 +38,13 @@ impl Ask {
         classes: &DeviceClasses,
     ) -> Self {
         let demand = classes.map(|class| match &gpu {
-            Some(request) => request.demand_on(class),
-            None => Ok(Demand::ZERO),
+            Some(request) => {
+                let demand = request.demand_on(class);
+                (demand, demand == Ok(class.whole()))
+            }
+            None => (Ok(Demand::ZERO), false),
         });
-        let takes_all = classes.map(|class| {
-            gpu.as_ref().is_some_and(|request| request.demand_on(class) == Ok(class.whole()))
-        });
-        Self { gpu, host, host_rule, demand, takes_all }
+        Self { gpu, host, host_rule, demand }
     }
 
     /// What is taken of a device of `class`.
@@ -53,12 +52,21 @@ impl Ask {
     /// # Errors
     /// The misfit that no freed room can cure.
     pub fn demand_on(&self, class: ClassId) -> Result<Demand, Misfit> {
-        *self.demand.of(class)
+        self.demand.of(class).0
     }
 
     /// Whether the pod takes whole devices.
     pub fn is_whole(&self) -> bool {
         self.gpu.as_ref().is_some_and(|request| request.amount.is_whole())
+    }
+
+    /// Whether any MIG instance will do that has the memory, to be taken whole.
+    pub fn wants_any_instance(&self) -> bool {
+        self.gpu.as_ref().is_some_and(|request| {
+            request.isolation == Isolation::Hardware
+                && request.count.get() == 1
+                && !request.amount.is_whole()
+        })
     }
 
     /// How many devices are asked for; zero for a pod that wants no GPU.
@@ -119,7 +127,7 @@ pub fn fit(ask: &Ask, room: &Room) -> Result<Demand, Misfit> {
         return Err(Misfit::Unhealthy);
     }
     if let Some(request) = &ask.gpu
-        && !ask.takes_all.of(room.class)
+        && !ask.demand.of(room.class).1
     {
         room.company.admits(request.isolation)?;
     }

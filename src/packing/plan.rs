@@ -76,6 +76,11 @@ fn fitting_devices(ask: &Ask, rooms: &[Room]) -> Result<Fits, Misfit> {
         }
     }
     if fits.len() >= ask.count() {
+        if ask.wants_any_instance() {
+            // Each is taken whole, so the smallest wastes least.
+            let least = fits.iter().map(|(_, demand)| demand.memory).min();
+            fits.retain(|(_, demand)| Some(demand.memory) == least);
+        }
         return Ok(fits);
     }
     let count = |number: usize| u32::try_from(number).expect("a node has few devices");

@@ -271,6 +271,9 @@ fn isolation_by_hardware_needs_a_device_of_ones_own() {
     let node = "A=1g.5gb:500/500 B=2g.10gb:1000/1000";
     check_pool("", node, &hardware("memory=600"), expect!["B:1000,1 hardware"]);
     check_pool("", node, "memory=600", expect!["Kind"]);
+    let large_first = "A=3g.20gb:2000/2000 B=1g.5gb:500/500 C=2g.10gb:1000/1000";
+    check_pool("", large_first, &hardware("memory=600"), expect!["C:1000,1 hardware"]);
+    check_pool("", large_first, &hardware("memory=400"), expect!["B:500,1 hardware"]);
     check_pool("", node, &hardware("fraction=0.5"), expect!["Kind"]);
     check_pool("", node, &hardware("mig=2g.10gb"), expect!["B:1000,1 hardware"]);
     check_pool("shared mps", node, &hardware("memory=600"), expect!["B:1000,1 hardware"]);

@@ -11,8 +11,11 @@ use serde_yaml_ng::{Mapping, Value};
 
 pub use self::webhook::WebhookConfig;
 use crate::packing::policy::Policy;
+use crate::packing::pool::PoolRules;
 use crate::packing::units::MemMib;
 
+/// The section `pools`.
+pub mod pools;
 /// The section `webhook`.
 pub mod webhook;
 
@@ -39,6 +42,8 @@ pub struct Config {
     pub policy: Policy,
     /// Node label whose value is the node's pool.
     pub pool_label: String,
+    /// How the devices of each pool are shared.
+    pub pools: PoolRules,
     /// How long a claim lasts at most.
     pub claim_for: Duration,
     /// Age of the last report from which a node counts as silent.
@@ -69,6 +74,7 @@ impl Default for Config {
             scheduler_names: vec!["gpupack".to_owned()],
             policy: Policy::Fragmentation,
             pool_label: "gpupack.dev/pool".to_owned(),
+            pools: PoolRules::default(),
             claim_for: Duration::from_secs(10),
             stale_after: Duration::from_secs(15),
             warm_up: Duration::from_secs(10),
@@ -100,12 +106,13 @@ impl fmt::Display for ConfigFaults {
 impl std::error::Error for ConfigFaults {}
 
 /// All keys of the file, in the order of their documentation.
-pub const KEYS: [&str; 15] = [
+pub const KEYS: [&str; 16] = [
     "listen",
     "kubeconfig",
     "scheduler_names",
     "policy",
     "pool_label",
+    "pools",
     "claim_seconds",
     "report_stale_seconds",
     "warm_up_seconds",
@@ -132,7 +139,7 @@ impl Config {
             Value::Mapping(mapping) => mapping,
             _ => return Err(one("the file must be a mapping of keys to values".to_owned())),
         };
-        let mut reader = Reader { mapping, section: "", faults: Vec::new() };
+        let mut reader = Reader { mapping, section: String::new(), faults: Vec::new() };
         let config = reader.config();
         reader.unknown_keys(&KEYS);
         if reader.faults.is_empty() {
@@ -147,13 +154,14 @@ impl Config {
 struct Reader {
     mapping: Mapping,
     /// What stands before its keys in messages.
-    section: &'static str,
+    section: String,
     faults: Vec<String>,
 }
 
 impl Reader {
     fn config(&mut self) -> Config {
         let default = Config::default();
+        let webhook = self.webhook();
         Config {
             listen: self.parsed("listen", "an address such as `0.0.0.0:8080`", default.listen),
             kubeconfig: self.text("kubeconfig").map(PathBuf::from),
@@ -178,7 +186,8 @@ impl Reader {
                 &[("text", LogFormat::Text), ("json", LogFormat::Json)],
                 default.log_format,
             ),
-            webhook: self.webhook(),
+            pools: pools::read(self, webhook.memory_limit),
+            webhook,
         }
     }
 
@@ -191,7 +200,7 @@ impl Reader {
                 return WebhookConfig::default();
             }
         };
-        let mut reader = Self { mapping, section: "webhook.", faults: Vec::new() };
+        let mut reader = Self { mapping, section: "webhook.".to_owned(), faults: Vec::new() };
         let section = WebhookConfig::read(&mut reader);
         reader.unknown_keys(&webhook::KEYS);
         self.faults.append(&mut reader.faults);
@@ -201,7 +210,7 @@ impl Reader {
     fn unknown_keys(&mut self, known: &[&str]) {
         for key in self.mapping.keys() {
             let key = key.as_str().map_or_else(|| format!("{key:?}"), str::to_owned);
-            let (section, known) = (self.section, known.join(", "));
+            let (section, known) = (&self.section, known.join(", "));
             self.faults.push(format!("key `{section}{key}` is unknown: known are {known}"));
         }
     }
@@ -213,7 +222,7 @@ impl Reader {
     fn fault(&mut self, key: &str, value: &Value, allowed: &str) {
         let shown = serde_yaml_ng::to_string(value).unwrap_or_default();
         let shown = shown.trim().replace('\n', " ");
-        let section = self.section;
+        let section = &self.section;
         self.faults.push(format!("`{section}{key}: {shown}` is not allowed: it must be {allowed}"));
     }
 
@@ -240,15 +249,17 @@ impl Reader {
     }
 
     fn number(&mut self, key: &str, range: std::ops::RangeInclusive<u64>, default: u64) -> u64 {
-        let Some(value) = self.take(key) else { return default };
-        match value.as_u64() {
-            Some(number) if range.contains(&number) => number,
-            _ => {
-                let allowed = format!("a whole number from {} to {}", range.start(), range.end());
-                self.fault(key, &value, &allowed);
-                default
-            }
+        self.number_or_none(key, range).unwrap_or(default)
+    }
+
+    fn number_or_none(&mut self, key: &str, range: std::ops::RangeInclusive<u64>) -> Option<u64> {
+        let value = self.take(key)?;
+        let number = value.as_u64().filter(|number| range.contains(number));
+        if number.is_none() {
+            let allowed = format!("a whole number from {} to {}", range.start(), range.end());
+            self.fault(key, &value, &allowed);
         }
+        number
     }
 
     fn seconds(
@@ -304,6 +315,8 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packing::device::PoolName;
+    use crate::packing::pool::{InstanceUse, PoolRule, Replicas};
 
     #[test]
     fn an_empty_file_is_the_default() {
@@ -315,15 +328,21 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
-            pool_label: p/q\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
+            pool_label: p/q\npools: {a: {replicas: 2}}\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
             drain_seconds: 4\napi_timeout_seconds: 5\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
             log_level: debug\nlog_format: json\nwebhook:\n";
+        let halves = PoolRule {
+            replicas: Replicas::new(2),
+            instances: InstanceUse::Shared,
+            ..PoolRule::default()
+        };
         let expected = Config {
             listen: "0.0.0.0:9".parse().unwrap(),
             kubeconfig: Some(PathBuf::from("/k")),
             scheduler_names: vec!["a".to_owned(), "b".to_owned()],
             policy: Policy::Spread,
             pool_label: "p/q".to_owned(),
+            pools: PoolRules::new([(PoolName::new("a"), halves)]),
             claim_for: Duration::from_secs(1),
             stale_after: Duration::from_secs(2),
             warm_up: Duration::from_secs(3),

@@ -18,10 +18,14 @@
 pub mod packing {
     pub mod units;
     pub mod device;
+    pub mod pool;
+    pub mod mig;
+    pub mod inventory;
     pub mod request;
     pub mod reservation;
     pub mod device_books;
     pub mod node;
+    pub mod misfit;
     pub mod fit;
     pub mod supply;
     pub mod mix;
@@ -42,7 +46,9 @@ pub mod packing {
 /// The books of all nodes, concurrent: facts and commands in, effects and copies out.
 pub mod ledger {
     pub mod books;
+    mod pools;
     mod changes;
+    mod slot;
     pub mod effect;
     pub mod facts;
     pub mod commands;
@@ -97,6 +103,7 @@ pub mod extender {
     pub mod proposals;
     mod mends;
     pub mod details;
+    pub mod sharing;
     pub mod inspect;
     pub mod pods;
     pub mod summary;

@@ -60,6 +60,21 @@ fn the_base_load_of_a_large_fleet_goes_straight_into_the_books() {
 }
 
 #[test]
+fn slots_and_instances_are_placed_too() {
+    let line = "--once --nodes 4 --gpus-per-node 2 --pods 60 --pools --seed 7 --output json";
+    let first = summary(line);
+    assert_eq!(first, summary(line), "the same seed gives the same placements");
+    assert_eq!(first["packing"]["devices"], 3 * 2 + 2 * 4, "three nodes of GPUs, one of instances");
+    assert_eq!(
+        (&first["packing"]["overbooked"], &first["faults"]),
+        (&0.into(), &serde_json::json!([]))
+    );
+    assert!(first["pods"]["placed"].as_u64() > Some(30), "{first}");
+    let without = summary(&line.replace("--pools", ""));
+    assert_eq!(without["packing"]["devices"], 8);
+}
+
+#[test]
 fn the_summary_for_people_says_what_matters() {
     let output = demo("--once --nodes 2 --gpus-per-node 2 --fill 0 --pods 6");
     assert_eq!(output.status.code(), Some(0));

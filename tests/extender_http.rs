@@ -10,6 +10,8 @@ use http_bed::{Bed, data, hello, pod, read};
 use serde_json::{Value, json};
 
 mod http_bed;
+#[path = "extender_http/pools.rs"]
+mod pools;
 
 /// Reasons are constant texts: kube-scheduler retries at full speed when one changes.
 const NO_MEMORY: &str = "no single GPU has enough free memory";

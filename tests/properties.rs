@@ -8,6 +8,8 @@ mod facts;
 mod history;
 #[path = "properties/replicas.rs"]
 mod replicas;
+#[path = "properties/sharing.rs"]
+mod sharing;
 
 use std::collections::BTreeMap;
 
@@ -34,6 +36,7 @@ fn check_sums(ledger: &Ledger) -> Result<(), TestCaseError> {
     for node in ledger.nodes() {
         for device in node.devices() {
             check_device(device)?;
+            sharing::check_tenants(&node, device)?;
         }
     }
     prop_assert_eq!(ledger.audit(), Ok(()));

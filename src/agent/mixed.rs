@@ -3,7 +3,10 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::fleet::{Fleet, FleetGpu, FleetNode, default_use_percent};
+use super::fleet::{Fleet, FleetGpu, FleetInstance, FleetNode, default_use_percent};
+use crate::packing::device::{MigProfile, ModelName};
+use crate::packing::mig::Geometry;
+use crate::packing::units::MemMib;
 
 impl Fleet {
     /// A fleet of `nodes` nodes with `gpus_per_node` GPUs each, of the models that clusters have,
@@ -22,6 +25,36 @@ impl Fleet {
             model.node(format!("node-{position:05}"), gpus_per_node)
         });
         Self { process_linger_ms: 0, use_percent: default_use_percent(), nodes: nodes.collect() }
+    }
+}
+
+/// The pool whose GPUs are cut into slots.
+pub const SLOTS_POOL: &str = "slots";
+/// The pool whose GPUs have MIG instances.
+pub const MIG_POOL: &str = "mig";
+
+impl Fleet {
+    /// Has the last node in [`SLOTS_POOL`] and the one before it in [`MIG_POOL`], with A100 GPUs of four
+    /// instances each. A fleet of fewer than three nodes stays as it is.
+    pub fn pooled(mut self) -> Self {
+        if let [_, .., mig, slots] = self.nodes.as_mut_slice() {
+            slots.pool = Some(SLOTS_POOL.to_owned());
+            let model = &MODELS[1];
+            let instance = |name: &str| {
+                let total = MemMib::new(model.memory_mib);
+                let geometry = Geometry::of(&ModelName::new(model.name), total)?;
+                let profile = MigProfile::new(name);
+                let memory_mib = geometry.profile(&profile)?.memory_mib;
+                Some(FleetInstance { uuid: None, profile: name.to_owned(), memory_mib })
+            };
+            let instances = ["3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"].map(instance);
+            let mut cut = model.node(mig.name.clone(), mig.gpus.len());
+            for gpu in &mut cut.gpus {
+                gpu.mig = instances.iter().flatten().cloned().collect();
+            }
+            *mig = FleetNode { pool: Some(MIG_POOL.to_owned()), ..cut };
+        }
+        self
     }
 }
 
@@ -103,6 +136,13 @@ mod tests {
         assert_eq!(models.len(), MODELS.len());
         let text = serde_json::to_string(&fleet).unwrap();
         assert_eq!(Fleet::from_json(&text).unwrap(), fleet);
+        assert_eq!(Fleet::mixed(2, 8, 42).pooled(), Fleet::mixed(2, 8, 42));
+        let pooled = Fleet::mixed(5, 2, 42).pooled();
+        pooled.check().unwrap();
+        let pools: Vec<Option<&str>> =
+            pooled.nodes.iter().map(|node| node.pool.as_deref()).collect();
+        assert_eq!(pools, [None, None, None, Some(MIG_POOL), Some(SLOTS_POOL)]);
+        assert_eq!(pooled.nodes[3].inventory().len(), 2 * (1 + 4));
         assert!(Fleet::mixed(3, 0, 1).nodes.iter().all(|node| node.inventory().is_empty()));
     }
 }

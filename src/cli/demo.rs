@@ -13,6 +13,7 @@ use tokio::sync::{Notify, watch};
 
 use super::demo_board::Board;
 use super::demo_drive::{Arrivals, Drive};
+use super::demo_pods::pools;
 use super::demo_scheduler::Scheduler;
 use super::demo_summary::Summary;
 use super::demo_view::{self, Look};
@@ -31,6 +32,7 @@ use crate::extender::{background, reports};
 use crate::ledger::books::Ledger;
 use crate::packing::device::PoolName;
 use crate::packing::node::NodeState;
+use crate::packing::pool::PoolRules;
 use crate::packing::units::Share;
 
 /// Most nodes whose base load and first reports go over HTTP. Beyond it that would take minutes.
@@ -79,6 +81,10 @@ pub struct DemoArgs {
     /// Seed of the fleet and the stream; the same seed gives the same placements under --once
     #[arg(long, default_value_t = 42)]
     seed: u64,
+    /// Put one node into a pool with four slots a GPU and one into a pool with shared MIG instances,
+    /// and send pods that ask for them; for three nodes and more
+    #[arg(long)]
+    pools: bool,
     /// Address to listen on [default: a free port of the loopback interface]
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
@@ -162,7 +168,7 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
         TcpListener::bind(asked).await.with_context(|| format!("cannot listen on {asked}"))?;
     let listen = listener.local_addr()?;
     let base = format!("http://{}", own_address(listen));
-    let app = Arc::new(app(listen, clock));
+    let app = Arc::new(app(args, listen, clock));
     let board = Arc::new(Board::default());
     let (stop, stopped) = watch::channel(false);
     let service = Service { app: Arc::clone(&app), set_log_level };
@@ -202,9 +208,11 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
 }
 
 /// An extender whose own books are the truth, and that knows the fleet's nodes.
-fn app(listen: SocketAddr, clock: Clock) -> App {
-    let config = Config { listen, stale_after: STALE_AFTER, ..Config::default() };
+fn app(args: &DemoArgs, listen: SocketAddr, clock: Clock) -> App {
+    let pools = if args.pools { pools() } else { PoolRules::default() };
+    let config = Config { listen, pools, stale_after: STALE_AFTER, ..Config::default() };
     let ledger = Arc::new(Ledger::new(super::extender::settings(&config, &clock)));
+    ledger.share_by(config.pools.clone());
     App::new(ledger, clock, config, Truth::Books)
 }
 
@@ -219,8 +227,10 @@ async fn live(
 ) -> Result<()> {
     let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
     let fleet = Fleet::mixed(count(args.nodes), count(args.gpus_per_node), args.seed);
+    let fleet = if args.pools { fleet.pooled() } else { fleet };
     for node in &fleet.nodes {
-        app.ledger.see_node(&node.node_name(), node.host(), PoolName::new(""));
+        let pool = PoolName::new(node.pool.as_deref().unwrap_or_default());
+        app.ledger.see_node(&node.node_name(), node.host(), pool);
     }
     app.ledger.set_listed(app.clock.now());
     app.set_fenced();
@@ -228,6 +238,9 @@ async fn live(
     let scheduler = Scheduler::new(base.to_owned(), &names, args.seed, app.clock);
     let mut drive =
         Drive::new(Arc::clone(app), Arc::clone(board), scheduler, args.seed, stopped.clone());
+    if args.pools {
+        drive.ask_of_pools();
+    }
     let target = Share::from_millionths(args.fill.millionths() * args.gpus());
     let is_large = fleet.nodes.len() > HTTP_FILL_MAX_NODES;
     let filled = Notify::new();

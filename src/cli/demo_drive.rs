@@ -78,6 +78,11 @@ pub(super) struct Drive {
 }
 
 impl Drive {
+    /// Has pods come that ask for slots, instances and isolation.
+    pub(super) fn ask_of_pools(&mut self) {
+        self.stream.ask_of_pools();
+    }
+
     /// A cluster in which nothing runs.
     pub(super) fn new(
         app: Arc<App>,

@@ -5,6 +5,10 @@ use k8s_openapi::jiff::Timestamp;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::agent::mixed::{MIG_POOL, SLOTS_POOL};
+use crate::packing::device::PoolName;
+use crate::packing::pool::{InstanceUse, PoolRule, PoolRules, Replicas};
+
 /// A Pod object of several KB, with `@…@` where pods differ.
 const TEMPLATE: &str = include_str!("demo_pod.json.in");
 
@@ -47,7 +51,8 @@ struct Kind {
     workload: &'static str,
     weight: u32,
     annotations: &'static str,
-    whole_gpus: u32,
+    /// Whole devices, by the name of the resource.
+    devices: Option<(&'static str, u32)>,
     /// Processor time in thousandths of a core. Few, so that GPUs and not cores run out.
     cpu_milli: u32,
     memory_mib: u32,
@@ -60,7 +65,7 @@ const fn kind(
     annotations: &'static str,
     (cpu_milli, memory_mib): (u32, u32),
 ) -> Kind {
-    Kind { workload, weight, annotations, whole_gpus: 0, cpu_milli, memory_mib }
+    Kind { workload, weight, annotations, devices: None, cpu_milli, memory_mib }
 }
 
 /// What fills the fleet: shares, memory, both, two devices, model filters, whole GPUs.
@@ -94,8 +99,21 @@ const SOUND: [Kind; 16] = [
         (1_000, 4_096),
     ),
     kind("canary", 2, r#","gpu-fraction":"0.2","gpupack.dev/policy":"spread""#, (1_000, 4_096)),
-    Kind { whole_gpus: 1, ..kind("finetune", 5, "", (6_000, 24_576)) },
-    Kind { whole_gpus: 2, ..kind("train", 1, "", (12_000, 49_152)) },
+    Kind { devices: Some(("nvidia.com/gpu", 1)), ..kind("finetune", 5, "", (6_000, 24_576)) },
+    Kind { devices: Some(("nvidia.com/gpu", 2)), ..kind("train", 1, "", (12_000, 49_152)) },
+];
+
+/// What pods ask of pools: slots, instances, parts of instances, isolation.
+const POOLED: [Kind; 4] = [
+    Kind { devices: Some(("nvidia.com/gpu.shared", 1)), ..kind("lab", 6, "", (1_000, 4_096)) },
+    Kind { devices: Some(("nvidia.com/mig-1g.5gb", 1)), ..kind("exam", 3, "", (1_000, 4_096)) },
+    kind(
+        "tutorial",
+        3,
+        r#","gpu-fraction":"0.5","gpupack.dev/gpu-model":"MIG 3g.20gb""#,
+        (1_000, 4_096),
+    ),
+    kind("tenant", 2, r#","gpu-memory":"9000","gpupack.dev/isolation":"hardware""#, (1_000, 4_096)),
 ];
 
 /// What else comes: no GPU at all, more than any GPU has, a model that nobody owns, typing errors.
@@ -108,26 +126,40 @@ const ODD: [Kind; 6] = [
     kind("orphan", 1, r#","gpu-fraction.limit":"0.5""#, (1_000, 4_096)),
 ];
 
+/// Slots of GPUs in one pool, shared MIG instances in the other.
+pub(super) fn pools() -> PoolRules {
+    let slots = PoolRule { replicas: Replicas::new(4), ..PoolRule::default() };
+    let instances = PoolRule { instances: InstanceUse::Shared, ..PoolRule::default() };
+    PoolRules::new([(PoolName::new(SLOTS_POOL), slots), (PoolName::new(MIG_POOL), instances)])
+}
+
 /// The stream.
 pub(super) struct PodStream {
     random: ChaCha8Rng,
     /// The template, cut at its `@`: text and names of values take turns.
     pieces: Vec<&'static str>,
     made: u64,
+    pooled: &'static [Kind],
 }
 
 impl PodStream {
     /// The stream of a seed.
     pub(super) fn new(seed: u64) -> Self {
         let pieces = TEMPLATE.trim_end().split('@').collect();
-        Self { random: ChaCha8Rng::seed_from_u64(seed), pieces, made: 0 }
+        Self { random: ChaCha8Rng::seed_from_u64(seed), pieces, made: 0, pooled: &[] }
+    }
+
+    /// Has pods that ask for slots, instances and isolation come among the others.
+    pub(super) fn ask_of_pools(&mut self) {
+        self.pooled = &POOLED;
     }
 
     /// The next pod, created at this time on the wall clock.
     pub(super) fn next(&mut self, draw: Draw, created_unix_seconds: u64) -> DemoPod {
+        let sound = SOUND.iter().chain(self.pooled);
         let kind = match draw {
-            Draw::Sound => drawn(&mut self.random, SOUND.iter()),
-            Draw::Everything => drawn(&mut self.random, SOUND.iter().chain(&ODD)),
+            Draw::Sound => drawn(&mut self.random, sound),
+            Draw::Everything => drawn(&mut self.random, sound.chain(&ODD)),
         };
         let teams: u32 = TEAMS.iter().map(|(_, weight)| weight).sum();
         let mut left = self.random.random_range(0..teams);
@@ -148,9 +180,9 @@ impl PodStream {
     fn written(&self, kind: &Kind, pod: &DemoPod, created_unix_seconds: u64) -> String {
         let seconds = i64::try_from(created_unix_seconds).unwrap_or(0);
         let created = Timestamp::from_second(seconds).unwrap_or_default().to_string();
-        let devices = match kind.whole_gpus {
-            0 => String::new(),
-            count => format!(r#","nvidia.com/gpu":"{count}""#),
+        let devices = match kind.devices {
+            None => String::new(),
+            Some((resource, count)) => format!(r#","{resource}":"{count}""#),
         };
         let (cpu, memory) = (kind.cpu_milli.to_string(), kind.memory_mib.to_string());
         let version = (100_000 + self.made).to_string();
@@ -229,5 +261,21 @@ mod tests {
             all.iter().filter_map(|(_, seen)| Some(seen.request.as_ref().err()?.label())).collect();
         assert_eq!(refused.into_iter().collect::<Vec<_>>(), ["fraction", "orphan", "unknown_key"]);
         assert!(all.iter().any(|(_, seen)| seen.request == Ok(None)));
+    }
+
+    #[test]
+    fn pods_of_pools_are_sound_and_come_only_where_there_are_pools() {
+        let mut stream = PodStream::new(7);
+        stream.ask_of_pools();
+        let pods: Vec<DemoPod> = (0..500).map(|_| stream.next(Draw::Sound, 1)).collect();
+        for kind in &POOLED {
+            let of_kind = || pods.iter().filter(|pod| pod.name.starts_with(kind.workload));
+            assert!(of_kind().count() > 2, "{}", kind.workload);
+            assert!(of_kind().all(|pod| {
+                matches!(SeenPod::from_json(&pod.json).unwrap().request, Ok(Some(_)))
+            }));
+            let without = drawn(7, Draw::Sound);
+            assert!(!without.iter().any(|(pod, _)| pod.name.starts_with(kind.workload)));
+        }
     }
 }

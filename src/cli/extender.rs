@@ -105,6 +105,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             config.api_timeout,
         );
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
+        ledger.share_by(config.pools.clone());
         let listener = TcpListener::bind(config.listen)
             .await
             .with_context(|| format!("cannot listen on {}", config.listen))?;

@@ -146,6 +146,8 @@ struct WireDevice {
 #[serde(rename_all = "lowercase")]
 enum WireProtection {
     Hardware,
+    Driver,
+    Mps,
     #[default]
     #[serde(other)]
     None,
@@ -169,6 +171,8 @@ pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, Placeme
         devices: placement.devices.iter().map(wire_device).collect(),
         protection: match placement.protection {
             Protection::None => WireProtection::None,
+            Protection::Mps => WireProtection::Mps,
+            Protection::Driver => WireProtection::Driver,
             Protection::Hardware => WireProtection::Hardware,
         },
     };
@@ -221,6 +225,8 @@ pub fn decode(
     }
     let protection = match wire.protection {
         WireProtection::None => Protection::None,
+        WireProtection::Mps => Protection::Mps,
+        WireProtection::Driver => Protection::Driver,
         WireProtection::Hardware => Protection::Hardware,
     };
     Ok(Some(Placement { node: node.clone(), devices: placed, protection }))

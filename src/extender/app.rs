@@ -157,6 +157,13 @@ impl App {
         }
         note.push_str(match placement.protection {
             Protection::None => "; its memory is not protected from neighbours on the GPU",
+            Protection::Mps => {
+                "; MPS is to hold each tenant of the GPU to its memory, which nobody has verified"
+            }
+            Protection::Driver => {
+                "; the driver is to hold each tenant of the GPU to its memory, which nobody has \
+                 verified"
+            }
             Protection::Hardware => "; it has no neighbours on the device",
         });
         if !pod.takes_devices {
@@ -250,6 +257,7 @@ pub fn rooms(effects: &[Effect]) -> Vec<NodeName> {
         Effect::Room(node) => Some(node.clone()),
         Effect::Overbooked { .. }
         | Effect::DeviceLost { .. }
+        | Effect::Impossible { .. }
         | Effect::Unplaced { .. }
         | Effect::Silent(_) => None,
     };

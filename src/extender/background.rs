@@ -195,6 +195,9 @@ fn tell(app: &App, effect: &Effect) {
             );
             tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
         }
+        Effect::Impossible { node, device, fault } => {
+            tracing::error!(%node, %device, %fault, "a MIG instance is reported that cannot be: nothing is placed on it");
+        }
         Effect::Unplaced { pod, node } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, %node, "a pod with a GPU request runs without a placement of gpupack: only its observed use counts");
             let note = format!(

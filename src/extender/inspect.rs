@@ -10,6 +10,7 @@ use super::details::DetailsView;
 use super::mends::{mends, verdict};
 use super::pods::{self, PodView, reservation_state};
 use super::proposals::{MoveView, views};
+use super::sharing::SharingView;
 use crate::ledger::details::NodeDetails;
 use crate::ledger::waiting::WaitingState;
 use crate::packing::device::{DeviceKind, Health};
@@ -17,6 +18,7 @@ use crate::packing::fit::Misfit;
 use crate::packing::fragmentation::Packing;
 use crate::packing::moves::MOST_MOVES;
 use crate::packing::node::{DeviceBooks, NodeLedger, NodeState};
+use crate::packing::reservation::Protection;
 
 /// The whole model.
 #[derive(Debug, Serialize)]
@@ -101,6 +103,9 @@ pub struct DeviceView {
     /// MIG profile of an instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
+    /// How it is shared.
+    #[serde(flatten)]
+    pub sharing: SharingView,
     /// Whether it takes new tenants.
     pub healthy: bool,
     /// What ails it, and where it sits.
@@ -143,6 +148,8 @@ pub struct TenantView {
     pub memory_mib: u64,
     /// Share that it holds.
     pub share_millionths: u64,
+    /// What is to hold it to its memory: `none`, `mps`, `driver` or `hardware`.
+    pub protection: &'static str,
 }
 
 /// The whole model as it is now.
@@ -204,6 +211,7 @@ fn device_view(node: &NodeLedger, details: &NodeDetails, books: &DeviceBooks) ->
         model: device.model.to_string(),
         kind,
         profile,
+        sharing: SharingView::of(node, books),
         healthy: books.health() == Health::Healthy,
         details: DetailsView::of(details, &device.id),
         capacity_mib: device.capacity().mib(),
@@ -227,6 +235,9 @@ fn device_view(node: &NodeLedger, details: &NodeDetails, books: &DeviceBooks) ->
                     state: reservation.map_or("confirmed", reservation_state),
                     memory_mib: held.memory.mib(),
                     share_millionths: held.share.millionths(),
+                    protection: reservation
+                        .map_or(Protection::None, |held| held.placement.protection)
+                        .name(),
                 }
             })
             .collect(),

@@ -4,10 +4,11 @@
 //! A node that the ledger knows is answered from its books. Any other is taken as an empty node with
 //! the GPUs that its allocatable resources and the labels of GPU feature discovery name.
 
+use super::app::App;
 use super::protocol::NodeObject;
 use crate::cluster::host::host_offer;
 use crate::cluster::labels::labelled_gpus;
-use crate::ledger::books::Ledger;
+use crate::config::Config;
 use crate::ledger::questions::{Answer, Question};
 use crate::packing::device::{
     Device, DeviceClasses, DeviceId, DeviceIndex, DeviceKind, Health, NodeInventory, NodeName,
@@ -18,7 +19,8 @@ use crate::packing::node::NodeLedger;
 use crate::packing::units::{MemMib, Timestamp};
 
 /// The answer for each Node object, in their order. Changes nothing.
-pub fn answers(ledger: &Ledger, question: &Question, objects: &[NodeObject<'_>]) -> Vec<Answer> {
+pub fn answers(app: &App, question: &Question, objects: &[NodeObject<'_>]) -> Vec<Answer> {
+    let ledger = &app.ledger;
     let names: Vec<&str> = objects.iter().map(|object| object.name.as_str()).collect();
     let mut answers = ledger.answers(question, &names);
     // The objects that stand for no node of the books: those that an autoscaler thinks of.
@@ -29,7 +31,7 @@ pub fn answers(ledger: &Ledger, question: &Question, objects: &[NodeObject<'_>])
         return answers;
     }
     let empty = ledger.answers_on(question, |classes| {
-        places.iter().map(|at| empty_node(&objects[*at], classes)).collect()
+        places.iter().map(|at| empty_node(&objects[*at], &app.config, classes)).collect()
     });
     for (at, answer) in places.into_iter().zip(empty) {
         answers[at] = answer;
@@ -38,7 +40,11 @@ pub fn answers(ledger: &Ledger, question: &Question, objects: &[NodeObject<'_>])
 }
 
 /// An empty node as the object describes it; `None` where it names no GPU or no memory.
-fn empty_node(object: &NodeObject<'_>, classes: &mut DeviceClasses) -> Option<NodeLedger> {
+fn empty_node(
+    object: &NodeObject<'_>,
+    config: &Config,
+    classes: &mut DeviceClasses,
+) -> Option<NodeLedger> {
     let label = |name: &str| object.labels.get(name).map(String::as_str);
     let allocatable = |name: &str| object.allocatable.get(name).map(String::as_str);
     let gpus = labelled_gpus(label, allocatable)?;
@@ -57,7 +63,9 @@ fn empty_node(object: &NodeObject<'_>, classes: &mut DeviceClasses) -> Option<No
         .collect();
     let inventory = NodeInventory::new(devices?).ok()?;
     let mut node = NodeLedger::new(NodeName::new(object.name.as_str()), MemMib::ZERO);
-    node.see_node(host_offer(allocatable), PoolName::new(""));
+    let pool = PoolName::new(label(&config.pool_label).unwrap_or_default());
+    node.share_by(config.pools.of(&pool), classes);
+    node.see_node(host_offer(allocatable), pool);
     node.replace_inventory(&inventory, classes);
     node.observe(&[], Timestamp::START);
     Some(node)

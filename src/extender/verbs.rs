@@ -65,7 +65,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     }
     let answers = match &args.nodes {
         NodesArg::Objects(objects) => {
-            let answers = template::answers(&app.ledger, &question, objects);
+            let answers = template::answers(app, &question, objects);
             answers.into_iter().map(Result::err).collect()
         }
         NodesArg::Names(_) => ask(app, &pod, &question, &names),
@@ -167,7 +167,7 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
             app.outbox.push(app.ledger.drop_claim(&pod.pod.uid));
             app.ledger.answers(&question, &names)
         }
-        NodesArg::Objects(objects) => template::answers(&app.ledger, &question, objects),
+        NodesArg::Objects(objects) => template::answers(app, &question, objects),
     };
     let best = favourite(&names, &answers);
     if let (Some(best), NodesArg::Names(_)) = (best, &args.nodes) {

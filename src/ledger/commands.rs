@@ -140,7 +140,7 @@ fn place(
     let beside = plan::evaluate(books, ask, question.strategy, mix, ClaimRule::Respected);
     let found = beside
         .or_else(|_| plan::evaluate(books, ask, question.strategy, mix, ClaimRule::Ignored))?;
-    Ok(plan::placement(books, ask, &found))
+    Ok(plan::placement(books, &found))
 }
 
 /// Whether a pod is being bound.

@@ -1,6 +1,7 @@
 //! What a change of the books means beyond them: whom to wake, what to tell.
 
 use crate::packing::device::{DeviceId, Health, NodeName};
+use crate::packing::mig::MigFault;
 use crate::packing::node::{DeviceBooks, NodeLedger};
 use crate::packing::reservation::PodRef;
 
@@ -22,6 +23,15 @@ pub enum Effect {
         node: NodeName,
         /// The device.
         device: DeviceId,
+    },
+    /// A MIG instance is reported that cannot be; nothing is placed on it.
+    Impossible {
+        /// The node.
+        node: NodeName,
+        /// The instance.
+        device: DeviceId,
+        /// Why it cannot be.
+        fault: MigFault,
     },
     /// A pod with a GPU request runs without a placement of ours: only its observed use counts.
     Unplaced {

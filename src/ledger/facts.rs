@@ -45,10 +45,17 @@ impl Ledger {
     pub fn see_node(&self, name: &NodeName, host: HostAmount, pool: PoolName) -> Vec<Effect> {
         let at = self.slot_of(name);
         let mut is_new = false;
-        let effects = self.change_slot(at, |books| {
-            is_new = books.host_capacity() != host;
+        let is_shared_anew = self.share_pool(at, &pool);
+        let mut effects = self.change_slot(at, |books| {
+            is_new = books.host_capacity() != host || is_shared_anew;
             books.see_node(host, pool);
         });
+        // What did not fit under the old rule of the pool may fit now.
+        let room = Effect::Room(name.clone());
+        let is_open = || self.slot(at).read().placeable().is_ok();
+        if is_shared_anew && !effects.contains(&room) && is_open() {
+            effects.push(room);
+        }
         self.is_census_old.fetch_or(is_new, Ordering::AcqRel);
         effects
     }

@@ -5,8 +5,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::books::{Ledger, Slot};
+use super::books::Ledger;
 use super::questions::Question;
+use super::slot::Slot;
 use crate::packing::device::{DeviceId, NodeName, PodUid};
 use crate::packing::fit::HostRule;
 use crate::packing::moves::{Clearing, clearings};
@@ -159,8 +160,7 @@ impl Board<'_> {
 
     fn place_on(&mut self, at: usize, question: &Question) -> Option<Placement> {
         let (place, _) = self.evaluate(at, question)?;
-        let ask = question.ask(&self.ledger.world().classes);
-        Some(plan::placement(self.books(at), &ask, &place))
+        Some(plan::placement(self.books(at), &place))
     }
 
     fn evaluate(&mut self, at: usize, question: &Question) -> Option<(Place, Rank)> {

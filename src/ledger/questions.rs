@@ -14,9 +14,10 @@ use std::sync::{Arc, Mutex};
 
 use dashmap::{DashMap, Entry};
 
-use super::books::{Ledger, Slot, World, locked};
+use super::books::{Ledger, World, locked};
 use super::changes::{Changes, Since};
 use super::effect::Effect;
+use super::slot::Slot;
 use crate::packing::device::{DeviceClasses, NodeName, PodUid};
 use crate::packing::fit::{Ask, HostRule, Misfit};
 use crate::packing::mix::CompiledMix;
@@ -321,7 +322,7 @@ impl Ledger {
             effects.extend(self.change_slot(at, |books| {
                 books.unclaim(pod);
                 let Ok(place) = evaluate(books, &ask, question, &world) else { return };
-                let placement = plan::placement(books, &ask, &place);
+                let placement = plan::placement(books, &place);
                 let expires = now.plus(self.settings.claim_for);
                 books.claim(pod.clone(), Claim { placement, host: ask.host, expires });
                 is_claimed = true;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::books::{Ledger, Slot, locked};
+use super::books::{Ledger, locked};
+use super::slot::Slot;
 use crate::packing::device::{DeviceId, PodUid};
 use crate::packing::fragmentation::{Packing, stranded_by_device};
 use crate::packing::mix::{CompiledMix, Mix};

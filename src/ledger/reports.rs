@@ -164,10 +164,16 @@ impl Ledger {
         for device in inventory.devices() {
             self.owners.insert(device.id.clone(), at);
         }
-        let mut effects = Vec::new();
+        let impossible = inventory.faults().iter().map(|(device, fault)| Effect::Impossible {
+            node: slot.name.clone(),
+            device: device.clone(),
+            fault: fault.clone(),
+        });
+        let mut effects: Vec<Effect> = impossible.collect();
         self.is_census_old.store(true, Ordering::Release);
         world.change_classes(|classes| {
-            effects = self.change_slot(at, |books| books.replace_inventory(inventory, classes));
+            effects
+                .extend(self.change_slot(at, |books| books.replace_inventory(inventory, classes)));
         });
         Ok(effects)
     }

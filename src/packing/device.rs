@@ -3,11 +3,13 @@
 //! A device is whatever a pod can be placed on: a GPU, or one MIG instance of a GPU. A GPU in MIG
 //! mode is in the inventory too, but holds nobody itself: its instances do.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use super::units::MemMib;
+pub use super::inventory::{InventoryError, NodeInventory};
+use super::pool::{InstanceUse, PoolRule, Replicas};
+use super::request::Demand;
+use super::units::{MemMib, Share};
 
 /// Most devices one node may report: 16 GPUs of 7 MIG instances and their parents fit twice over.
 pub const MAX_DEVICES_PER_NODE: usize = 256;
@@ -96,6 +98,14 @@ impl DeviceId {
     }
 }
 
+impl MigProfile {
+    /// Whether a request for `self` means this profile. Resource names have no `+`, so that NVIDIA's
+    /// device plugin writes `1g.10gb.me` for `1g.10gb+me`.
+    pub fn means(&self, profile: &Self) -> bool {
+        self == profile || *self.0 == profile.0.replace('+', ".")
+    }
+}
+
 impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -158,14 +168,23 @@ impl Device {
         self.total.checked_sub(self.reserved).unwrap_or(MemMib::ZERO)
     }
 
-    /// The class of this device.
-    pub fn class(&self) -> DeviceClass {
-        let kind = match &self.kind {
-            DeviceKind::Gpu => ClassKind::Gpu,
-            DeviceKind::MigParent => ClassKind::MigParent,
-            DeviceKind::MigInstance { profile, .. } => ClassKind::MigInstance(profile.clone()),
+    /// The class of this device in a pool with this rule.
+    pub fn class(&self, rule: PoolRule) -> DeviceClass {
+        let kind = match (&self.kind, rule.instances) {
+            (DeviceKind::Gpu, _) => ClassKind::Gpu,
+            (DeviceKind::MigParent, _) => ClassKind::MigParent,
+            (DeviceKind::MigInstance { profile, .. }, InstanceUse::Whole) => {
+                ClassKind::MigInstance(profile.clone())
+            }
+            (DeviceKind::MigInstance { profile, .. }, InstanceUse::Shared) => {
+                ClassKind::SharedInstance(profile.clone())
+            }
         };
-        DeviceClass { model: self.model.clone(), capacity: self.capacity(), kind }
+        let replicas = match kind {
+            ClassKind::Gpu | ClassKind::SharedInstance(_) => rule.replicas,
+            ClassKind::MigParent | ClassKind::MigInstance(_) => None,
+        };
+        DeviceClass { model: self.model.clone(), capacity: self.capacity(), kind, replicas }
     }
 }
 
@@ -180,6 +199,33 @@ pub struct DeviceClass {
     pub capacity: MemMib,
     /// GPU, MIG parent or MIG instance.
     pub kind: ClassKind,
+    /// Into how many slots it is cut; none where any part may be taken.
+    pub replicas: Option<Replicas>,
+}
+
+impl DeviceClass {
+    /// Whether such a device may have several tenants.
+    pub fn is_shareable(&self) -> bool {
+        match self.kind {
+            ClassKind::Gpu | ClassKind::SharedInstance(_) => true,
+            ClassKind::MigParent | ClassKind::MigInstance(_) => false,
+        }
+    }
+
+    /// All of such a device.
+    pub fn whole(&self) -> Demand {
+        Demand { memory: self.capacity, share: Share::WHOLE }
+    }
+
+    /// Product name as NVML spells it: that of an instance ends in `MIG` and its profile.
+    pub fn product(&self) -> ModelName {
+        match &self.kind {
+            ClassKind::Gpu | ClassKind::MigParent => self.model.clone(),
+            ClassKind::MigInstance(profile) | ClassKind::SharedInstance(profile) => {
+                ModelName::new(format!("{} MIG {profile}", self.model))
+            }
+        }
+    }
 }
 
 /// [`DeviceKind`] without the identity of the parent.
@@ -189,8 +235,10 @@ pub enum ClassKind {
     Gpu,
     /// A GPU in MIG mode.
     MigParent,
-    /// A MIG instance of this profile.
+    /// A MIG instance of this profile that has one tenant.
     MigInstance(MigProfile),
+    /// A MIG instance of this profile that is shared.
+    SharedInstance(MigProfile),
 }
 
 /// Position of a class in [`DeviceClasses`].
@@ -211,9 +259,8 @@ pub struct DeviceClasses {
 }
 
 impl DeviceClasses {
-    /// The id of the class of `device`, added when it is new. Linear in the number of classes.
-    pub fn id_of(&mut self, device: &Device) -> ClassId {
-        let class = device.class();
+    /// The id of a class, added when it is new. Linear in the number of classes.
+    pub fn id_of(&mut self, class: DeviceClass) -> ClassId {
         let known = self.classes.iter().position(|known| *known == class);
         ClassId(known.unwrap_or_else(|| {
             self.classes.push(class);
@@ -244,109 +291,6 @@ impl<T> PerClass<T> {
     pub fn of(&self, class: ClassId) -> &T {
         self.0.get(class.0).expect("tables are made anew whenever a device class is added")
     }
-}
-
-/// All devices of one node, sorted by index and UUID; no UUID appears twice.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeInventory {
-    devices: Vec<Device>,
-}
-
-impl NodeInventory {
-    /// Checks and sorts what an agent reported.
-    ///
-    /// # Errors
-    /// One [`InventoryError`] for the first fault found: too many devices, absurd memory, a UUID
-    /// twice, an instance without its parent.
-    pub fn new(mut devices: Vec<Device>) -> Result<Self, InventoryError> {
-        if devices.len() > MAX_DEVICES_PER_NODE {
-            return Err(InventoryError::TooManyDevices { count: devices.len() });
-        }
-        let mut ids = BTreeSet::new();
-        for device in &devices {
-            if device.total > MAX_DEVICE_MEMORY {
-                return Err(InventoryError::Memory { id: device.id.clone(), total: device.total });
-            }
-            if device.reserved > device.total {
-                return Err(InventoryError::Reserve {
-                    id: device.id.clone(),
-                    reserved: device.reserved,
-                    total: device.total,
-                });
-            }
-            if !ids.insert(device.id.clone()) {
-                return Err(InventoryError::Twice { id: device.id.clone() });
-            }
-        }
-        for device in &devices {
-            if let DeviceKind::MigInstance { parent, .. } = &device.kind
-                && !ids.contains(parent)
-            {
-                return Err(InventoryError::Orphan {
-                    id: device.id.clone(),
-                    parent: parent.clone(),
-                });
-            }
-        }
-        devices.sort_by(|a, b| (a.index, &a.id).cmp(&(b.index, &b.id)));
-        Ok(Self { devices })
-    }
-
-    /// The devices, sorted by index and UUID.
-    pub fn devices(&self) -> &[Device] {
-        &self.devices
-    }
-}
-
-/// Why an inventory is not believed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InventoryError {
-    /// A UUID that cannot be one.
-    #[error(
-        "device id `{id}` is not a UUID of NVML: 1 to 96 letters, digits, `-` or `/` are allowed"
-    )]
-    DeviceId {
-        /// The offending text, cut to 96 characters.
-        id: String,
-    },
-    /// More devices than a node can hold.
-    #[error("`{count}` devices are reported, at most {MAX_DEVICES_PER_NODE} are believed")]
-    TooManyDevices {
-        /// How many were reported.
-        count: usize,
-    },
-    /// More memory than any device has.
-    #[error("device `{id}` reports `{total}`, at most {MAX_DEVICE_MEMORY} are believed")]
-    Memory {
-        /// The device.
-        id: DeviceId,
-        /// The reported total.
-        total: MemMib,
-    },
-    /// The driver's reserve is larger than the device.
-    #[error("device `{id}` reports a reserve of `{reserved}` on a total of {total}")]
-    Reserve {
-        /// The device.
-        id: DeviceId,
-        /// The reported reserve.
-        reserved: MemMib,
-        /// The reported total.
-        total: MemMib,
-    },
-    /// The same UUID twice in one inventory.
-    #[error("device `{id}` is reported twice")]
-    Twice {
-        /// The device.
-        id: DeviceId,
-    },
-    /// A MIG instance whose GPU is not in the inventory.
-    #[error("instance `{id}` names the GPU `{parent}`, which is not reported")]
-    Orphan {
-        /// The instance.
-        id: DeviceId,
-        /// The missing GPU.
-        parent: DeviceId,
-    },
 }
 
 #[cfg(test)]

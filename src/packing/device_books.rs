@@ -5,9 +5,10 @@
 use std::collections::BTreeMap;
 
 use super::device::{ClassId, Device, DeviceId, DeviceKind, Health, PodUid};
-use super::fit::Room;
-use super::request::Demand;
-use super::reservation::Placement;
+use super::fit::{Company, Room};
+use super::pool::PoolRule;
+use super::request::{Demand, Isolation};
+use super::reservation::{Placement, Protection, Reservation};
 use super::units::{HostAmount, MemMib, Share, Timestamp};
 
 /// More than any device has: what written amounts come to that leave the range of the type.
@@ -38,11 +39,39 @@ pub struct ProcessUse {
     pub memory: Option<MemMib>,
 }
 
+/// What is known of the protection that a pool's rule intends on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Evidence {
+    /// It is intended; nobody has looked.
+    #[default]
+    Intended,
+    /// The node's agent has seen that it is in force.
+    Verified,
+    /// The node's agent has seen that it is not: then nothing holds the tenants.
+    Missing,
+}
+
+impl Evidence {
+    /// The name in views.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Intended => "intended",
+            Self::Verified => "verified",
+            Self::Missing => "missing",
+        }
+    }
+}
+
 /// One device with its books.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceBooks {
     pub(super) device: Device,
     pub(super) class: ClassId,
+    pub(super) rule: PoolRule,
+    pub(super) evidence: Evidence,
+    /// Whether nothing holds some tenant, and whether some tenant needs all of them held.
+    pub(super) has_unheld: bool,
+    pub(super) needs_guard: bool,
     pub(super) health: Health,
     pub(super) booked: Demand,
     pub(super) claimed: Demand,
@@ -59,9 +88,18 @@ pub struct DeviceBooks {
 
 impl DeviceBooks {
     /// Books of a device that holds nobody yet; what was seen of it `before` still counts.
-    pub(super) fn new(device: Device, class: ClassId, before: Option<Self>) -> Self {
+    pub(super) fn new(
+        device: Device,
+        class: ClassId,
+        rule: PoolRule,
+        before: Option<Self>,
+    ) -> Self {
         let fresh = Self {
             class,
+            rule,
+            evidence: Evidence::default(),
+            has_unheld: false,
+            needs_guard: false,
             health: device.health,
             booked: Demand::ZERO,
             claimed: Demand::ZERO,
@@ -77,6 +115,7 @@ impl DeviceBooks {
         // Health is the worse of both until use is seen.
         Self {
             health: fresh.health.max(before.health),
+            evidence: before.evidence,
             used: before.used,
             busy_percent: before.busy_percent,
             foreign: before.foreign,
@@ -169,7 +208,53 @@ impl DeviceBooks {
             ClaimRule::Respected => self.free(),
             ClaimRule::Ignored => self.free_of_bookings(),
         };
-        Room { class: self.class, health: self.health, free }
+        Room { class: self.class, health: self.health, free, company: self.company() }
+    }
+
+    /// How the tenants are protected from each other.
+    pub fn company(&self) -> Company {
+        Company {
+            guard: self.guard(),
+            has_unheld: self.has_unheld || self.unbooked > MemMib::ZERO,
+            needs_guard: self.needs_guard,
+        }
+    }
+
+    /// What is to hold tenants that share the device.
+    pub fn guard(&self) -> Protection {
+        match self.evidence {
+            Evidence::Intended | Evidence::Verified => self.rule.guard.on(&self.device.kind),
+            Evidence::Missing => Protection::None,
+        }
+    }
+
+    /// What is known of that.
+    pub fn evidence(&self) -> Evidence {
+        self.evidence
+    }
+
+    /// What a tenant that takes `demand` is protected by.
+    pub fn protection_of(&self, demand: Demand) -> Protection {
+        if demand == self.capacity() { Protection::Hardware } else { self.guard() }
+    }
+
+    /// How the device is shared.
+    pub fn rule(&self) -> PoolRule {
+        self.rule
+    }
+
+    /// Slots, and how many of them are free; none where the device is not cut into slots.
+    pub fn slots(&self) -> Option<(u32, u32)> {
+        let capacity = self.device.capacity();
+        let replicas = self.device.class(self.rule).replicas?;
+        Some((replicas.count(), replicas.slots_in(self.free(), capacity)))
+    }
+
+    /// Counts a tenant's part in the protection of all.
+    pub(super) fn note_company(&mut self, held: &Reservation) {
+        self.has_unheld |= held.placement.protection == Protection::None;
+        let isolation = held.request.as_ref().map(|request| request.isolation);
+        self.needs_guard |= isolation == Some(Isolation::Memory);
     }
 
     /// Class of the device.

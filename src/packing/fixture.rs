@@ -6,7 +6,9 @@
 //! instance of that profile, of a parent `mig` that is added behind all others.
 //!
 //! A request is a list of words: `fraction=0.5`, `memory=300`, `whole`, `mig=1g.5gb`, `slot`,
-//! `count=2`, `model=T4`, `cpu=1000`.
+//! `count=2`, `model=T4`, `cpu=1000`, `isolation=memory`.
+//!
+//! The rule of a pool is a list of words too: `replicas=4`, `shared` (MIG instances are), `mps`, `driver`.
 
 use std::num::NonZeroU32;
 
@@ -17,7 +19,8 @@ use super::device::{
 use super::fit::{Ask, HostRule};
 use super::mix::{CompiledMix, Mix, RequestType, Tally};
 use super::node::NodeLedger;
-use super::request::{Amount, Demand, GpuRequest, ModelFilter};
+use super::pool::{Guard, InstanceUse, PoolRule, Replicas};
+use super::request::{Amount, Demand, GpuRequest, Isolation, ModelFilter};
 use super::reservation::{
     PlacedDevice, Placement, PodRef, Protection, Reservation, ReservationState,
 };
@@ -99,6 +102,32 @@ pub(crate) fn node_of(text: &str, classes: &mut DeviceClasses) -> NodeLedger {
     node
 }
 
+/// The rule of the text.
+pub(crate) fn rule(text: &str) -> PoolRule {
+    let mut rule = PoolRule::default();
+    for word in text.split_whitespace() {
+        match word {
+            "shared" => rule.instances = InstanceUse::Shared,
+            "mps" => rule.guard = Guard::Mps,
+            "driver" => rule.guard = Guard::Driver,
+            other => {
+                let count = other.strip_prefix("replicas=").map(number).expect("a word of a rule");
+                let count = u32::try_from(count).expect("few slots");
+                rule.replicas = Some(Replicas::new(count).expect("a legal number of slots"));
+            }
+        }
+    }
+    rule
+}
+
+fn isolation_of(name: &str) -> Isolation {
+    match name {
+        "memory" => Isolation::Memory,
+        "hardware" => Isolation::Hardware,
+        other => panic!("`{other}` is no isolation"),
+    }
+}
+
 /// A pod that holds `devices` and nothing of the host.
 pub(crate) fn tenant(name: &str, devices: Vec<PlacedDevice>) -> Reservation {
     Reservation {
@@ -115,6 +144,7 @@ pub(crate) fn request(text: &str) -> (Option<GpuRequest>, MilliCpu) {
     let mut amount = None;
     let (mut count, mut models, mut cpu) =
         (NonZeroU32::MIN, ModelFilter::default(), MilliCpu::ZERO);
+    let mut isolation = Isolation::None;
     for word in text.split_whitespace() {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         match key {
@@ -137,10 +167,12 @@ pub(crate) fn request(text: &str) -> (Option<GpuRequest>, MilliCpu) {
             "count" => count = value.parse().expect("a count is a number above zero"),
             "model" => models = ModelFilter::new(value.split('|')),
             "cpu" => cpu = MilliCpu::new(number(value)),
+            "isolation" => isolation = isolation_of(value),
             other => panic!("`{other}` is no word of a request"),
         }
     }
-    let gpu = amount.map(|amount| GpuRequest { models, ..GpuRequest::several(amount, count) });
+    let gpu =
+        amount.map(|amount| GpuRequest { models, isolation, ..GpuRequest::several(amount, count) });
     (gpu, cpu)
 }
 

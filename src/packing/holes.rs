@@ -18,7 +18,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::device::{ClassId, ClassKind, DeviceClass, DeviceClasses, PerClass};
+use super::device::{ClassId, DeviceClass, DeviceClasses, PerClass};
 use super::forecast::float;
 use super::mix::{RequestType, Tally};
 use super::request::Demand;
@@ -65,7 +65,7 @@ impl Holes {
         let turns = if left_out == Some(Term::HolePrices) { 0 } else { TURNS };
         let mut known: Vec<(Sizes, Arc<[f64]>)> = Vec::new();
         let by_class = classes.map(|class| {
-            (class.kind == ClassKind::Gpu).then(|| {
+            class.is_shareable().then(|| {
                 let sizes = sizes_on(types, class);
                 let found = known.iter().find(|(law, _)| *law == sizes);
                 let waste =
@@ -99,7 +99,7 @@ fn sizes_on(types: &[(RequestType, Tally)], class: &DeviceClass) -> Sizes {
         let Some(request) = kind.gpu.as_ref().filter(|request| request.count.get() == 1) else {
             continue;
         };
-        let Ok(demand) = request.amount.demand_of(class.capacity) else { continue };
+        let Ok(demand) = request.amount.demand_of(class) else { continue };
         let memory = Share::ratio(demand.memory, class.capacity).unwrap_or(Share::WHOLE);
         let size = demand.share.max(memory).millionths().div_ceil(1000).clamp(1, 1000);
         *sizes.entry(usize::try_from(size).unwrap_or(LEVELS)).or_default() += tally.pods;

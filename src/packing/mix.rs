@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::device::{ClassKind, DeviceClasses, PerClass, PodUid};
+use super::device::{DeviceClass, DeviceClasses, PerClass, PodUid};
 use super::forecast::Forecast;
 use super::prices::Prices;
 use super::request::{Demand, GpuRequest};
@@ -169,8 +169,8 @@ pub(super) struct MixRows {
     pub(super) rows: Vec<MixRow>,
     /// Sum of the weights of all types, those without a GPU included.
     pub(super) total: u64,
-    /// Whether room on a device of this class counts: MIG instances are taken whole or not at all,
-    /// so they have no fragments.
+    /// Whether room on a device of this class counts: one that is taken whole or not at all has no
+    /// fragments.
     pub(super) shareable: PerClass<bool>,
 }
 
@@ -192,7 +192,7 @@ impl MixRows {
             demand: classes.map(|class| request.demand_on(class).ok()),
             weights: running_sums(weights),
         });
-        let shareable = classes.map(|class| class.kind == ClassKind::Gpu);
+        let shareable = classes.map(DeviceClass::is_shareable);
         Self { rows: rows.collect(), total, shareable }
     }
 }

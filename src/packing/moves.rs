@@ -172,8 +172,8 @@ impl Finder<'_> {
         others.truncate(MOST_TENANTS);
         let mut found: Vec<Vec<usize>> = Vec::new();
         for chosen in subsets(others.len(), self.most - pods.len()) {
-            let leaving = chosen.iter().map(|at| host(others[*at]));
-            let room = leaving.fold(Some(freed), |sum, more| sum?.checked_add(more));
+            let mut leaving = chosen.iter().map(|at| host(others[*at]));
+            let room = leaving.try_fold(freed, HostAmount::checked_add);
             let is_enough = room.is_some_and(|room| fit_host(self.ask, room).is_ok());
             if is_enough && is_least(&found, &chosen) {
                 found.push(chosen);

@@ -9,11 +9,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use self::sums::AuditError;
-use super::device::{
-    Device, DeviceClasses, DeviceId, DeviceKind, NodeInventory, NodeName, PodUid, PoolName,
-};
-pub use super::device_books::{Claim, ClaimRule, DeviceBooks, DeviceUse, ProcessUse};
+use super::device::{Device, DeviceId, DeviceKind, NodeName, PodUid, PoolName};
+pub use super::device_books::{Claim, ClaimRule, DeviceBooks, DeviceUse, Evidence, ProcessUse};
 use super::fit::{Misfit, Room};
+use super::pool::PoolRule;
 use super::reservation::{PlacedDevice, Reservation, ReservationState};
 use super::units::{HostAmount, MemMib, Timestamp};
 
@@ -39,6 +38,7 @@ pub enum NodeState {
 pub struct NodeLedger {
     name: NodeName,
     pool: PoolName,
+    rule: PoolRule,
     state: NodeState,
     host_capacity: HostAmount,
     host_booked: HostAmount,
@@ -63,6 +63,7 @@ impl NodeLedger {
         Self {
             name,
             pool: PoolName::new(""),
+            rule: PoolRule::default(),
             state: NodeState::NeverReported,
             host_capacity: HostAmount::ZERO,
             host_booked: HostAmount::ZERO,
@@ -183,21 +184,6 @@ impl NodeLedger {
         self.state = NodeState::Gone;
     }
 
-    /// Replaces the inventory; reservations stay, also those on devices that are gone.
-    pub fn replace_inventory(&mut self, inventory: &NodeInventory, classes: &mut DeviceClasses) {
-        let mut old: BTreeMap<DeviceId, DeviceBooks> =
-            self.devices.drain(..).map(|books| (books.device.id.clone(), books)).collect();
-        self.devices = inventory
-            .devices()
-            .iter()
-            .map(|device| {
-                let before = old.remove(&device.id);
-                DeviceBooks::new(device.clone(), classes.id_of(device), before)
-            })
-            .collect();
-        self.recompute_devices();
-    }
-
     /// Takes in a report: use of the devices, and with it the end of drained pods.
     ///
     /// Returns the pods whose room is free now.
@@ -272,12 +258,6 @@ impl NodeLedger {
             self.state = NodeState::Silent;
         }
         is_stale
-    }
-
-    /// Takes a device out of the inventory; its tenants stay booked.
-    pub fn lose_device(&mut self, id: &DeviceId) {
-        self.devices.retain(|books| books.device.id != *id);
-        self.recompute_rooms();
     }
 
     /// Books `placement` for a pod: the one way in, for `bind` (assumed) and for facts (confirmed).
@@ -392,6 +372,7 @@ fn is_drained(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool
     }
 }
 
+mod devices;
 mod sums;
 
 #[cfg(test)]

@@ -9,7 +9,6 @@ use super::mix::CompiledMix;
 use super::node::{ClaimRule, NodeLedger};
 use super::outlook::KeptOutlook;
 use super::policy::{Merit, Scene, Strategy, Taken, TakenList};
-use super::request::Amount;
 use super::reservation::{PlacedDevice, Placement, Protection};
 
 /// A place on a node: how good it is, and which devices it takes.
@@ -77,6 +76,11 @@ fn fitting_devices(ask: &Ask, rooms: &[Room]) -> Result<Fits, Misfit> {
         }
     }
     if fits.len() >= ask.count() {
+        if ask.wants_any_instance() {
+            // Each is taken whole, so the smallest wastes least.
+            let least = fits.iter().map(|(_, demand)| demand.memory).min();
+            fits.retain(|(_, demand)| Some(demand.memory) == least);
+        }
         return Ok(fits);
     }
     let count = |number: usize| u32::try_from(number).expect("a node has few devices");
@@ -94,18 +98,23 @@ fn fitting_devices(ask: &Ask, rooms: &[Room]) -> Result<Fits, Misfit> {
 ///
 /// # Panics
 /// When `place` was not found on these books: a position is out of range.
-pub fn placement(node: &NodeLedger, ask: &Ask, place: &Place) -> Placement {
+pub fn placement(node: &NodeLedger, place: &Place) -> Placement {
     let devices = place.taken.iter().map(|(position, demand)| PlacedDevice {
         id: node.devices()[*position].device().id.clone(),
         demand: *demand,
     });
-    let amount = ask.gpu.as_ref().map(|request| &request.amount);
-    let protection = match amount {
-        Some(Amount::MigInstance(_) | Amount::Whole) => Protection::Hardware,
-        Some(amount) if amount.is_whole() => Protection::Hardware,
-        _ => Protection::None,
+    let devices: Vec<PlacedDevice> = devices.collect();
+    let protection = protection(node, &devices);
+    Placement { node: node.name().clone(), devices, protection }
+}
+
+/// The weakest of what protects a tenant of these devices.
+fn protection(node: &NodeLedger, devices: &[PlacedDevice]) -> Protection {
+    let of = |placed: &PlacedDevice| {
+        let found = node.devices().iter().find(|books| books.device().id == placed.id);
+        found.map_or(Protection::None, |books| books.protection_of(placed.demand))
     };
-    Placement { node: node.name().clone(), devices: devices.collect(), protection }
+    devices.iter().map(of).min().unwrap_or_default()
 }
 
 /// Whether a placement that was found earlier still fits the books, claims not counted.
@@ -119,6 +128,7 @@ pub fn still_fits(node: &NodeLedger, ask: &Ask, placement: &Placement) -> bool {
         && (ask.count() == 0 || node.placeable().is_ok())
         && fit_host(ask, node.host_room(ClaimRule::Ignored)).is_ok()
         && placement.devices.iter().all(fits)
+        && protection(node, &placement.devices) == placement.protection
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub enum Amount {
     Whole,
     /// A whole MIG instance of this profile.
     MigInstance(MigProfile),
-    /// One replica slot of a pool that is configured with replicas.
+    /// One slot of a device, in a pool that is configured with replicas.
     SharedSlot,
 }
 
@@ -39,7 +39,7 @@ pub enum Limit {
     Memory(MemMib),
 }
 
-/// Weakest protection from neighbours that a pod accepts. Kept; its scheduling effect comes later.
+/// Weakest protection from neighbours that a pod accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isolation {
     /// Neighbours are trusted.
@@ -141,13 +141,7 @@ impl GpuRequest {
     /// What decides where this fits, without what does not: two requests of one shape are placed
     /// alike on the same books under the same policy.
     pub fn shape(&self) -> Self {
-        Self {
-            isolation: Isolation::None,
-            limit: None,
-            policy: None,
-            container: None,
-            ..self.clone()
-        }
+        Self { limit: None, policy: None, container: None, ..self.clone() }
     }
 
     /// What this request takes from a device of `class`, whatever is free now.
@@ -156,27 +150,67 @@ impl GpuRequest {
     /// The [`Misfit`] that no freed room could cure: another model or kind of device is needed, or
     /// the device is too small even when empty.
     pub fn demand_on(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
-        if !self.models.matches(&class.model) {
+        if !self.models.matches(&class.product()) {
             return Err(Misfit::Model);
         }
-        match (&class.kind, &self.amount) {
-            (ClassKind::MigInstance(profile), Amount::MigInstance(wanted)) if profile == wanted => {
-            }
-            (ClassKind::Gpu, Amount::MigInstance(_))
-            | (ClassKind::MigParent | ClassKind::MigInstance(_), _) => return Err(Misfit::Kind),
-            (ClassKind::Gpu, _) => {}
+        if !self.is_kind(&class.kind) {
+            return Err(Misfit::Kind);
         }
-        self.amount.demand_of(class.capacity)
+        let demand = self.amount.demand_of(class)?;
+        let whole = class.whole();
+        match (self.isolation, &class.kind) {
+            (Isolation::None | Isolation::Memory, _) => Ok(demand),
+            (Isolation::Hardware, ClassKind::MigInstance(_) | ClassKind::SharedInstance(_)) => {
+                Ok(whole)
+            }
+            (Isolation::Hardware, ClassKind::Gpu | ClassKind::MigParent) if demand == whole => {
+                Ok(demand)
+            }
+            (Isolation::Hardware, ClassKind::Gpu | ClassKind::MigParent) => Err(Misfit::PartOfGpu),
+        }
+    }
+
+    /// Whether devices of this kind can serve it at all.
+    ///
+    /// An instance that is not shared serves an amount of memory only where hardware must protect it;
+    /// then it is taken whole. A share of a GPU is not a share of an instance unless the operator says
+    /// so. Several instances make no several GPUs: a process sees one of them at most.
+    fn is_kind(&self, kind: &ClassKind) -> bool {
+        match (kind, &self.amount) {
+            (ClassKind::Gpu, amount) => !matches!(amount, Amount::MigInstance(_)),
+            (ClassKind::MigParent, _) => false,
+            (
+                ClassKind::MigInstance(profile) | ClassKind::SharedInstance(profile),
+                Amount::MigInstance(wanted),
+            ) => wanted.means(profile),
+            (ClassKind::MigInstance(_) | ClassKind::SharedInstance(_), Amount::Whole) => false,
+            (ClassKind::MigInstance(_), Amount::Memory(_)) => {
+                self.isolation == Isolation::Hardware && self.count.get() == 1
+            }
+            (ClassKind::MigInstance(_), _) => false,
+            (ClassKind::SharedInstance(_), _) => self.count.get() == 1,
+        }
     }
 }
 
 impl Amount {
-    /// What this amount takes of a device with `capacity` memory.
+    /// What this amount takes of a device of `class`, whatever its kind: whole slots, where the device
+    /// is cut into slots.
     ///
     /// # Errors
-    /// [`Misfit::TooLarge`] when even an empty device is too small, [`Misfit::NoReplicas`] for a
-    /// replica slot, since no pool is cut into replicas yet.
-    pub fn demand_of(&self, capacity: MemMib) -> Result<Demand, Misfit> {
+    /// [`Misfit::TooLarge`] when even an empty device is too small, [`Misfit::NoReplicas`] for a slot
+    /// of a device that is not cut into slots.
+    pub fn demand_of(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
+        let capacity = class.capacity;
+        let demand = self.exact_demand_of(class)?;
+        Ok(match class.replicas {
+            Some(replicas) => replicas.amount(replicas.slots_for(demand, capacity), capacity),
+            None => demand,
+        })
+    }
+
+    fn exact_demand_of(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
+        let capacity = class.capacity;
         let too_large = |memory: MemMib| match memory.checked_sub(capacity) {
             Some(over) if over > MemMib::ZERO => Err(Misfit::TooLarge { over }),
             _ => Ok(()),
@@ -193,10 +227,10 @@ impl Amount {
                 too_large(*memory)?;
                 Ok(Demand { memory: *memory, share: *share })
             }
-            Self::Whole | Self::MigInstance(_) => {
-                Ok(Demand { memory: capacity, share: Share::WHOLE })
+            Self::Whole | Self::MigInstance(_) => Ok(class.whole()),
+            Self::SharedSlot => {
+                class.replicas.map(|all| all.amount(1, capacity)).ok_or(Misfit::NoReplicas)
             }
-            Self::SharedSlot => Err(Misfit::NoReplicas),
         }
     }
 
@@ -245,7 +279,12 @@ mod tests {
     use super::*;
 
     fn class(model: &str, kind: ClassKind) -> DeviceClass {
-        DeviceClass { model: ModelName::new(model), capacity: MemMib::new(15_360), kind }
+        DeviceClass {
+            model: ModelName::new(model),
+            capacity: MemMib::new(15_360),
+            kind,
+            replicas: None,
+        }
     }
 
     #[test]

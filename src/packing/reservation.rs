@@ -22,15 +22,31 @@ impl fmt::Display for PodRef {
     }
 }
 
-/// Protection of a tenant's memory that a placement intends. What is verified on the node is
-/// reported apart from it.
+/// What a placement intends to hold a tenant to its memory, from weak to strong. What is verified on
+/// the node is reported apart from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protection {
     /// Nothing holds the tenants of the GPU to their memory.
     #[default]
     None,
+    /// MPS is to hold each of them to its memory.
+    Mps,
+    /// The driver is to hold each of them to its memory.
+    Driver,
     /// The hardware does: a MIG instance, or a GPU that has one tenant by construction.
     Hardware,
+}
+
+impl Protection {
+    /// The name in annotations and views.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Mps => "mps",
+            Self::Driver => "driver",
+            Self::Hardware => "hardware",
+        }
+    }
 }
 
 /// An amount of one device.

@@ -1,8 +1,8 @@
 //! What the cluster as a whole has, and has free: what no single node knows.
 //!
 //! The [`Census`] changes when nodes come and go, the [`Supply`] with every booking. Both count GPUs
-//! that may be shared and take new tenants; MIG instances are taken whole or not at all, so there is
-//! nothing to weigh.
+//! that may be shared and take new tenants. MIG instances are too unlike GPUs in size to be counted among
+//! them, shared or not.
 
 use std::collections::BTreeMap;
 

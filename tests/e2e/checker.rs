@@ -17,6 +17,11 @@ pub(crate) const DEVICES: &str = "placed.gpupack.dev/devices";
 /// The container resource of whole GPUs.
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 
+/// The container resource of slots, and how many of them a GPU has wherever a scenario asks for one.
+pub(crate) const SLOT: &str = "nvidia.com/gpu.shared";
+/// How many slots that are.
+pub(crate) const SLOTS: u64 = 4;
+
 /// A whole GPU's compute share.
 const WHOLE: u64 = 1_000_000;
 
@@ -71,7 +76,7 @@ pub(crate) fn tenancy(pod: &Pod, fleet: &Fleet) -> Result<Option<Tenancy>, Strin
     let Some(text) = annotation(pod, PLACEMENT) else {
         let asks = annotation(pod, "gpu-fraction").is_some()
             || annotation(pod, "gpu-memory").is_some()
-            || whole(pod).is_some();
+            || [GPU, SLOT].iter().any(|resource| limit(pod, resource).is_some());
         return if asks && !foreign {
             Err(format!("{name} asks for a GPU and is bound to {node} without a placement"))
         } else {
@@ -143,7 +148,7 @@ fn own_faults(tenancy: &Tenancy, version: u64, pod: &Pod, fleet: &Fleet) -> Resu
     if devices != expected {
         return Err(format!("{DEVICES} is `{devices}`, the placement has `{expected}`"));
     }
-    let count = match annotation(pod, "gpu-fraction-num-devices").or(whole(pod)) {
+    let count = match annotation(pod, "gpu-fraction-num-devices").or(limit(pod, GPU)) {
         None => 1,
         Some(text) => text.parse().map_err(|_| format!("bound with the device count `{text}`"))?,
     };
@@ -188,16 +193,17 @@ fn demand(pod: &Pod, capacity: u64) -> Result<(u64, u64), String> {
         (Some(share), None) => Ok((share * capacity / WHOLE, share)),
         (None, Some(mib)) => Ok((mib, mib * WHOLE / capacity)),
         (Some(share), Some(mib)) => Ok((mib, share)),
-        (None, None) if whole(pod).is_some() => Ok((capacity, WHOLE)),
+        (None, None) if limit(pod, GPU).is_some() => Ok((capacity, WHOLE)),
+        (None, None) if limit(pod, SLOT).is_some() => Ok((capacity / SLOTS, WHOLE / SLOTS)),
         (None, None) => Err("has a placement but no request".to_owned()),
     }
 }
 
-/// The whole GPUs that its container asks for.
-fn whole(pod: &Pod) -> Option<&str> {
+/// How much of a resource its container asks for.
+fn limit<'a>(pod: &'a Pod, resource: &str) -> Option<&'a str> {
     let container = pod.spec.as_ref()?.containers.first()?;
     let limits = container.resources.as_ref()?.limits.as_ref()?;
-    limits.get(GPU).map(|quantity| quantity.0.as_str())
+    limits.get(resource).map(|quantity| quantity.0.as_str())
 }
 
 /// `0.5` is 500,000.
@@ -273,6 +279,8 @@ mod tests {
         check(PodPlan::memory("a", 1000).annotated("gpu-fraction", "0.25"), both, "");
         let whole = r#"{"v":1,"devices":[{"id":"@0","mib":81320,"share":1000000}]}"#;
         check(PodPlan::fraction("a", "1"), whole, "");
+        let slot = r#"{"v":1,"devices":[{"id":"@0","mib":20330,"share":250000}]}"#;
+        check(PodPlan::new("a").limited(SLOT, "1"), slot, "");
     }
 
     #[test]
@@ -284,6 +292,7 @@ mod tests {
         check(half(), &HALF.replace("@0", "GPU-none"), "the placement has");
         check(half(), &HALF.replace("\"v\":1", "\"v\":2"), "version 2");
         check(half(), "{", "has the placement");
+        check(PodPlan::new("a").limited(SLOT, "1"), HALF, "asks 20330 MiB");
         let mut pod = bound(half(), HALF);
         pod.metadata.annotations.get_or_insert_default().remove(PLACEMENT);
         let fault = tenancy(&pod, &fleet()).unwrap_err();

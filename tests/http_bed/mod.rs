@@ -32,11 +32,16 @@ pub(crate) fn data(name: &str) -> Vec<u8> {
 impl Bed {
     /// An extender that knows no node and has listed nothing.
     pub(crate) fn cold() -> Self {
-        let config = Config { max_body_bytes: 1 << 20, ..Config::default() };
+        Self::cold_with(Config::default())
+    }
+
+    fn cold_with(config: Config) -> Self {
+        let config = Config { max_body_bytes: 1 << 20, ..config };
         let clock = Clock::start();
         let stale_after = Duration::from_secs(3_600);
         let settings = Settings { stale_after, first_session: 100, ..settings(&config, &clock) };
         let ledger = Arc::new(Ledger::new(settings));
+        ledger.share_by(config.pools.clone());
         let app = Arc::new(App::new(ledger, clock, config, Truth::Books));
         let set_log_level = Arc::new(|level: &str| match level {
             "info" | "debug" => Ok(()),
@@ -49,10 +54,15 @@ impl Bed {
     /// An extender with the nodes of the recorded bodies: `gpu-a` has a T4, `gpu-b` two A100 and
     /// `gpu-c` an L4.
     pub(crate) async fn warm() -> Self {
-        let bed = Self::cold();
+        Self::warm_with("").await
+    }
+
+    /// The same where the file says how pools are shared; each node is in a pool of its own name.
+    pub(crate) async fn warm_with(config: &str) -> Self {
+        let bed = Self::cold_with(Config::from_yaml(config).expect("a sound configuration"));
         for node in ["gpu-a", "gpu-b", "gpu-c"] {
             let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(256 << 10) };
-            bed.app.ledger.see_node(&NodeName::new(node), host, PoolName::new(""));
+            bed.app.ledger.see_node(&NodeName::new(node), host, PoolName::new(node));
         }
         bed.app.ledger.set_listed(bed.app.clock.now());
         bed.app.set_fenced();

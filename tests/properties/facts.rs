@@ -264,7 +264,7 @@ proptest! {
         live.settle();
         let mut rebuilt = Player::new_like(&live);
         for at in &live.present {
-            rebuilt.ledger.see_node(&NodeName::new(NODES[*at]), host(), PoolName::new(""));
+            rebuilt.play(&Event::SeeNode(*at));
         }
         for fact in live.bound.values() {
             rebuilt.ledger.see_pod(fact, rebuilt.now);

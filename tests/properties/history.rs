@@ -17,7 +17,8 @@ use gpupack::packing::device::{
 };
 use gpupack::packing::node::{DeviceUse, NodeLedger, ProcessUse};
 use gpupack::packing::policy::{Policy, Strategy as Ranking};
-use gpupack::packing::request::{Amount, GpuRequest, ModelFilter};
+use gpupack::packing::pool::{Guard, InstanceUse, PoolRule, PoolRules, Replicas};
+use gpupack::packing::request::{Amount, GpuRequest, Isolation, ModelFilter};
 use gpupack::packing::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use proptest::prelude::*;
 
@@ -28,10 +29,37 @@ const PODS: usize = 8;
 /// Kinds of inventory that a node may report; the devices of two kinds have different ids.
 pub(crate) const KINDS: usize = 5;
 
+/// Rules of the pools that a node may be in.
+pub(crate) const RULES: [PoolRule; 5] = [
+    rule(None, InstanceUse::Whole, Guard::None),
+    rule(Replicas::new(4), InstanceUse::Shared, Guard::None),
+    rule(None, InstanceUse::Shared, Guard::Mps),
+    rule(Replicas::new(3), InstanceUse::Shared, Guard::Mps),
+    rule(None, InstanceUse::Whole, Guard::Driver),
+];
+
+const fn rule(replicas: Option<Replicas>, instances: InstanceUse, guard: Guard) -> PoolRule {
+    PoolRule { replicas, instances, guard }
+}
+
+/// The pool with the rule at this position.
+pub(crate) fn pool(at: usize) -> PoolName {
+    PoolName::new(format!("pool-{at}"))
+}
+
+/// A ledger that knows the pools.
+pub(crate) fn ledger_with_pools() -> Ledger {
+    let ledger = Ledger::new(settings());
+    ledger.share_by(PoolRules::new((0..RULES.len()).map(|at| (pool(at), RULES[at]))));
+    ledger
+}
+
 /// One thing that happens.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     SeeNode(usize),
+    /// A node gets another pool.
+    Move(usize, usize),
     LoseNode(usize),
     Hello(usize, usize),
     Report(usize, Vec<Seen>),
@@ -66,6 +94,7 @@ pub(crate) fn question() -> impl Strategy<Value = Question> {
         }),
         1 => Just(Amount::Whole),
         1 => Just(Amount::MigInstance(MigProfile::new("1g.5gb"))),
+        1 => Just(Amount::SharedSlot),
     ];
     let models = prop::sample::select(vec![vec![], vec![], vec!["T4"], vec!["A100", "H100"]]);
     let ranking = prop_oneof![
@@ -80,10 +109,19 @@ pub(crate) fn question() -> impl Strategy<Value = Question> {
         ])
         .prop_map(Ranking::Baseline),
     ];
-    let gpu = (amount, 1..=3_u32, models).prop_map(|(amount, count, models)| GpuRequest {
-        models: ModelFilter::new(models),
-        ..GpuRequest::several(amount, count.try_into().expect("at least one"))
-    });
+    let isolation = prop_oneof![
+        4 => Just(Isolation::None),
+        2 => Just(Isolation::Memory),
+        1 => Just(Isolation::Hardware),
+    ];
+    let gpu =
+        (amount, 1..=3_u32, models, isolation).prop_map(|(amount, count, models, isolation)| {
+            GpuRequest {
+                models: ModelFilter::new(models),
+                isolation,
+                ..GpuRequest::several(amount, count.try_into().expect("at least one"))
+            }
+        });
     let cpu = prop::sample::select(vec![0, 500, 9_000]);
     (prop::option::weighted(0.9, gpu), cpu, any::<bool>(), ranking).prop_map(
         |(gpu, cpu, is_checked, strategy)| Question {
@@ -112,6 +150,7 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         1 => node().prop_map(Event::SeeNode),
         1 => node().prop_map(Event::LoseNode),
+        2 => (node(), 0..RULES.len()).prop_map(|(node, pool)| Event::Move(node, pool)),
         2 => (node(), 0..KINDS).prop_map(|(node, kind)| Event::Hello(node, kind)),
         4 => (node(), prop::collection::vec(seen(), 0..4)).prop_map(|(n, s)| Event::Report(n, s)),
         8 => (pod(), node(), question()).prop_map(|(p, n, q)| Event::Reserve(p, n, q)),
@@ -168,6 +207,7 @@ pub(crate) struct Player {
     pub(crate) bound: BTreeMap<PodUid, PodFact>,
     pub(crate) present: BTreeSet<usize>,
     kinds: [usize; 4],
+    pub(crate) pools: [usize; 4],
     sessions: [Option<u64>; 4],
     sequence: u64,
     lives: [usize; PODS],
@@ -177,11 +217,12 @@ impl Player {
     /// A cluster of two nodes that have reported, one that has not, and one that is unknown.
     pub(crate) fn new() -> Self {
         let mut player = Self {
-            ledger: Ledger::new(settings()),
+            ledger: ledger_with_pools(),
             now: Timestamp::START,
             bound: BTreeMap::new(),
             present: BTreeSet::new(),
             kinds: [0; 4],
+            pools: [0; 4],
             sessions: [None; 4],
             sequence: 0,
             lives: [0; PODS],
@@ -202,14 +243,15 @@ impl Player {
     pub(crate) fn new_like(live: &Self) -> Self {
         let bound = live.bound.clone();
         let present = live.present.clone();
-        let (kinds, lives) = (live.kinds, live.lives);
-        let ledger = Ledger::new(settings());
+        let (kinds, pools, lives) = (live.kinds, live.pools, live.lives);
+        let ledger = ledger_with_pools();
         Self {
             ledger,
             now: live.now,
             bound,
             present,
             kinds,
+            pools,
             sessions: [None; 4],
             sequence: 0,
             lives,
@@ -226,7 +268,15 @@ impl Player {
         match event {
             Event::SeeNode(at) => {
                 self.present.insert(*at);
-                Some(ledger.see_node(&NodeName::new(NODES[*at]), host(), PoolName::new("")))
+                let pool = pool(self.pools[*at]);
+                Some(ledger.see_node(&NodeName::new(NODES[*at]), host(), pool))
+            }
+            Event::Move(at, to) => {
+                self.pools[*at] = *to;
+                if self.present.contains(at) {
+                    ledger.see_node(&NodeName::new(NODES[*at]), host(), pool(*to));
+                }
+                None // what fits may change without any room
             }
             Event::LoseNode(at) => {
                 self.present.remove(at);
@@ -287,7 +337,7 @@ impl Player {
                 node: Some(held.placement.node.clone()),
                 host: held.host,
                 is_terminal: false,
-                request: None,
+                request: held.request,
                 wants_gpu: is_placed,
                 placement: Some(held.placement).filter(|_| is_placed),
             });
@@ -376,7 +426,10 @@ pub(crate) fn snapshot(node: &NodeLedger) -> String {
     let devices: Vec<_> = node
         .devices()
         .iter()
-        .map(|d| (d.device(), d.booked(), d.claimed(), d.free(), d.health(), d.tenants()))
+        .map(|d| {
+            let sums = (d.booked(), d.claimed(), d.free());
+            (d.device(), sums, d.health(), d.tenants(), d.company(), d.slots())
+        })
         .collect();
     let is_gone = node.state() == gpupack::packing::node::NodeState::Gone;
     // of a deleted node only the tenants count

@@ -34,7 +34,7 @@ fn the_written_form_is_stable() {
 
 #[test]
 fn what_a_newer_writer_adds_is_tolerated() {
-    let json = r#"{"v":1,"runs_on":["GPU-c"],"devices":[{"id":"GPU-a","mib":4,"share":5,"x":{}}],"protection":"driver"}"#;
+    let json = r#"{"v":1,"runs_on":["GPU-c"],"devices":[{"id":"GPU-a","mib":4,"share":5,"x":{}}],"protection":"vault"}"#;
     let read = decode(&keys("runtime.nvidia.com/gpu=GPU-a", json), &node()).unwrap().unwrap();
     assert_eq!(read, placement(&[("GPU-a", 4, 5)]));
 }
@@ -86,7 +86,9 @@ fn reserved_keys_are_refused_but_for_the_touch() {
 prop_compose! {
     fn any_placement()(
         amounts in proptest::collection::vec((0..=MAX_DEVICE_MEMORY.mib(), 1..=1_000_000_u64), 1..=64),
-        hardware in any::<bool>(),
+        protection in proptest::sample::select(vec![
+            Protection::None, Protection::Mps, Protection::Driver, Protection::Hardware,
+        ]),
         tail in "[A-Za-z0-9/-]{1,80}",
     ) -> Placement {
         let id = |i: usize| DeviceId::new(&format!("GPU-{i}-{tail}")).unwrap();
@@ -100,7 +102,7 @@ prop_compose! {
                 .enumerate()
                 .map(|(i, amount)| PlacedDevice { id: id(i), demand: demand(amount) })
                 .collect(),
-            protection: if hardware { Protection::Hardware } else { Protection::None },
+            protection,
         }
     }
 }

@@ -136,3 +136,46 @@ fn a_report_without_news_leaves_known_answers_known() {
     say(&ledger, &foreign).unwrap();
     assert!(version() > known, "memory that nobody booked is no longer free");
 }
+
+#[test]
+fn an_instance_that_cannot_be_is_told_of_and_takes_nobody() {
+    use crate::packing::device::{Device, DeviceIndex, DeviceKind, MigProfile, ModelName};
+    let ledger = ledger("A");
+    let device = |id: &str, mib, kind| Device {
+        id: DeviceId::new(id).unwrap(),
+        index: DeviceIndex(0),
+        model: ModelName::new("NVIDIA A30"),
+        total: MemMib::new(mib),
+        reserved: MemMib::ZERO,
+        kind,
+        health: Health::Healthy,
+    };
+    let instance = |id, profile| {
+        let profile = MigProfile::new(profile);
+        device(id, 5_952, DeviceKind::MigInstance { parent: DeviceId::new("P").unwrap(), profile })
+    };
+    let devices = vec![
+        device("P", 24_576, DeviceKind::MigParent),
+        instance("M-good", "1g.6gb"),
+        instance("M-bad", "3g.18gb"),
+    ];
+    let inventory = NodeInventory::new(devices).unwrap();
+    let said = NodeReport { inventory: Some(inventory), ..hello("y", 1, "B") };
+    let effects = say(&ledger, &said).unwrap().effects;
+    let told: Vec<_> = effects
+        .iter()
+        .filter_map(|effect| match effect {
+            Effect::Impossible { device, fault, .. } => Some((device.as_str(), fault.to_string())),
+            _ => None,
+        })
+        .collect();
+    let fault = "a GPU of model `NVIDIA A30` has no MIG profile `3g.18gb`".to_owned();
+    assert_eq!(told, [("M-bad", fault)]);
+    for (profile, misfit) in [("1g.6gb", None), ("3g.18gb", Some(Misfit::Unhealthy))] {
+        let mut question = asks(1);
+        question.gpu = Some(crate::packing::request::GpuRequest::one(
+            crate::packing::request::Amount::MigInstance(MigProfile::new(profile)),
+        ));
+        assert_eq!(ledger.answers(&question, &["n"])[0].err(), misfit, "{profile}");
+    }
+}

@@ -38,6 +38,7 @@ impl NodeLedger {
             books.booked = Demand::ZERO;
             books.claimed = Demand::ZERO;
             books.tenants.clear();
+            (books.has_unheld, books.needs_guard) = (false, false);
         }
         for (uid, reservation) in &self.reservations {
             for placed in &reservation.placement.devices {
@@ -45,6 +46,7 @@ impl NodeLedger {
                     books.booked = sum(books.booked, placed.demand);
                     let held = books.tenants.entry(uid.clone()).or_default();
                     *held = sum(*held, placed.demand);
+                    books.note_company(reservation);
                 }
             }
         }

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
+use crate::checker::{SLOT, SLOTS};
 use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
@@ -32,6 +35,46 @@ fn a_fourth_pod_waits_until_the_processes_of_another_are_gone() {
         }
         stage.figure("0.2 + 0.5 + 0.3 share one GPU");
         fourth_waits(&stage).await;
+        stage.judge().await;
+    });
+}
+
+#[test]
+fn slots_of_a_protected_gpu_are_given_out_and_isolation_is_kept() {
+    scenario("slots", |bed| async move {
+        let fleet = Fleet::new().with("slots", 1, (1, A100));
+        let settings = json!({"pools": {"": {"replicas": SLOTS, "protection": "mps"}}});
+        let stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
+        let slot = |name: &str| PodPlan::new(name).limited(SLOT, "1");
+        let isolated = |name: &str, fraction, isolation| {
+            PodPlan::fraction(name, fraction).annotated("gpupack.dev/isolation", isolation)
+        };
+        let plans = [
+            slot("one"),
+            slot("two"),
+            PodPlan::fraction("three", "0.25"),
+            isolated("four", "0.25", "memory"),
+        ];
+        stage.cluster.add_pods(&plans).await;
+        stage.watching.until_bound(4, Duration::from_secs(30)).await;
+        stage.figure("four slots of one GPU: two by resource, two by fraction");
+        stage.cluster.add_pods(&[slot("fifth"), isolated("alone", "0.5", "hardware")]).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        for name in ["fifth", "alone"] {
+            assert!(!stage.watching.ask(|pods| is_bound(pods, name)), "{name} is bound");
+        }
+        let events = stage.cluster.events().await;
+        let told = |name: &str, part: &str| {
+            let mut of_pod = events.iter().filter(|event| event.pod == name);
+            assert!(of_pod.any(|event| event.message.contains(part)), "{name}: {part}");
+        };
+        told("alone", "part of a GPU has no isolation by hardware");
+        told("four", "MPS is to hold each tenant of the GPU to its memory, which nobody has");
+        let deleted = clock::now();
+        stage.cluster.delete_pod("one").await;
+        stage.watching.until("the slot given on", LIMIT * 3, |pods| is_bound(pods, "fifth")).await;
+        let waited = clock::ms(deleted.elapsed());
+        stage.figure(&format!("a slot is given on {waited} ms after its pod was deleted"));
         stage.judge().await;
     });
 }

@@ -1,0 +1,107 @@
+//! One node among many: its books behind their lock, and what follows from each change of them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::books::locked;
+use super::changes::Changes;
+use super::details::NodeDetails;
+use super::reports::Session;
+use crate::packing::device::NodeName;
+use crate::packing::node::NodeLedger;
+use crate::packing::outlook::KeptOutlook;
+use crate::packing::supply::{NodeSupply, Supply};
+
+/// One node: its books, and a number that grows with each change of them.
+pub(super) struct Slot {
+    pub(super) name: NodeName,
+    pub(super) version: AtomicU64,
+    at: usize,
+    books: Mutex<NodeLedger>,
+    /// What the free room is worth, as of a version of the books and a generation of the mix.
+    outlook: Mutex<(u64, u64, KeptOutlook)>,
+    /// What the node adds to the supply of the cluster; changed while the books are held.
+    supplied: Mutex<NodeSupply>,
+    shared: Arc<Shared>,
+    pub(super) session: Mutex<Session>,
+    /// What agents say beside the books.
+    pub(super) details: Mutex<NodeDetails>,
+}
+
+/// What every change of a node's books brings up to date.
+#[derive(Default)]
+pub(super) struct Shared {
+    pub(super) supply: Mutex<Supply>,
+    pub(super) changes: Mutex<Changes>,
+}
+
+impl Slot {
+    pub(super) fn new(at: usize, books: NodeLedger, shared: Arc<Shared>) -> Self {
+        Self {
+            name: books.name().clone(),
+            version: AtomicU64::new(1),
+            at,
+            books: Mutex::new(books),
+            outlook: Mutex::default(),
+            supplied: Mutex::default(),
+            shared,
+            session: Mutex::new(Session::default()),
+            details: Mutex::default(),
+        }
+    }
+
+    /// The books, for reading. A panic while they were held cannot leave them half-changed in a way
+    /// that matters: sums are derived anew at the next change, and `audit` compares them.
+    pub(super) fn read(&self) -> MutexGuard<'_, NodeLedger> {
+        locked(&self.books)
+    }
+
+    /// Changes the books; the version grows while they are held.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut NodeLedger) -> T) -> T {
+        self.change_if(|books| (change(books), true))
+    }
+
+    /// Changes the books; `change` says whether a question may be answered otherwise by it. Only then
+    /// the version grows.
+    pub(super) fn change_if<T>(&self, change: impl FnOnce(&mut NodeLedger) -> (T, bool)) -> T {
+        let mut books = self.read();
+        let (answer, is_news) = change(&mut books);
+        if is_news {
+            self.version.fetch_add(1, Ordering::Release);
+            self.supply_again(&books);
+            locked(&self.shared.changes).note(self.at);
+        }
+        answer
+    }
+
+    /// What `look` sees in the books, with their version.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&NodeLedger) -> T) -> (u64, T) {
+        let books = self.read();
+        (self.version.load(Ordering::Acquire), look(&books))
+    }
+
+    /// The same with the worth of their free room under the mix of a generation, as far as it is known.
+    pub(super) fn look_with_outlook<T>(
+        &self,
+        mix_generation: u64,
+        look: impl FnOnce(&NodeLedger, &KeptOutlook) -> T,
+    ) -> (u64, T) {
+        let books = self.read();
+        let version = self.version.load(Ordering::Acquire);
+        let mut kept = locked(&self.outlook);
+        if (kept.0, kept.1) != (version, mix_generation) {
+            *kept = (version, mix_generation, KeptOutlook::new());
+        }
+        (version, look(&books, &kept.2))
+    }
+
+    /// Brings the supply of the cluster in line with the books.
+    fn supply_again(&self, books: &NodeLedger) {
+        let now = NodeSupply::of(books);
+        let mut before = locked(&self.supplied);
+        if *before != now {
+            locked(&self.shared.supply).replace(&before, &now);
+            *before = now;
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The devices of a node: which there are, how its pool has them shared, and what is known of that.
+
+use std::collections::BTreeMap;
+
+use super::super::device::{DeviceClasses, DeviceId, NodeInventory};
+use super::super::device_books::{DeviceBooks, Evidence};
+use super::super::pool::PoolRule;
+use super::NodeLedger;
+
+impl NodeLedger {
+    /// Replaces the inventory; reservations stay, also those on devices that are gone.
+    pub fn replace_inventory(&mut self, inventory: &NodeInventory, classes: &mut DeviceClasses) {
+        let mut old: BTreeMap<DeviceId, DeviceBooks> =
+            self.devices.drain(..).map(|books| (books.device.id.clone(), books)).collect();
+        self.devices = inventory
+            .devices()
+            .iter()
+            .map(|device| {
+                let before = old.remove(&device.id);
+                let class = classes.id_of(device.class(self.rule));
+                DeviceBooks::new(device.clone(), class, self.rule, before)
+            })
+            .collect();
+        self.recompute_devices();
+    }
+
+    /// How the devices are shared.
+    pub fn rule(&self) -> PoolRule {
+        self.rule
+    }
+
+    /// Shares the devices by another rule from now on. Tenants keep what they have.
+    pub fn share_by(&mut self, rule: PoolRule, classes: &mut DeviceClasses) {
+        self.rule = rule;
+        for books in &mut self.devices {
+            books.class = classes.id_of(books.device.class(rule));
+            books.rule = rule;
+        }
+        self.recompute_rooms();
+    }
+
+    /// Notes what the node's agent found of the intended protection of a device.
+    pub fn see_evidence(&mut self, id: &DeviceId, evidence: Evidence) {
+        if let Some(books) = self.devices.iter_mut().find(|books| books.device.id == *id) {
+            books.evidence = evidence;
+        }
+        self.recompute_rooms();
+    }
+
+    /// Takes a device out of the inventory; its tenants stay booked.
+    pub fn lose_device(&mut self, id: &DeviceId) {
+        self.devices.retain(|books| books.device.id != *id);
+        self.recompute_rooms();
+    }
+}

@@ -9,10 +9,13 @@ use std::time::Duration;
 
 use serde_yaml_ng::{Mapping, Value};
 
+pub use self::guard::GuardConfig;
 pub use self::webhook::WebhookConfig;
 use crate::packing::policy::Policy;
 use crate::packing::units::MemMib;
 
+/// The section `guard`.
+pub mod guard;
 /// The section `webhook`.
 pub mod webhook;
 
@@ -57,6 +60,8 @@ pub struct Config {
     pub log_level: String,
     /// How log lines look.
     pub log_format: LogFormat,
+    /// What becomes of pods that use more than they may.
+    pub guard: GuardConfig,
     /// The admission webhook.
     pub webhook: WebhookConfig,
 }
@@ -78,6 +83,7 @@ impl Default for Config {
             max_body_bytes: 32 << 20,
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
+            guard: GuardConfig::default(),
             webhook: WebhookConfig::default(),
         }
     }
@@ -100,7 +106,7 @@ impl fmt::Display for ConfigFaults {
 impl std::error::Error for ConfigFaults {}
 
 /// All keys of the file, in the order of their documentation.
-pub const KEYS: [&str; 15] = [
+pub const KEYS: [&str; 16] = [
     "listen",
     "kubeconfig",
     "scheduler_names",
@@ -115,6 +121,7 @@ pub const KEYS: [&str; 15] = [
     "max_body_mib",
     "log_level",
     "log_format",
+    "guard",
     "webhook",
 ];
 
@@ -178,24 +185,32 @@ impl Reader {
                 &[("text", LogFormat::Text), ("json", LogFormat::Json)],
                 default.log_format,
             ),
-            webhook: self.webhook(),
+            guard: self.section("guard.", &guard::KEYS, GuardConfig::read),
+            webhook: self.section("webhook.", &webhook::KEYS, WebhookConfig::read),
         }
     }
 
-    fn webhook(&mut self) -> WebhookConfig {
-        let mapping = match self.take("webhook") {
-            None => return WebhookConfig::default(),
+    /// The keys of a section, each with its default where the section does not name it.
+    fn section<T>(
+        &mut self,
+        section: &'static str,
+        keys: &[&str],
+        read: impl FnOnce(&mut Self) -> T,
+    ) -> T {
+        let name = section.trim_end_matches('.');
+        let mapping = match self.take(name) {
+            None => Mapping::new(),
             Some(Value::Mapping(mapping)) => mapping,
             Some(value) => {
-                self.fault("webhook", &value, "a mapping of keys to values");
-                return WebhookConfig::default();
+                self.fault(name, &value, "a mapping of keys to values");
+                Mapping::new()
             }
         };
-        let mut reader = Self { mapping, section: "webhook.", faults: Vec::new() };
-        let section = WebhookConfig::read(&mut reader);
-        reader.unknown_keys(&webhook::KEYS);
+        let mut reader = Self { mapping, section, faults: Vec::new() };
+        let values = read(&mut reader);
+        reader.unknown_keys(keys);
         self.faults.append(&mut reader.faults);
-        section
+        values
     }
 
     fn unknown_keys(&mut self, known: &[&str]) {
@@ -317,7 +332,7 @@ mod tests {
         let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
             pool_label: p/q\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
             drain_seconds: 4\napi_timeout_seconds: 5\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
-            log_level: debug\nlog_format: json\nwebhook:\n";
+            log_level: debug\nlog_format: json\nguard:\nwebhook:\n";
         let expected = Config {
             listen: "0.0.0.0:9".parse().unwrap(),
             kubeconfig: Some(PathBuf::from("/k")),
@@ -333,6 +348,7 @@ mod tests {
             max_body_bytes: 7 << 20,
             log_level: "debug".to_owned(),
             log_format: LogFormat::Json,
+            guard: GuardConfig::default(),
             webhook: WebhookConfig::default(),
         };
         assert_eq!(Config::from_yaml(text).unwrap(), expected);

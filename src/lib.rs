@@ -48,6 +48,8 @@ pub mod ledger {
     pub mod commands;
     pub mod questions;
     pub mod reports;
+    pub mod sightings;
+    pub mod evictions;
     pub mod details;
     pub mod reading;
     pub mod moves;
@@ -74,6 +76,7 @@ pub mod cluster {
     pub mod labels;
     pub mod target;
     pub mod write;
+    pub mod evict;
     pub mod events;
     pub mod watch;
     pub mod list;
@@ -95,6 +98,7 @@ pub mod extender {
     pub mod bind;
     pub mod reports;
     pub mod proposals;
+    pub mod guard;
     mod mends;
     pub mod details;
     pub mod inspect;

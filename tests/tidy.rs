@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use gpupack::agent::metrics::AgentMetrics;
 use gpupack::agent::probe::Sample;
-use gpupack::config::{KEYS, webhook};
+use gpupack::config::{KEYS, guard, webhook};
 use gpupack::metrics::{Metrics, NodeCounts};
 use gpupack::packing::fragmentation::Packing;
 use gpupack::report::{Ailment, DeviceReport, DeviceUse, Kind};
@@ -309,6 +309,7 @@ fn crates_come_from_the_public_registry() {
 fn every_configuration_key_is_documented() {
     let files = files();
     let keys = KEYS.map(str::to_owned).into_iter();
+    let keys = keys.chain(guard::KEYS.map(|key| format!("guard.{key}")));
     let keys = keys.chain(webhook::KEYS.map(|key| format!("webhook.{key}")));
     let missing = unnamed(text_of(&files, "docs/configuration.md"), keys);
     assert!(missing.is_empty(), "docs/configuration.md lacks {missing:?}");

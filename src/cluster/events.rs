@@ -53,6 +53,12 @@ pub enum NoticeReason {
     PlacementUnreadable,
     /// A device that it is placed on has vanished or is unhealthy.
     DeviceLost,
+    /// It uses more of a device than it may.
+    GpuOveruse,
+    /// Its device is used by others that hold nothing there.
+    GpuForeignUse,
+    /// It was evicted, because it used more than it may.
+    GpuEvicted,
 }
 
 impl NoticeReason {
@@ -67,6 +73,9 @@ impl NoticeReason {
             Self::Overbooked => "Overbooked",
             Self::PlacementUnreadable => "PlacementUnreadable",
             Self::DeviceLost => "DeviceLost",
+            Self::GpuOveruse => "GpuOveruse",
+            Self::GpuForeignUse => "GpuForeignUse",
+            Self::GpuEvicted => "GpuEvicted",
         }
     }
 
@@ -79,6 +88,8 @@ impl NoticeReason {
             | Self::Overbooked
             | Self::PlacementUnreadable
             | Self::DeviceLost => "Booking",
+            Self::GpuOveruse | Self::GpuForeignUse => "Guarding",
+            Self::GpuEvicted => "Evicting",
         }
     }
 
@@ -91,7 +102,10 @@ impl NoticeReason {
             | Self::PlacedByOthers
             | Self::Overbooked
             | Self::PlacementUnreadable
-            | Self::DeviceLost => EventType::Warning,
+            | Self::DeviceLost
+            | Self::GpuOveruse
+            | Self::GpuForeignUse
+            | Self::GpuEvicted => EventType::Warning,
         }
     }
 }

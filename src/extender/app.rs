@@ -251,6 +251,8 @@ pub fn rooms(effects: &[Effect]) -> Vec<NodeName> {
         Effect::Overbooked { .. }
         | Effect::DeviceLost { .. }
         | Effect::Unplaced { .. }
+        | Effect::Overuse { .. }
+        | Effect::Foreign { .. }
         | Effect::Silent(_) => None,
     };
     effects.iter().filter_map(room).collect()

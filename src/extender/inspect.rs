@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::app::App;
 use super::details::DetailsView;
+use super::guard::{OverUserView, excesses, over_users};
 use super::mends::{mends, verdict};
 use super::pods::{self, PodView, reservation_state};
 use super::proposals::{MoveView, views};
@@ -124,6 +125,11 @@ pub struct DeviceView {
     pub used_mib: Option<u64>,
     /// Memory in use that no booking covers.
     pub unbooked_mib: u64,
+    /// Memory used by processes of no pod that holds anything on the node, as of the last list.
+    pub foreign_mib: u64,
+    /// Pods that use more of it than they may, by UID; not all of them are tenants.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub over_users: Vec<OverUserView>,
     /// Whether more is booked than there is.
     pub overbooked: bool,
     /// Its tenants, by UID.
@@ -143,6 +149,9 @@ pub struct TenantView {
     pub memory_mib: u64,
     /// Share that it holds.
     pub share_millionths: u64,
+    /// Memory that it uses, as of the last list of processes; none where the driver cannot say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_mib: Option<u64>,
 }
 
 /// The whole model as it is now.
@@ -198,6 +207,7 @@ fn device_view(node: &NodeLedger, details: &NodeDetails, books: &DeviceBooks) ->
         DeviceKind::MigInstance { profile, .. } => ("mig_instance", Some(profile.to_string())),
     };
     let free = books.free();
+    let on = details.sightings.on(&device.id);
     DeviceView {
         id: device.id.to_string(),
         index: device.index.0,
@@ -215,6 +225,8 @@ fn device_view(node: &NodeLedger, details: &NodeDetails, books: &DeviceBooks) ->
         free_share_millionths: free.share.millionths(),
         used_mib: books.used().map(|used| used.mib()),
         unbooked_mib: books.unbooked().mib(),
+        foreign_mib: on.map_or(0, |on| on.foreign.mib()),
+        over_users: on.map(|on| over_users(node, on)).unwrap_or_default(),
         overbooked: books.is_overbooked(),
         tenants: books
             .tenants()
@@ -227,6 +239,7 @@ fn device_view(node: &NodeLedger, details: &NodeDetails, books: &DeviceBooks) ->
                     state: reservation.map_or("confirmed", reservation_state),
                     memory_mib: held.memory.mib(),
                     share_millionths: held.share.millionths(),
+                    used_mib: on.and_then(|on| on.pods.get(uid)).map(|seen| seen.used.mib()),
                 }
             })
             .collect(),
@@ -313,10 +326,11 @@ pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanati
         held.placement.devices.iter().map(|device| device.id.as_str()).collect();
     Some(Explanation {
         verdict: format!(
-            "placed on node {}, {} ({})",
+            "placed on node {}, {} ({}){}",
             node.name(),
             devices.join(", "),
-            reservation_state(held)
+            reservation_state(held),
+            excesses(&app.ledger.details(node.name().as_str()), &held.pod.uid)
         ),
         pod,
         fits_on: vec![node.name().to_string()],

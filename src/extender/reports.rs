@@ -33,6 +33,10 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
             app.metrics
                 .report(result, last.filter(|_| receipt.is_taken).map(|last| now.since(last)));
             app.outbox.push(receipt.effects);
+            if receipt.is_taken {
+                let tolerance = app.config.guard.tolerance;
+                app.outbox.push(app.ledger.note_use(node, &report.books.uses, tolerance));
+            }
             let reply = Reply {
                 schema_version: SCHEMA_VERSION,
                 session: receipt.session,

@@ -19,7 +19,8 @@ use super::protocol::{ProtocolError, to_json};
 use super::verbs::{self, VerbAnswer};
 use super::{bind, proposals, reports, summary};
 use crate::ledger::reading::Readiness;
-use crate::metrics::{NodeCounts, Outcome, Verb};
+use crate::ledger::sightings::Outside;
+use crate::metrics::{NodeCounts, Outcome, OutsideFigures, Verb};
 use crate::packing::node::NodeState;
 use crate::report;
 
@@ -242,6 +243,8 @@ async fn metrics(State(service): State<Service>) -> Response {
         let counts = cluster.notices.counts();
         app.metrics.set_events_lost(counts.dropped + counts.failed);
     }
+    let Outside { over_users, excess, foreign } = app.ledger.outside();
+    app.metrics.set_outside(OutsideFigures { over_users, excess, foreign });
     let typical = app.ledger.typical_requests();
     app.metrics.set_fleet(&app.ledger.packing(), counts, typical);
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::books::{Ledger, locked};
+use super::sightings::Sightings;
 use crate::packing::device::DeviceId;
 
 /// The driver of a node.
@@ -59,6 +60,8 @@ pub struct NodeDetails {
     pub devices: BTreeMap<DeviceId, DeviceDetails>,
     /// Devices of which anything is to be told, by UUID.
     pub conditions: BTreeMap<DeviceId, Condition>,
+    /// What pods were seen to use.
+    pub sightings: Sightings,
 }
 
 /// The part of a report that belongs to it.

@@ -11,6 +11,8 @@ mod health;
 mod faults;
 /// The loops: from the hardware to the extender, and how often.
 mod loops;
+/// What is used outside of the books.
+mod guard;
 /// What the agent itself costs.
 mod cost;
 /// A node of its own for each test.

@@ -50,6 +50,7 @@ pub mod ledger {
     pub mod reports;
     pub mod sightings;
     pub mod evictions;
+    pub mod protection;
     pub mod details;
     pub mod reading;
     pub mod moves;
@@ -101,6 +102,7 @@ pub mod extender {
     pub mod guard;
     mod mends;
     pub mod details;
+    pub mod tenants;
     pub mod inspect;
     pub mod pods;
     pub mod summary;

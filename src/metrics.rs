@@ -282,6 +282,11 @@ impl Metrics {
         self.guard.show(figures);
     }
 
+    /// Sets how many tenants a mode of protection is meant for, and is verified for.
+    pub fn set_tenants(&self, mode: &'static str, counts: (u64, u64)) {
+        self.guard.show_tenants(mode, counts);
+    }
+
     /// Notes the end of an eviction.
     pub fn evicted(&self, result: EvictionResult) {
         self.guard.evicted(result);

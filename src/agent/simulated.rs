@@ -109,6 +109,7 @@ impl Probe for SimulatedProbe {
                 ailment: None,
                 last_xid: None,
                 processes: whole.then_some(processes),
+                tenants: Vec::new(),
             }
         });
         let uses = uses.collect();

@@ -57,6 +57,8 @@ pub enum NoticeReason {
     GpuOveruse,
     /// Its device is used by others that hold nothing there.
     GpuForeignUse,
+    /// Its memory was meant to be protected, and is not known to be.
+    ProtectionNotVerified,
     /// It was evicted, because it used more than it may.
     GpuEvicted,
 }
@@ -75,6 +77,7 @@ impl NoticeReason {
             Self::DeviceLost => "DeviceLost",
             Self::GpuOveruse => "GpuOveruse",
             Self::GpuForeignUse => "GpuForeignUse",
+            Self::ProtectionNotVerified => "ProtectionNotVerified",
             Self::GpuEvicted => "GpuEvicted",
         }
     }
@@ -88,7 +91,7 @@ impl NoticeReason {
             | Self::Overbooked
             | Self::PlacementUnreadable
             | Self::DeviceLost => "Booking",
-            Self::GpuOveruse | Self::GpuForeignUse => "Guarding",
+            Self::GpuOveruse | Self::GpuForeignUse | Self::ProtectionNotVerified => "Guarding",
             Self::GpuEvicted => "Evicting",
         }
     }
@@ -105,6 +108,7 @@ impl NoticeReason {
             | Self::DeviceLost
             | Self::GpuOveruse
             | Self::GpuForeignUse
+            | Self::ProtectionNotVerified
             | Self::GpuEvicted => EventType::Warning,
         }
     }

@@ -10,7 +10,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::app::{App, Truth, rooms};
 use super::bind::settle_abandoned;
-use super::guard::{Told, guarding, tell_foreign_use, tell_over_use};
+use super::guard::{Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected};
 use super::proposals::{Proposals, proposals};
 use super::wakes::Wakes;
 use crate::cluster::events::NoticeReason;
@@ -209,6 +209,9 @@ fn tell(app: &App, effect: &Effect) {
         }
         Effect::Foreign { node, device, used } => {
             tell_foreign_use(app, &Told { node, device, used: *used });
+        }
+        Effect::Unprotected { node, device, pod, limit } => {
+            tell_unprotected(app, pod, *limit, (node, device));
         }
         Effect::Silent(node) => {
             tracing::warn!(%node, "the node's agent is silent: the node takes no new pods");

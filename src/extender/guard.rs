@@ -115,6 +115,26 @@ pub(super) fn tell_foreign_use(app: &App, told: &Told<'_>) {
     }
 }
 
+/// Tells a pod that the driver is not known to hold it to its memory, although it was meant to.
+pub(super) fn tell_unprotected(
+    app: &App,
+    pod: &PodRef,
+    limit: Option<MemMib>,
+    (node, device): (&NodeName, &DeviceId),
+) {
+    tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, ?limit, "intended protection is not verified");
+    let found = match limit {
+        Some(limit) => format!("it is held to {limit}, which is more than its share"),
+        None => "no limit could be read back for all its processes".to_owned(),
+    };
+    let note = format!(
+        "its memory on {device} of node {node} is not protected: {found}. A limit takes driver r615, \
+         container toolkit 1.20.1 and cgroup v2 on the node, a pod created through the webhook, and an \
+         agent that sees the host's control groups"
+    );
+    app.tell(pod, NoticeReason::ProtectionNotVerified, note);
+}
+
 /// Evicts over-users, where the operator asked for that; else waits for ever.
 pub(super) async fn guarding(app: &Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return std::future::pending().await };

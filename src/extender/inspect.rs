@@ -11,7 +11,9 @@ use super::guard::{OverUserView, excesses, over_users};
 use super::mends::{mends, verdict};
 use super::pods::{self, PodView, reservation_state};
 use super::proposals::{MoveView, views};
+use super::tenants::{TenantView, tenants};
 use crate::ledger::details::NodeDetails;
+use crate::ledger::protection::DriverLimits;
 use crate::ledger::waiting::WaitingState;
 use crate::packing::device::{DeviceKind, Health};
 use crate::packing::fit::Misfit;
@@ -136,24 +138,6 @@ pub struct DeviceView {
     pub tenants: Vec<TenantView>,
 }
 
-/// One tenant of a device.
-#[derive(Debug, Serialize)]
-pub struct TenantView {
-    /// UID of the pod.
-    pub pod_uid: String,
-    /// `namespace/name`.
-    pub pod: String,
-    /// `assumed`, `confirmed` or `draining`.
-    pub state: &'static str,
-    /// Memory that it holds.
-    pub memory_mib: u64,
-    /// Share that it holds.
-    pub share_millionths: u64,
-    /// Memory that it uses, as of the last list of processes; none where the driver cannot say.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub used_mib: Option<u64>,
-}
-
 /// The whole model as it is now.
 pub fn state(app: &App) -> State {
     let nodes = app.ledger.nodes();
@@ -183,7 +167,9 @@ pub(super) fn state_name(state: NodeState) -> &'static str {
 fn node_view(app: &App, node: &NodeLedger) -> NodeView {
     let (host, free) = (node.host_capacity(), node.host_free());
     let details = app.ledger.details(node.name().as_str());
-    let devices = node.devices().iter().map(|books| device_view(node, &details, books)).collect();
+    let of_node = (node, app.driver_limits());
+    let devices = node.devices().iter();
+    let devices = devices.map(|books| device_view(of_node, &details, books)).collect();
     let (driver, cuda) = details.driver.map(|it| (it.version, it.cuda)).unzip();
     NodeView {
         name: node.name().to_string(),
@@ -199,7 +185,11 @@ fn node_view(app: &App, node: &NodeLedger) -> NodeView {
     }
 }
 
-fn device_view(node: &NodeLedger, details: &NodeDetails, books: &DeviceBooks) -> DeviceView {
+fn device_view(
+    (node, limits): (&NodeLedger, DriverLimits),
+    details: &NodeDetails,
+    books: &DeviceBooks,
+) -> DeviceView {
     let device = books.device();
     let (kind, profile) = match &device.kind {
         DeviceKind::Gpu => ("gpu", None),
@@ -228,21 +218,7 @@ fn device_view(node: &NodeLedger, details: &NodeDetails, books: &DeviceBooks) ->
         foreign_mib: on.map_or(0, |on| on.foreign.mib()),
         over_users: on.map(|on| over_users(node, on)).unwrap_or_default(),
         overbooked: books.is_overbooked(),
-        tenants: books
-            .tenants()
-            .iter()
-            .map(|(uid, held)| {
-                let reservation = node.reservation(uid);
-                TenantView {
-                    pod_uid: uid.to_string(),
-                    pod: reservation.map(|held| held.pod.name.to_string()).unwrap_or_default(),
-                    state: reservation.map_or("confirmed", reservation_state),
-                    memory_mib: held.memory.mib(),
-                    share_millionths: held.share.millionths(),
-                    used_mib: on.and_then(|on| on.pods.get(uid)).map(|seen| seen.used.mib()),
-                }
-            })
-            .collect(),
+        tenants: tenants(node, details, books, limits),
     }
 }
 

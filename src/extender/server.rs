@@ -245,6 +245,9 @@ async fn metrics(State(service): State<Service>) -> Response {
     }
     let Outside { over_users, excess, foreign } = app.ledger.outside();
     app.metrics.set_outside(OutsideFigures { over_users, excess, foreign });
+    for (mode, counts) in app.ledger.protections(app.driver_limits()) {
+        app.metrics.set_tenants(mode.name(), counts);
+    }
     let typical = app.ledger.typical_requests();
     app.metrics.set_fleet(&app.ledger.packing(), counts, typical);
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];

@@ -53,6 +53,17 @@ pub enum Effect {
         /// What they use.
         used: MemMib,
     },
+    /// The driver was meant to hold a pod to its memory, and after some seconds it is not known to.
+    Unprotected {
+        /// The node.
+        node: NodeName,
+        /// The device.
+        device: DeviceId,
+        /// The pod.
+        pod: PodRef,
+        /// What it is held to, where that is more than it holds.
+        limit: Option<MemMib>,
+    },
     /// A node's agent went silent.
     Silent(NodeName),
 }

@@ -1,8 +1,8 @@
 //! Families of the memory guard.
 
-use prometheus::{GaugeVec, IntCounterVec, IntGauge, Registry};
+use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
-use super::{bytes, counters, gauges, int_gauge, valid};
+use super::{bytes, counters, gauges, int_gauge, int_gauges, valid};
 use crate::packing::units::MemMib;
 
 /// How an eviction ended.
@@ -46,6 +46,7 @@ pub(super) struct GuardFamilies {
     over_users: IntGauge,
     outside: GaugeVec,
     evictions: IntCounterVec,
+    tenants: IntGaugeVec,
 }
 
 impl GuardFamilies {
@@ -67,10 +68,19 @@ impl GuardFamilies {
                 "Evictions of over-users that were asked for, by outcome.",
                 &["outcome"],
             ),
+            tenants: int_gauges(
+                "gpupack_tenants",
+                "Tenants of devices by what is meant, and what is known, to hold them to their memory.",
+                &["standing", "protection"],
+            ),
         };
+        valid(registry.register(Box::new(families.tenants.clone())));
         valid(registry.register(Box::new(families.over_users.clone())));
         valid(registry.register(Box::new(families.outside.clone())));
         valid(registry.register(Box::new(families.evictions.clone())));
+        for mode in ["none", "mps", "driver", "mig", "whole"] {
+            families.show_tenants(mode, (0, 0));
+        }
         families.show(OutsideFigures::default());
         for result in [
             EvictionResult::Evicted,
@@ -88,6 +98,14 @@ impl GuardFamilies {
         self.over_users.set(i64::try_from(figures.over_users).unwrap_or(i64::MAX));
         for (kind, memory) in [("overuse", figures.excess), ("foreign", figures.foreign)] {
             self.outside.with_label_values(&[kind]).set(bytes(memory));
+        }
+    }
+
+    /// Sets how many tenants a mode is meant to protect, and is known to.
+    pub(super) fn show_tenants(&self, mode: &str, (intended, verified): (u64, u64)) {
+        for (standing, tenants) in [("intended", intended), ("verified", verified)] {
+            let gauge = self.tenants.with_label_values(&[standing, mode]);
+            gauge.set(i64::try_from(tenants).unwrap_or(i64::MAX));
         }
     }
 

@@ -122,6 +122,7 @@ pub mod agent {
     pub mod fleet;
     pub mod mixed;
     pub mod simulated;
+    pub mod kubelet;
     pub mod cadence;
     pub mod session;
     pub mod client;

@@ -251,6 +251,8 @@ pub enum Ailment {
     Absurd,
     /// It has no memory of its own that could be shared.
     NoMemory,
+    /// Kubelet hands it out by itself.
+    KubeletOwned,
     /// Something that only a newer agent knows.
     #[serde(other)]
     Other,
@@ -258,7 +260,7 @@ pub enum Ailment {
 
 impl Ailment {
     /// Its name, as on the wire.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::DriverAway => "driver_away",
             Self::Lost => "lost",
@@ -271,6 +273,7 @@ impl Ailment {
             Self::UuidTwice => "uuid_twice",
             Self::Absurd => "absurd",
             Self::NoMemory => "no_memory",
+            Self::KubeletOwned => "kubelet_owned",
             Self::Other => "other",
         }
     }

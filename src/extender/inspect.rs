@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::app::App;
 use super::details::DetailsView;
 use super::guard::{OverUserView, excesses, over_users};
-use super::mends::{mends, verdict};
+use super::mends::{kubelet_mend, mends, verdict};
 use super::pods::{self, PodView, reservation_state};
 use super::proposals::{MoveView, views};
 use super::tenants::{TenantView, tenants};
@@ -355,7 +355,10 @@ pub fn explain(app: &App, waiting: &WaitingState) -> Explanation {
         verdict: verdict(fitting_nodes, nodes.len(), groups.first().map(|group| group.1.1)),
         fits_on,
         fitting_nodes,
-        mends: mends(question, &nodes, groups.iter().map(|group| group.1.1)),
+        mends: mends(question, &nodes, groups.iter().map(|group| group.1.1))
+            .into_iter()
+            .chain(kubelet_mend(&app.ledger, &nodes).filter(|_| fitting_nodes == 0))
+            .collect(),
         refusals: groups
             .into_iter()
             .map(|(reason, (nodes, misfit, closest))| RefusalView {

@@ -273,6 +273,7 @@ mod tests {
             Ailment::UuidTwice,
             Ailment::Absurd,
             Ailment::NoMemory,
+            Ailment::KubeletOwned,
             Ailment::Other,
         ] {
             assert_eq!(serde_json::to_value(ailment).unwrap(), ailment.name());

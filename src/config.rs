@@ -9,11 +9,14 @@ use std::time::Duration;
 
 use serde_yaml_ng::{Mapping, Value};
 
+pub use self::guard::GuardConfig;
 pub use self::webhook::WebhookConfig;
 use crate::packing::policy::Policy;
 use crate::packing::pool::PoolRules;
 use crate::packing::units::MemMib;
 
+/// The section `guard`.
+pub mod guard;
 /// The section `pools`.
 pub mod pools;
 /// The section `webhook`.
@@ -62,6 +65,8 @@ pub struct Config {
     pub log_level: String,
     /// How log lines look.
     pub log_format: LogFormat,
+    /// What becomes of pods that use more than they may.
+    pub guard: GuardConfig,
     /// The admission webhook.
     pub webhook: WebhookConfig,
 }
@@ -84,6 +89,7 @@ impl Default for Config {
             max_body_bytes: 32 << 20,
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
+            guard: GuardConfig::default(),
             webhook: WebhookConfig::default(),
         }
     }
@@ -106,7 +112,7 @@ impl fmt::Display for ConfigFaults {
 impl std::error::Error for ConfigFaults {}
 
 /// All keys of the file, in the order of their documentation.
-pub const KEYS: [&str; 16] = [
+pub const KEYS: [&str; 17] = [
     "listen",
     "kubeconfig",
     "scheduler_names",
@@ -122,6 +128,7 @@ pub const KEYS: [&str; 16] = [
     "max_body_mib",
     "log_level",
     "log_format",
+    "guard",
     "webhook",
 ];
 
@@ -161,7 +168,7 @@ struct Reader {
 impl Reader {
     fn config(&mut self) -> Config {
         let default = Config::default();
-        let webhook = self.webhook();
+        let webhook = self.section("webhook.", &webhook::KEYS, WebhookConfig::read);
         Config {
             listen: self.parsed("listen", "an address such as `0.0.0.0:8080`", default.listen),
             kubeconfig: self.text("kubeconfig").map(PathBuf::from),
@@ -186,25 +193,33 @@ impl Reader {
                 &[("text", LogFormat::Text), ("json", LogFormat::Json)],
                 default.log_format,
             ),
+            guard: self.section("guard.", &guard::KEYS, GuardConfig::read),
             pools: pools::read(self, webhook.memory_limit),
             webhook,
         }
     }
 
-    fn webhook(&mut self) -> WebhookConfig {
-        let mapping = match self.take("webhook") {
-            None => return WebhookConfig::default(),
+    /// The keys of a section, each with its default where the section does not name it.
+    fn section<T>(
+        &mut self,
+        section: &'static str,
+        keys: &[&str],
+        read: impl FnOnce(&mut Self) -> T,
+    ) -> T {
+        let name = section.trim_end_matches('.');
+        let mapping = match self.take(name) {
+            None => Mapping::new(),
             Some(Value::Mapping(mapping)) => mapping,
             Some(value) => {
-                self.fault("webhook", &value, "a mapping of keys to values");
-                return WebhookConfig::default();
+                self.fault(name, &value, "a mapping of keys to values");
+                Mapping::new()
             }
         };
-        let mut reader = Self { mapping, section: "webhook.".to_owned(), faults: Vec::new() };
-        let section = WebhookConfig::read(&mut reader);
-        reader.unknown_keys(&webhook::KEYS);
+        let mut reader = Self { mapping, section: section.to_owned(), faults: Vec::new() };
+        let values = read(&mut reader);
+        reader.unknown_keys(keys);
         self.faults.append(&mut reader.faults);
-        section
+        values
     }
 
     fn unknown_keys(&mut self, known: &[&str]) {
@@ -330,7 +345,7 @@ mod tests {
         let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
             pool_label: p/q\npools: {a: {replicas: 2}}\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
             drain_seconds: 4\napi_timeout_seconds: 5\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
-            log_level: debug\nlog_format: json\nwebhook:\n";
+            log_level: debug\nlog_format: json\nguard:\nwebhook:\n";
         let halves = PoolRule {
             replicas: Replicas::new(2),
             instances: InstanceUse::Shared,
@@ -352,6 +367,7 @@ mod tests {
             max_body_bytes: 7 << 20,
             log_level: "debug".to_owned(),
             log_format: LogFormat::Json,
+            guard: GuardConfig::default(),
             webhook: WebhookConfig::default(),
         };
         assert_eq!(Config::from_yaml(text).unwrap(), expected);

@@ -54,6 +54,9 @@ pub mod ledger {
     pub mod commands;
     pub mod questions;
     pub mod reports;
+    pub mod sightings;
+    pub mod evictions;
+    pub mod protection;
     pub mod details;
     pub mod reading;
     pub mod moves;
@@ -80,6 +83,7 @@ pub mod cluster {
     pub mod labels;
     pub mod target;
     pub mod write;
+    pub mod evict;
     pub mod events;
     pub mod watch;
     pub mod list;
@@ -101,9 +105,11 @@ pub mod extender {
     pub mod bind;
     pub mod reports;
     pub mod proposals;
+    pub mod guard;
     mod mends;
     pub mod details;
     pub mod sharing;
+    pub mod tenants;
     pub mod inspect;
     pub mod pods;
     pub mod summary;
@@ -123,6 +129,7 @@ pub mod agent {
     pub mod fleet;
     pub mod mixed;
     pub mod simulated;
+    pub mod kubelet;
     pub mod cadence;
     pub mod session;
     pub mod client;

@@ -8,12 +8,16 @@ use prometheus::{
     IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+use self::guard::GuardFamilies;
+pub use self::guard::{EvictionResult, OutsideFigures};
 pub use self::labels::{BindResult, Outcome, ReportResult, Verb};
 use crate::packing::fit::Misfit;
 use crate::packing::fragmentation::Packing;
 use crate::packing::moves::MOST_MOVES;
 use crate::packing::units::{MemMib, Share};
 
+/// The memory guard.
+mod guard;
 /// The values of labels.
 mod labels;
 
@@ -59,6 +63,7 @@ pub struct Metrics {
     memory: GaugeVec,
     efficiency: Gauge,
     fragmentation: Gauge,
+    guard: GuardFamilies,
 }
 
 impl Default for Metrics {
@@ -80,8 +85,10 @@ impl Metrics {
             &["version", "component"],
         );
         build.with_label_values(&[env!("CARGO_PKG_VERSION"), "extender"]).set(1);
+        let registry = Registry::new();
         let metrics = Self {
-            registry: Registry::new(),
+            guard: GuardFamilies::register(&registry),
+            registry,
             verb_duration: valid(HistogramVec::new(
                 HistogramOpts::new(
                     "gpupack_verb_duration_seconds",
@@ -268,6 +275,21 @@ impl Metrics {
             gauge.set(i64::try_from(*pods).unwrap_or(i64::MAX));
         }
         self.emptiable.set(i64::try_from(emptiable).unwrap_or(i64::MAX));
+    }
+
+    /// Sets the gauges of what is used outside of the books.
+    pub fn set_outside(&self, figures: OutsideFigures) {
+        self.guard.show(figures);
+    }
+
+    /// Sets how many tenants a mode of protection is meant for, and is verified for.
+    pub fn set_tenants(&self, mode: &'static str, counts: (u64, u64)) {
+        self.guard.show_tenants(mode, counts);
+    }
+
+    /// Notes the end of an eviction.
+    pub fn evicted(&self, result: EvictionResult) {
+        self.guard.evicted(result);
     }
 
     /// Sets the gauges of the service.

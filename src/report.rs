@@ -109,6 +109,9 @@ pub struct DeviceReport {
     /// Streaming multiprocessors of a MIG instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
+    /// Whether the driver can hold containers to an amount of its memory, and tells of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub can_limit_memory: bool,
 }
 
 impl DeviceReport {
@@ -129,6 +132,7 @@ impl DeviceReport {
             neighbours: Vec::new(),
             slot: None,
             sm_count: None,
+            can_limit_memory: false,
         }
     }
 }
@@ -186,6 +190,23 @@ pub struct DeviceUse {
     /// Processes on it. None: not looked for this time. Empty: looked for, there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<Vec<ProcessUse>>,
+    /// Pods with processes on it of which the driver tells more than their memory. Goes with the list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tenants: Vec<TenantReport>,
+}
+
+/// What the driver tells of a pod with processes on a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantReport {
+    /// The pod.
+    pub pod_uid: String,
+    /// What the driver holds it to, read back: the limits of its containers together. None: at least one
+    /// process of it has no limit that the driver confirms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_mib: Option<u64>,
+    /// Whether a process of it is a client of MPS. The limits of such clients cannot be read back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_mps_client: bool,
 }
 
 impl DeviceUse {
@@ -199,6 +220,7 @@ impl DeviceUse {
             ailment: Some(ailment),
             last_xid: None,
             processes: None,
+            tenants: Vec::new(),
         }
     }
 }
@@ -229,6 +251,8 @@ pub enum Ailment {
     Absurd,
     /// It has no memory of its own that could be shared.
     NoMemory,
+    /// Kubelet hands it out by itself.
+    KubeletOwned,
     /// Something that only a newer agent knows.
     #[serde(other)]
     Other,
@@ -236,7 +260,7 @@ pub enum Ailment {
 
 impl Ailment {
     /// Its name, as on the wire.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::DriverAway => "driver_away",
             Self::Lost => "lost",
@@ -249,6 +273,7 @@ impl Ailment {
             Self::UuidTwice => "uuid_twice",
             Self::Absurd => "absurd",
             Self::NoMemory => "no_memory",
+            Self::KubeletOwned => "kubelet_owned",
             Self::Other => "other",
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Reading memory costs microseconds, listing processes milliseconds under a lock of the driver that
 //! also stalls the workloads. So lists are read each five seconds, while a pod is draining (its room
-//! is free only when a list shows no process of it), and when more is used than is booked.
+//! is free only when a list shows no process of it), and when use departs from what the last list showed:
+//! when it has grown, or when more is used than is booked and that has changed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +21,7 @@ const QUICK_PERIOD: Duration = Duration::from_millis(250);
 /// Time between attempts while nothing can be read: opening the library is slow.
 const PROBE_RETRY: Duration = Duration::from_secs(5);
 
-/// How much memory must have come or gone on an over-used device before its list is read early:
+/// How much memory must have come or gone on a device before its list is read early:
 /// less than the context of one process, which takes hundreds of MiB.
 const DEPARTURE_MIB: u64 = 64;
 
@@ -47,13 +48,18 @@ impl Cadence {
         if is_due || is_draining(bookings) { ProcessSampling::List } else { ProcessSampling::Skip }
     }
 
-    /// Whether a sample without lists shows so much use that the lists are wanted at once: more than
-    /// is booked on a device, and not what it was when they were read last.
+    /// Whether a sample without lists shows that the lists are wanted at once: a device on which more is
+    /// used than when they were read last, or on which less is, and still more than is booked.
+    ///
+    /// Growth counts within the books too: one tenant's idle share may hide what another takes beyond
+    /// its own. Memory that comes and goes costs at most one list more for each regular one, since it
+    /// grows only beyond what the last list saw.
     pub fn departs(&self, sample: &Sample, bookings: &[Booking]) -> bool {
         sample.uses.iter().any(|device| {
             let Some(used) = device.used_mib else { return false };
             let listed = self.listed_mib.get(&device.uuid).copied().unwrap_or(0);
-            used.abs_diff(listed) > DEPARTURE_MIB && used > booked_mib(bookings, &device.uuid)
+            used.abs_diff(listed) > DEPARTURE_MIB
+                && (used > listed || used > booked_mib(bookings, &device.uuid))
         })
     }
 
@@ -127,16 +133,20 @@ mod tests {
     }
 
     #[test]
-    fn use_beyond_the_books_is_looked_into_once() {
+    fn growth_and_use_beyond_the_books_are_looked_into_once() {
         let mut cadence = Cadence::new(Duration::from_secs(1));
         let bookings = [booking(BookingState::Confirmed)];
         cadence.learn_lists(&sample(Some(900)), Timestamp::START);
-        for (used, departs) in [(None, false), (Some(1_000), false), (Some(1_001), true)] {
+        for (used, departs) in
+            [(None, false), (Some(0), false), (Some(964), false), (Some(965), true)]
+        {
             assert_eq!(cadence.departs(&sample(used), &bookings), departs, "{used:?}");
         }
         cadence.learn_lists(&sample(Some(2_000)), Timestamp::START);
         assert!(!cadence.departs(&sample(Some(2_064)), &bookings), "known, and hardly more");
         assert!(cadence.departs(&sample(Some(2_065)), &bookings));
+        assert!(!cadence.departs(&sample(Some(1_000)), &bookings), "less, and within the books");
+        assert!(cadence.departs(&sample(Some(1_001)), &bookings), "less, and still beyond them");
         assert!(cadence.departs(&sample(Some(900)), &[]), "use without any booking");
     }
 }

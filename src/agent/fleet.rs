@@ -1,6 +1,6 @@
 //! Nodes that exist only on paper: the fleet file of `gpupack agent --simulate`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,9 @@ pub struct Fleet {
     /// How much of its booked memory a process uses; more than 100 plays an over-user.
     #[serde(default = "default_use_percent")]
     pub use_percent: u32,
+    /// The same for single pods, by `namespace/name`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub use_percent_of: BTreeMap<String, u32>,
     /// The nodes.
     pub nodes: Vec<FleetNode>,
 }

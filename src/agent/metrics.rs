@@ -208,10 +208,11 @@ fn with<'a, T: AsRef<str>>(labels: &'a [T; 4], more: &'a str) -> [&'a str; 5] {
     [uuid, gpu, host, model, more]
 }
 
-/// MiB of the device `uuid` that each pod holds, by UID.
+/// MiB of the device `uuid` that each pod of the node holds, by UID; nothing of it is zero.
 fn held<'a>(uuid: &str, bookings: &'a [Booking]) -> BTreeMap<&'a str, u64> {
     let mut held = BTreeMap::new();
     for booking in bookings {
+        held.entry(booking.pod_uid.as_str()).or_default();
         for part in booking.devices.iter().filter(|part| part.uuid == uuid) {
             let sum = held.entry(booking.pod_uid.as_str()).or_insert(0_u64);
             *sum = sum.saturating_add(part.memory_mib);

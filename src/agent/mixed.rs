@@ -1,5 +1,7 @@
 //! Generated fleets of the models that clusters have: for the demo and the benches.
 
+use std::collections::BTreeMap;
+
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -24,7 +26,12 @@ impl Fleet {
             let model = model.expect("a number below the sum of weights hits one of them");
             model.node(format!("node-{position:05}"), gpus_per_node)
         });
-        Self { process_linger_ms: 0, use_percent: default_use_percent(), nodes: nodes.collect() }
+        Self {
+            process_linger_ms: 0,
+            use_percent: default_use_percent(),
+            use_percent_of: BTreeMap::new(),
+            nodes: nodes.collect(),
+        }
     }
 }
 

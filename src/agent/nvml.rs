@@ -15,6 +15,7 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
 use self::details::Details;
+use self::limits::MemoryLimits;
 use self::raw::EventSet;
 use self::sweep::{Failure, Seen, Sweep, Sweeper};
 use self::trouble::{Trouble, library_error, unless_unsupported};
@@ -31,6 +32,8 @@ mod raw;
 mod trouble;
 /// What does not change while the library is open.
 mod details;
+/// Memory limits of control groups.
+mod limits;
 /// One walk over all devices.
 mod sweep;
 
@@ -69,6 +72,8 @@ struct Opened {
     details: BTreeMap<String, Details>,
     /// The driver.
     driver: Option<DriverReport>,
+    /// Reads memory limits; none where the driver has none.
+    limits: Option<MemoryLimits>,
 }
 
 impl NvmlProbe {
@@ -100,7 +105,8 @@ impl NvmlProbe {
         }
         let driver = details::driver(&nvml);
         let (registered, details) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Opened { nvml, since: now, events: None, registered, details, driver })
+        let limits = MemoryLimits::find(&self.library);
+        Ok(Opened { nvml, since: now, events: None, registered, details, driver, limits })
     }
 
     /// Walks over all devices.
@@ -117,6 +123,7 @@ impl NvmlProbe {
             details: &mut open.details,
             health: &mut self.health,
             known: &self.known,
+            limits: open.limits.as_ref(),
             pods: &self.pods,
             processes,
         };
@@ -263,6 +270,7 @@ fn distrust_duplicates(seen: Vec<Seen>) -> Vec<Seen> {
         match kept.iter_mut().find(|known| known.report.uuid == device.report.uuid) {
             Some(first) => {
                 (first.usage.ailment, first.usage.processes) = (Some(Ailment::UuidTwice), None);
+                first.usage.tenants.clear();
             }
             None => kept.push(device),
         }

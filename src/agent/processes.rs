@@ -18,6 +18,12 @@ const MAX_CGROUP_BYTES: u64 = 64 << 10;
 /// Most bytes of a `stat` file that are read: one line of some 300 bytes.
 const MAX_STAT_BYTES: u64 = 4 << 10;
 
+/// Where the kernel's control groups, version 2, are mounted.
+pub(super) const CGROUP_ROOT: &str = "/sys/fs/cgroup";
+
+/// Most control groups of a process below its pod's that are looked at; a container has one or two.
+const MAX_GROUPS: usize = 4;
+
 /// Clock ticks in a second in which the kernel tells times to processes: `USER_HZ`, which is 100 on
 /// every architecture that has NVIDIA's driver.
 const TICKS_PER_SECOND: u64 = 100;
@@ -44,6 +50,14 @@ impl PodsByProcess {
         uptime(&read_lossily(&self.root.join("uptime"), MAX_STAT_BYTES)?)
     }
 
+    /// The control groups that limit the process `pid`, see [`groups_in_cgroup`].
+    pub fn groups_of(&self, pid: u32) -> Vec<String> {
+        let file = self.root.join(pid.to_string()).join("cgroup");
+        read_lossily(&file, MAX_CGROUP_BYTES)
+            .map(|text| groups_in_cgroup(&text))
+            .unwrap_or_default()
+    }
+
     /// The pod of the process that had the id `pid` when it was `listed`; none when it is no pod's,
     /// has ended, or may not be read. A process that began later only has the id of one that ended;
     /// where the time of the list is not known, that goes unseen.
@@ -58,6 +72,21 @@ impl PodsByProcess {
         // Its id may have passed on while it was read.
         (began() == Some(before)).then_some(pod)
     }
+}
+
+/// The control groups (version 2) that limit a process of a pod, below the pod's own, the outermost
+/// first: its container's, and those in it. None where the process is in none, or the paths are relative to
+/// this process's own control group, so that nobody can say where they lie.
+pub fn groups_in_cgroup(text: &str) -> Vec<String> {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
+    let parts: Vec<&str> = path.split('/').collect();
+    let is_whole = path.starts_with('/') && !parts.contains(&"..");
+    let pod = parts.iter().position(|part| pod_in_component(part).is_some());
+    let Some(pod) = pod.filter(|_| is_whole && !path.ends_with(" (deleted)")) else {
+        return Vec::new();
+    };
+    let ends = (pod + 2..=parts.len()).take(MAX_GROUPS);
+    ends.map(|end| format!("{CGROUP_ROOT}{}", parts[..end].join("/"))).collect()
 }
 
 /// The first number of `/proc/uptime`: seconds with two decimals.
@@ -234,6 +263,32 @@ mod tests {
             (String::new(), ""),
             ("garbage\n::\n\u{fffd}".to_owned(), ""),
         ]);
+    }
+
+    #[test]
+    fn the_groups_of_a_container_are_those_below_its_pod() {
+        let pod = format!("kubepods.slice/kubepods-pod{SLICE}.slice");
+        let scope = format!("/{pod}/crio-{ID}.scope");
+        let deep = ["a", "b", "c", "d", "e"].join("/");
+        for (text, groups) in [
+            (format!("0::{scope}\n"), vec![scope.clone()]),
+            (
+                format!("1:name=systemd:/x\n0::{scope}/container"),
+                vec![scope.clone(), format!("{scope}/container")],
+            ),
+            (format!("0::/kubepods/pod{UID}/{ID}"), vec![format!("/kubepods/pod{UID}/{ID}")]),
+            (format!("0::/{pod}"), vec![]),
+            (format!("0::/../../{pod}/x"), vec![]),
+            (format!("0::/{pod}/x (deleted)"), vec![]),
+            (format!("4:cpu:{scope}"), vec![]),
+            ("0::/system.slice/x".to_owned(), vec![]),
+            (String::new(), vec![]),
+        ] {
+            let expected: Vec<String> =
+                groups.iter().map(|path| format!("/sys/fs/cgroup{path}")).collect();
+            assert_eq!(groups_in_cgroup(&text), expected, "{text}");
+        }
+        assert_eq!(groups_in_cgroup(&format!("0::{scope}/{deep}")).len(), MAX_GROUPS);
     }
 
     /// A process table in a folder of its own.

@@ -22,6 +22,8 @@ pub struct SimulatedProbe {
     linger: Duration,
     /// How much of the booked memory they use.
     use_percent: u32,
+    /// The same for single pods.
+    use_percent_of: BTreeMap<String, u32>,
     /// Running processes, by pod UID.
     processes: BTreeMap<String, SimulatedProcess>,
     /// Process id of the next one.
@@ -46,6 +48,7 @@ impl SimulatedProbe {
             inventory: node.inventory().into(),
             linger: Duration::from_millis(fleet.process_linger_ms),
             use_percent: fleet.use_percent,
+            use_percent_of: fleet.use_percent_of.clone(),
             processes: BTreeMap::new(),
             next_pid: 1_000,
         }
@@ -57,8 +60,9 @@ impl SimulatedProbe {
             running.ends = None;
             return;
         }
+        let percent = self.use_percent_of.get(&booking.pod).copied().unwrap_or(self.use_percent);
         let used = |mib: u64| {
-            let part = u128::from(mib) * u128::from(self.use_percent) / 100;
+            let part = u128::from(mib) * u128::from(percent) / 100;
             u64::try_from(part).unwrap_or(u64::MAX)
         };
         let devices = booking.devices.iter();
@@ -105,6 +109,7 @@ impl Probe for SimulatedProbe {
                 ailment: None,
                 last_xid: None,
                 processes: whole.then_some(processes),
+                tenants: Vec::new(),
             }
         });
         let uses = uses.collect();

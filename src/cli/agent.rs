@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use super::logging::{self, LogArgs};
 use super::signals::stop_asked;
 use crate::agent::fleet::Fleet;
+use crate::agent::kubelet::{BesideKubelet, KubeletDevices, SOCKET};
 use crate::agent::metrics::{AgentMetrics, listen};
 use crate::agent::nvml::NvmlProbe;
 use crate::agent::processes::PodsByProcess;
@@ -44,6 +45,10 @@ pub struct AgentArgs {
     /// Where the host's process table is mounted.
     #[arg(long, value_name = "PATH", default_value = "/proc")]
     pub proc_root: PathBuf,
+
+    /// Socket of kubelet's `PodResources` service, which tells which devices are kubelet's.
+    #[arg(long, value_name = "PATH", default_value = SOCKET, conflicts_with = "simulate")]
+    pub kubelet_socket: PathBuf,
 
     /// Address and port on which figures of the GPUs are shown to Prometheus, for instance
     /// `0.0.0.0:9410`; nowhere unless given.
@@ -106,7 +111,10 @@ async fn run_until_told(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
         (None, Some(node)) => {
             let pods = PodsByProcess::new(args.proc_root);
             let probe = NvmlProbe::new(args.nvml_library, pods);
-            run_node(&config, &node, probe, stop).await?;
+            let kubelet = KubeletDevices::new(args.kubelet_socket);
+            kubelet.refresh().await; // before anybody can be placed there
+            tokio::spawn(kubelet.clone().run());
+            run_node(&config, &node, BesideKubelet { probe, kubelet }, stop).await?;
         }
         (None, None) => bail!("the name of this node is missing: give `--node` or `--simulate`"),
     }

@@ -53,6 +53,14 @@ pub enum NoticeReason {
     PlacementUnreadable,
     /// A device that it is placed on has vanished or is unhealthy.
     DeviceLost,
+    /// It uses more of a device than it may.
+    GpuOveruse,
+    /// Its device is used by others that hold nothing there.
+    GpuForeignUse,
+    /// Its memory was meant to be protected, and is not known to be.
+    ProtectionNotVerified,
+    /// It was evicted, because it used more than it may.
+    GpuEvicted,
 }
 
 impl NoticeReason {
@@ -67,6 +75,10 @@ impl NoticeReason {
             Self::Overbooked => "Overbooked",
             Self::PlacementUnreadable => "PlacementUnreadable",
             Self::DeviceLost => "DeviceLost",
+            Self::GpuOveruse => "GpuOveruse",
+            Self::GpuForeignUse => "GpuForeignUse",
+            Self::ProtectionNotVerified => "ProtectionNotVerified",
+            Self::GpuEvicted => "GpuEvicted",
         }
     }
 
@@ -79,6 +91,8 @@ impl NoticeReason {
             | Self::Overbooked
             | Self::PlacementUnreadable
             | Self::DeviceLost => "Booking",
+            Self::GpuOveruse | Self::GpuForeignUse | Self::ProtectionNotVerified => "Guarding",
+            Self::GpuEvicted => "Evicting",
         }
     }
 
@@ -91,7 +105,11 @@ impl NoticeReason {
             | Self::PlacedByOthers
             | Self::Overbooked
             | Self::PlacementUnreadable
-            | Self::DeviceLost => EventType::Warning,
+            | Self::DeviceLost
+            | Self::GpuOveruse
+            | Self::GpuForeignUse
+            | Self::ProtectionNotVerified
+            | Self::GpuEvicted => EventType::Warning,
         }
     }
 }

@@ -133,8 +133,9 @@ pub struct ApiWriter {
 }
 
 /// The head of an answer, with its body where that arrived.
-struct Reply {
-    status: u16,
+pub(super) struct Reply {
+    /// HTTP status.
+    pub(super) status: u16,
     body: Option<Vec<u8>>,
 }
 
@@ -260,7 +261,7 @@ impl ApiWriter {
     }
 
     /// Sends one request once.
-    async fn exchange(
+    pub(super) async fn exchange(
         &self,
         request: Result<Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<Reply, Cause> {
@@ -285,20 +286,21 @@ impl Reply {
     }
 
     /// The message of a failure, or the beginning of whatever was answered.
-    fn message(&self) -> String {
+    pub(super) fn message(&self) -> String {
         let body = self.body.as_deref().unwrap_or_default();
         let status = serde_json::from_slice::<Status>(body).ok().and_then(|status| status.message);
         let message = status.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
         message.chars().take(512).collect()
     }
 
-    fn cause(&self) -> Cause {
+    /// The status as the reason why an outcome is open.
+    pub(super) fn cause(&self) -> Cause {
         Cause::Status { code: self.status, message: self.message() }
     }
 }
 
 /// Whether a status other than success says for certain that nothing was done.
-fn is_definite(code: u16) -> bool {
+pub(super) fn is_definite(code: u16) -> bool {
     (400..=499).contains(&code) && code != 408 && code != 429
 }
 
@@ -313,7 +315,8 @@ fn concluded(target: &BindTarget, pod: Box<Pod>) -> Result<(), Settled> {
     }
 }
 
-fn pods(key: &PodKey) -> kube::core::Request {
+/// The pods of the namespace of `key`.
+pub(super) fn pods(key: &PodKey) -> kube::core::Request {
     kube::core::Request::new(format!("/api/v1/namespaces/{}/pods", key.namespace()))
 }
 

@@ -17,8 +17,10 @@ use crate::cluster::target::PodKey;
 use crate::cluster::watch::Sink;
 use crate::cluster::write::ApiWriter;
 use crate::config::Config;
+use crate::config::webhook::MemoryLimit;
 use crate::ledger::books::Ledger;
 use crate::ledger::effect::Effect;
+use crate::ledger::protection::DriverLimits;
 use crate::ledger::questions::Question;
 use crate::ledger::reading::Readiness;
 use crate::ledger::waiting::{WaitingPod, WaitingPods};
@@ -156,6 +158,9 @@ impl App {
             let _ = write!(note, "; {}: {share} of its compute, {memory}", device.id);
         }
         note.push_str(match placement.protection {
+            Protection::None if self.driver_limits() == DriverLimits::Intended => {
+                "; the driver is meant to hold it to its memory, which `/v1/state` confirms once it runs"
+            }
             Protection::None => "; its memory is not protected from neighbours on the GPU",
             Protection::Mps => {
                 "; MPS is to hold each tenant of the GPU to its memory, which nobody has verified"
@@ -173,6 +178,15 @@ impl App {
             note.push_str(DEVICES);
         }
         self.tell(&pod.pod, NoticeReason::GpuPlaced, note);
+    }
+
+    /// Whether containers that share a GPU are given to the driver to be limited: what the webhook is
+    /// told to do.
+    pub fn driver_limits(&self) -> DriverLimits {
+        match self.config.webhook.memory_limit {
+            MemoryLimit::None => DriverLimits::Unused,
+            MemoryLimit::Driver => DriverLimits::Intended,
+        }
     }
 
     /// Whether questions are answered now: the books are complete, and no Binding of an earlier run
@@ -259,6 +273,9 @@ pub fn rooms(effects: &[Effect]) -> Vec<NodeName> {
         | Effect::DeviceLost { .. }
         | Effect::Impossible { .. }
         | Effect::Unplaced { .. }
+        | Effect::Overuse { .. }
+        | Effect::Foreign { .. }
+        | Effect::Unprotected { .. }
         | Effect::Silent(_) => None,
     };
     effects.iter().filter_map(room).collect()

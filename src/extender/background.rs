@@ -10,6 +10,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::app::{App, Truth, rooms};
 use super::bind::settle_abandoned;
+use super::guard::{Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected};
 use super::proposals::{Proposals, proposals};
 use super::wakes::Wakes;
 use crate::cluster::events::NoticeReason;
@@ -51,6 +52,7 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
         () = effects(&app) => {}
         () = settling(&app) => {}
         () = proposing(&app) => {}
+        () = guarding(&app) => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
 }
@@ -204,6 +206,15 @@ fn tell(app: &App, effect: &Effect) {
                 "runs on node {node} without a placement of gpupack: it counts only by the memory that it is seen to use"
             );
             app.tell(pod, NoticeReason::PlacedByOthers, note);
+        }
+        Effect::Overuse { node, device, pod, used, allowed } => {
+            tell_over_use(app, pod, *allowed, &Told { node, device, used: *used });
+        }
+        Effect::Foreign { node, device, used } => {
+            tell_foreign_use(app, &Told { node, device, used: *used });
+        }
+        Effect::Unprotected { node, device, pod, limit } => {
+            tell_unprotected(app, pod, *limit, (node, device));
         }
         Effect::Silent(node) => {
             tracing::warn!(%node, "the node's agent is silent: the node takes no new pods");

@@ -29,6 +29,9 @@ pub struct DetailsView {
     /// Streaming multiprocessors of a MIG instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
+    /// Whether its driver can hold containers to an amount of its memory.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub can_limit_memory: bool,
 }
 
 /// A GPU that another one reaches by NVLink.
@@ -57,7 +60,8 @@ impl DetailsView {
         let Some(device) = node.devices.get(id) else {
             return Self { ailment, last_xid, ..Self::default() };
         };
-        let DeviceDetails { minor, numa_node, neighbours, slot, sm_count } = device;
+        let DeviceDetails { minor, numa_node, neighbours, slot, sm_count, can_limit_memory } =
+            device;
         let neighbour =
             |(id, links): &(DeviceId, u32)| NeighbourView { id: id.to_string(), links: *links };
         Self {
@@ -68,6 +72,7 @@ impl DetailsView {
             neighbours: neighbours.iter().map(neighbour).collect(),
             slot: slot.map(|slot| SlotView { start: slot.start, size: slot.size }),
             sm_count: *sm_count,
+            can_limit_memory: *can_limit_memory,
         }
     }
 }

@@ -7,18 +7,20 @@ use serde::Serialize;
 
 use super::app::App;
 use super::details::DetailsView;
-use super::mends::{mends, verdict};
+use super::guard::{OverUserView, excesses, over_users};
+use super::mends::{kubelet_mend, mends, verdict};
 use super::pods::{self, PodView, reservation_state};
 use super::proposals::{MoveView, views};
 use super::sharing::SharingView;
+use super::tenants::{TenantView, tenants};
 use crate::ledger::details::NodeDetails;
+use crate::ledger::protection::DriverLimits;
 use crate::ledger::waiting::WaitingState;
 use crate::packing::device::{DeviceKind, Health};
 use crate::packing::fit::Misfit;
 use crate::packing::fragmentation::Packing;
 use crate::packing::moves::MOST_MOVES;
 use crate::packing::node::{DeviceBooks, NodeLedger, NodeState};
-use crate::packing::reservation::Protection;
 
 /// The whole model.
 #[derive(Debug, Serialize)]
@@ -129,27 +131,15 @@ pub struct DeviceView {
     pub used_mib: Option<u64>,
     /// Memory in use that no booking covers.
     pub unbooked_mib: u64,
+    /// Memory used by processes of no pod that holds anything on the node, as of the last list.
+    pub foreign_mib: u64,
+    /// Pods that use more of it than they may, by UID; not all of them are tenants.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub over_users: Vec<OverUserView>,
     /// Whether more is booked than there is.
     pub overbooked: bool,
     /// Its tenants, by UID.
     pub tenants: Vec<TenantView>,
-}
-
-/// One tenant of a device.
-#[derive(Debug, Serialize)]
-pub struct TenantView {
-    /// UID of the pod.
-    pub pod_uid: String,
-    /// `namespace/name`.
-    pub pod: String,
-    /// `assumed`, `confirmed` or `draining`.
-    pub state: &'static str,
-    /// Memory that it holds.
-    pub memory_mib: u64,
-    /// Share that it holds.
-    pub share_millionths: u64,
-    /// What is to hold it to its memory: `none`, `mps`, `driver` or `hardware`.
-    pub protection: &'static str,
 }
 
 /// The whole model as it is now.
@@ -181,7 +171,9 @@ pub(super) fn state_name(state: NodeState) -> &'static str {
 fn node_view(app: &App, node: &NodeLedger) -> NodeView {
     let (host, free) = (node.host_capacity(), node.host_free());
     let details = app.ledger.details(node.name().as_str());
-    let devices = node.devices().iter().map(|books| device_view(node, &details, books)).collect();
+    let of_node = (node, app.driver_limits());
+    let devices = node.devices().iter();
+    let devices = devices.map(|books| device_view(of_node, &details, books)).collect();
     let (driver, cuda) = details.driver.map(|it| (it.version, it.cuda)).unzip();
     NodeView {
         name: node.name().to_string(),
@@ -197,7 +189,11 @@ fn node_view(app: &App, node: &NodeLedger) -> NodeView {
     }
 }
 
-fn device_view(node: &NodeLedger, details: &NodeDetails, books: &DeviceBooks) -> DeviceView {
+fn device_view(
+    (node, limits): (&NodeLedger, DriverLimits),
+    details: &NodeDetails,
+    books: &DeviceBooks,
+) -> DeviceView {
     let device = books.device();
     let (kind, profile) = match &device.kind {
         DeviceKind::Gpu => ("gpu", None),
@@ -205,6 +201,7 @@ fn device_view(node: &NodeLedger, details: &NodeDetails, books: &DeviceBooks) ->
         DeviceKind::MigInstance { profile, .. } => ("mig_instance", Some(profile.to_string())),
     };
     let free = books.free();
+    let on = details.sightings.on(&device.id);
     DeviceView {
         id: device.id.to_string(),
         index: device.index.0,
@@ -223,24 +220,10 @@ fn device_view(node: &NodeLedger, details: &NodeDetails, books: &DeviceBooks) ->
         free_share_millionths: free.share.millionths(),
         used_mib: books.used().map(|used| used.mib()),
         unbooked_mib: books.unbooked().mib(),
+        foreign_mib: on.map_or(0, |on| on.foreign.mib()),
+        over_users: on.map(|on| over_users(node, on)).unwrap_or_default(),
         overbooked: books.is_overbooked(),
-        tenants: books
-            .tenants()
-            .iter()
-            .map(|(uid, held)| {
-                let reservation = node.reservation(uid);
-                TenantView {
-                    pod_uid: uid.to_string(),
-                    pod: reservation.map(|held| held.pod.name.to_string()).unwrap_or_default(),
-                    state: reservation.map_or("confirmed", reservation_state),
-                    memory_mib: held.memory.mib(),
-                    share_millionths: held.share.millionths(),
-                    protection: reservation
-                        .map_or(Protection::None, |held| held.placement.protection)
-                        .name(),
-                }
-            })
-            .collect(),
+        tenants: tenants(node, details, books, limits),
     }
 }
 
@@ -324,10 +307,11 @@ pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanati
         held.placement.devices.iter().map(|device| device.id.as_str()).collect();
     Some(Explanation {
         verdict: format!(
-            "placed on node {}, {} ({})",
+            "placed on node {}, {} ({}){}",
             node.name(),
             devices.join(", "),
-            reservation_state(held)
+            reservation_state(held),
+            excesses(&app.ledger.details(node.name().as_str()), &held.pod.uid)
         ),
         pod,
         fits_on: vec![node.name().to_string()],
@@ -376,7 +360,10 @@ pub fn explain(app: &App, waiting: &WaitingState) -> Explanation {
         verdict: verdict(fitting_nodes, nodes.len(), groups.first().map(|group| group.1.1)),
         fits_on,
         fitting_nodes,
-        mends: mends(question, &nodes, groups.iter().map(|group| group.1.1)),
+        mends: mends(question, &nodes, groups.iter().map(|group| group.1.1))
+            .into_iter()
+            .chain(kubelet_mend(&app.ledger, &nodes).filter(|_| fitting_nodes == 0))
+            .collect(),
         refusals: groups
             .into_iter()
             .map(|(reason, (nodes, misfit, closest))| RefusalView {

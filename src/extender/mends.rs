@@ -1,8 +1,14 @@
 //! Why a pod waits in one sentence, and the smallest changes that would help.
 
+use crate::ledger::books::Ledger;
+use crate::ledger::details::Condition;
 use crate::ledger::questions::Question;
 use crate::packing::fit::{Misfit, Room};
 use crate::packing::node::{ClaimRule, NodeLedger};
+use crate::report::Ailment;
+
+/// What ails a device that kubelet hands out.
+const KUBELET_OWNED: &str = Ailment::KubeletOwned.name();
 
 /// One sentence on why a pod waits.
 pub(super) fn verdict(fitting: usize, nodes: usize, closest: Option<Misfit>) -> String {
@@ -16,6 +22,21 @@ pub(super) fn verdict(fitting: usize, nodes: usize, closest: Option<Misfit>) -> 
              refuse them (see its events)"
         ),
     }
+}
+
+/// What would give gpupack the devices that kubelet hands out by itself; nothing where there are none.
+pub(super) fn kubelet_mend(ledger: &Ledger, nodes: &[NodeLedger]) -> Option<String> {
+    let is_kubelets = |condition: &&Condition| condition.ailment == Some(KUBELET_OWNED);
+    let of_node = |node: &NodeLedger| {
+        ledger.details(node.name().as_str()).conditions.values().filter(is_kubelets).count()
+    };
+    let devices: usize = nodes.iter().map(of_node).sum();
+    (devices > 0).then(|| {
+        format!(
+            "{devices} devices are kubelet's (its device plugin hands them out): take the plugin off \
+             those nodes to give them to gpupack"
+        )
+    })
 }
 
 /// The smallest changes that would help: what would fit now, or what must become free.

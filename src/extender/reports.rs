@@ -7,6 +7,8 @@ use super::protocol::to_json;
 use crate::ledger::reading::Readiness;
 use crate::ledger::reports::ReportRefusal;
 use crate::metrics::ReportResult;
+use crate::packing::units::Timestamp;
+use crate::report::checked::CheckedReport;
 use crate::report::{Booking, Outcome, Refusal, Reply, Report, SCHEMA_VERSION};
 
 /// Status and JSON body of the answer to a report.
@@ -25,14 +27,14 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
     let last = app.ledger.last_report(node);
     match app.ledger.report(node, &report.books, now) {
         Ok(receipt) => {
-            if receipt.is_taken {
-                app.ledger.note_details(node, report.details);
-            }
             let result =
                 if receipt.is_taken { ReportResult::Accepted } else { ReportResult::Ignored };
             app.metrics
                 .report(result, last.filter(|_| receipt.is_taken).map(|last| now.since(last)));
             app.outbox.push(receipt.effects);
+            if receipt.is_taken {
+                note(app, node, report, now);
+            }
             let reply = Reply {
                 schema_version: SCHEMA_VERSION,
                 session: receipt.session,
@@ -59,6 +61,15 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
             refuse(status, &refusal.to_string(), reason)
         }
     }
+}
+
+/// Notes what stands beside the books.
+fn note(app: &App, node: &str, report: CheckedReport, now: Timestamp) {
+    let uses = &report.books.uses;
+    let seen = (&uses[..], &report.details.tenants);
+    app.outbox.push(app.ledger.note_use(node, uses, app.config.guard.tolerance));
+    app.outbox.push(app.ledger.note_protection(node, seen, app.driver_limits(), now));
+    app.ledger.note_details(node, report.details);
 }
 
 fn refuse(status: StatusCode, error: &str, reason: Option<&str>) -> (StatusCode, Vec<u8>) {

@@ -19,7 +19,8 @@ use super::protocol::{ProtocolError, to_json};
 use super::verbs::{self, VerbAnswer};
 use super::{bind, proposals, reports, summary};
 use crate::ledger::reading::Readiness;
-use crate::metrics::{NodeCounts, Outcome, Verb};
+use crate::ledger::sightings::Outside;
+use crate::metrics::{NodeCounts, Outcome, OutsideFigures, Verb};
 use crate::packing::node::NodeState;
 use crate::report;
 
@@ -241,6 +242,11 @@ async fn metrics(State(service): State<Service>) -> Response {
     if let Truth::Cluster(cluster) = &app.truth {
         let counts = cluster.notices.counts();
         app.metrics.set_events_lost(counts.dropped + counts.failed);
+    }
+    let Outside { over_users, excess, foreign } = app.ledger.outside();
+    app.metrics.set_outside(OutsideFigures { over_users, excess, foreign });
+    for (mode, counts) in app.ledger.protections(app.driver_limits()) {
+        app.metrics.set_tenants(mode.name(), counts);
     }
     let typical = app.ledger.typical_requests();
     app.metrics.set_fleet(&app.ledger.packing(), counts, typical);

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 
 use super::books::{Ledger, locked};
-use crate::packing::device::DeviceId;
+use super::protection::{Protections, Told};
+use super::sightings::Sightings;
+use crate::packing::device::{DeviceId, PodUid};
 
 /// The driver of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub struct DeviceDetails {
     pub slot: Option<Slot>,
     /// Streaming multiprocessors of a MIG instance.
     pub sm_count: Option<u32>,
+    /// Whether the driver can hold containers to an amount of its memory.
+    pub can_limit_memory: bool,
 }
 
 /// Where a MIG instance lies on its GPU, in units of the axis: 4 on an A30, 8 on an A100 or H100.
@@ -59,6 +63,10 @@ pub struct NodeDetails {
     pub devices: BTreeMap<DeviceId, DeviceDetails>,
     /// Devices of which anything is to be told, by UUID.
     pub conditions: BTreeMap<DeviceId, Condition>,
+    /// What pods were seen to use.
+    pub sightings: Sightings,
+    /// What the driver confirms of tenants.
+    pub protections: Protections,
 }
 
 /// The part of a report that belongs to it.
@@ -68,6 +76,8 @@ pub struct DetailsReport {
     pub inventory: Option<(Option<Driver>, BTreeMap<DeviceId, DeviceDetails>)>,
     /// Conditions of this moment.
     pub conditions: BTreeMap<DeviceId, Condition>,
+    /// What the driver tells of pods, for each device whose processes were listed.
+    pub tenants: BTreeMap<DeviceId, BTreeMap<PodUid, Told>>,
 }
 
 impl Ledger {
@@ -105,6 +115,7 @@ mod tests {
         let report = DetailsReport {
             inventory: Some((Some(driver.clone()), devices.clone())),
             conditions: BTreeMap::from([(id.clone(), sick)]),
+            tenants: BTreeMap::new(),
         };
         ledger.note_details("n", report);
         assert_eq!(ledger.details("n").conditions.get(&id), Some(&sick));

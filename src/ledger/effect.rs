@@ -4,6 +4,7 @@ use crate::packing::device::{DeviceId, Health, NodeName};
 use crate::packing::mig::MigFault;
 use crate::packing::node::{DeviceBooks, NodeLedger};
 use crate::packing::reservation::PodRef;
+use crate::packing::units::MemMib;
 
 /// What a change means beyond the books.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,6 +40,39 @@ pub enum Effect {
         pod: PodRef,
         /// Its node.
         node: NodeName,
+    },
+    /// A pod uses more of a device than it may, for the first time or again.
+    Overuse {
+        /// The node.
+        node: NodeName,
+        /// The device.
+        device: DeviceId,
+        /// The pod.
+        pod: PodRef,
+        /// What it uses.
+        used: MemMib,
+        /// What it may use.
+        allowed: MemMib,
+    },
+    /// From now on processes of no pod that holds anything on the node use a device.
+    Foreign {
+        /// The node.
+        node: NodeName,
+        /// The device.
+        device: DeviceId,
+        /// What they use.
+        used: MemMib,
+    },
+    /// The driver was meant to hold a pod to its memory, and after some seconds it is not known to.
+    Unprotected {
+        /// The node.
+        node: NodeName,
+        /// The device.
+        device: DeviceId,
+        /// The pod.
+        pod: PodRef,
+        /// What it is held to, where that is more than it holds.
+        limit: Option<MemMib>,
     },
     /// A node's agent went silent.
     Silent(NodeName),

@@ -1,8 +1,7 @@
 //! A report in the words of the core, and everything that is not believed.
 //!
 //! [`Report::from_json`] is the only way in; the extender calls it for each report and hands the
-//! result to the ledger. Nothing here looks at what was reported before: sessions, sequence numbers
-//! and a UUID that another node owns are the ledger's business.
+//! result to the ledger. Nothing here looks at what was reported before: that is the ledger's business.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +20,7 @@ use crate::packing::units::MemMib;
 pub const MAX_PROCESSES_PER_DEVICE: usize = 4096;
 
 /// Longest instance id of an agent, pod UID and MIG profile.
-const MAX_NAME_BYTES: usize = 64;
+pub(super) const MAX_NAME_BYTES: usize = 64;
 
 /// Longest product name of a GPU; NVML's own buffer has 96 bytes.
 const MAX_MODEL_BYTES: usize = 128;
@@ -181,6 +180,7 @@ impl Report {
             return Err(ReportError::HelloWithoutInventory);
         }
         let conditions = details::conditions(&self.devices)?;
+        let tenants = details::tenants(&self.devices)?;
         let driver = self.driver.map(details::driver).transpose()?;
         let (inventory, details) = match self.inventory {
             Some(devices) => {
@@ -196,7 +196,10 @@ impl Report {
             inventory,
             uses: uses(self.devices)?,
         };
-        Ok(CheckedReport { books, details: DetailsReport { inventory: details, conditions } })
+        Ok(CheckedReport {
+            books,
+            details: DetailsReport { inventory: details, conditions, tenants },
+        })
     }
 }
 
@@ -240,13 +243,6 @@ impl DeviceReport {
     pub fn is_believable(&self) -> bool {
         let alone = device(self.clone()).map(|device| (device.reserved, device.total));
         alone.is_ok_and(|(reserved, total)| reserved <= total && total <= MAX_DEVICE_MEMORY)
-    }
-}
-
-impl DeviceUse {
-    /// Whether an extender would believe it.
-    pub fn is_believable(&self) -> bool {
-        DeviceId::new(&self.uuid).is_ok_and(|id| device_use(id, self.clone()).is_ok())
     }
 }
 
@@ -300,7 +296,7 @@ fn uses(devices: Vec<DeviceUse>) -> Result<Vec<node::DeviceUse>, ReportError> {
 }
 
 /// Checks the observed use of one device.
-fn device_use(id: DeviceId, device: DeviceUse) -> Result<node::DeviceUse, ReportError> {
+pub(super) fn device_use(id: DeviceId, device: DeviceUse) -> Result<node::DeviceUse, ReportError> {
     let used = device.used_mib.map(|mib| memory(&id, mib)).transpose()?;
     if let Some(percent) = device.busy_percent
         && percent > 100
@@ -334,7 +330,7 @@ fn checked_process(id: &DeviceId, process: ProcessUse) -> Result<node::ProcessUs
 }
 
 /// Checks an amount of memory on the device `id`.
-fn memory(id: &DeviceId, mib: u64) -> Result<MemMib, ReportError> {
+pub(super) fn memory(id: &DeviceId, mib: u64) -> Result<MemMib, ReportError> {
     let memory = MemMib::new(mib);
     if memory > MAX_DEVICE_MEMORY {
         return Err(ReportError::Memory { uuid: id.clone(), mib });

@@ -3,10 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::checked::{ReportError, text};
+use super::checked::{
+    MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, ReportError, device_use, memory, text,
+};
 use super::{DeviceReport, DeviceUse, DriverReport, Kind};
 use crate::ledger::details::{Condition, DeviceDetails, Driver, Slot};
-use crate::packing::device::{DeviceId, MAX_DEVICES_PER_NODE};
+use crate::ledger::protection::Told;
+use crate::packing::device::{DeviceId, MAX_DEVICES_PER_NODE, PodUid};
 
 /// Longest version of a driver; NVML's own buffer has 80 bytes.
 const MAX_VERSION_BYTES: usize = 80;
@@ -49,6 +52,14 @@ impl DeviceReport {
             healthy: self.healthy,
             ..Self::new(self.uuid, self.index, self.model, self.kind)
         }
+    }
+}
+
+impl DeviceUse {
+    /// Whether an extender would believe it.
+    pub fn is_believable(&self) -> bool {
+        DeviceId::new(&self.uuid).is_ok_and(|id| device_use(id, self.clone()).is_ok())
+            && tenants(std::slice::from_ref(self)).is_ok()
     }
 }
 
@@ -113,7 +124,30 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
         neighbours: neighbours.into_iter().collect(),
         slot: report.slot.map(|slot| Slot { start: slot.start, size: slot.size }),
         sm_count: within("number of multiprocessors", report.sm_count, 1, MAX_SM_COUNT)?,
+        can_limit_memory: report.can_limit_memory,
     })
+}
+
+/// What the driver tells of the tenants of each device whose processes were listed.
+pub(super) fn tenants(
+    uses: &[DeviceUse],
+) -> Result<BTreeMap<DeviceId, BTreeMap<PodUid, Told>>, ReportError> {
+    let mut all = BTreeMap::new();
+    for seen in uses.iter().filter(|seen| seen.processes.is_some()) {
+        let id = DeviceId::new(&seen.uuid)?;
+        if seen.tenants.len() > MAX_PROCESSES_PER_DEVICE {
+            return Err(ReportError::TooManyProcesses { uuid: id, count: seen.tenants.len() });
+        }
+        let mut told = BTreeMap::new();
+        for tenant in &seen.tenants {
+            text("pod_uid", &tenant.pod_uid, MAX_NAME_BYTES)?;
+            let limit = tenant.limit_mib.map(|mib| memory(&id, mib)).transpose()?;
+            let is_mps_client = tenant.is_mps_client;
+            told.insert(PodUid::new(tenant.pod_uid.clone()), Told { limit, is_mps_client });
+        }
+        all.insert(id, told);
+    }
+    Ok(all)
 }
 
 /// What ails the devices, as far as anything does or did.
@@ -133,8 +167,9 @@ pub(super) fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condit
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Ailment, Neighbour};
+    use super::super::{Ailment, Neighbour, TenantReport};
     use super::*;
+    use crate::packing::units::MemMib;
 
     fn gpu(uuid: &str) -> DeviceReport {
         DeviceReport::new(uuid.to_owned(), 0, "M".to_owned(), Kind::Gpu)
@@ -201,6 +236,30 @@ mod tests {
     }
 
     #[test]
+    fn what_is_told_of_tenants_goes_with_the_list_and_within_limits() {
+        let tenant = |uid: &str, limit_mib| TenantReport {
+            pod_uid: uid.to_owned(),
+            limit_mib,
+            is_mps_client: true,
+        };
+        let seen = |processes, tenants| DeviceUse {
+            processes,
+            tenants,
+            ..DeviceUse::unread("GPU-a".to_owned(), Ailment::Xid)
+        };
+        let all = tenants(&[seen(Some(Vec::new()), vec![tenant("p", Some(7))])]).unwrap();
+        let told = Told { limit: Some(MemMib::new(7)), is_mps_client: true };
+        assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], told);
+        assert!(tenants(&[seen(None, vec![tenant("p", None)])]).unwrap().is_empty());
+        for bad in [tenant("", None), tenant("p\n", None), tenant("p", Some(u64::MAX))] {
+            let seen = seen(Some(Vec::new()), vec![bad]);
+            assert!(!seen.is_believable(), "{seen:?}");
+        }
+        let many = seen(Some(Vec::new()), vec![tenant("p", None); 4_097]);
+        assert!(!many.is_believable());
+    }
+
+    #[test]
     fn ailments_are_spelt_as_on_the_wire_and_those_of_newer_agents_are_read() {
         for ailment in [
             Ailment::DriverAway,
@@ -214,6 +273,7 @@ mod tests {
             Ailment::UuidTwice,
             Ailment::Absurd,
             Ailment::NoMemory,
+            Ailment::KubeletOwned,
             Ailment::Other,
         ] {
             assert_eq!(serde_json::to_value(ailment).unwrap(), ailment.name());

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
+use axum::http::Request;
 use gpupack::cli::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::config::Config;
@@ -16,8 +18,10 @@ use gpupack::packing::device::{DeviceId, NodeName, PodUid, PoolName};
 use gpupack::packing::request::Demand;
 use gpupack::packing::reservation::{PlacedDevice, Placement, PodRef, Protection};
 use gpupack::packing::units::{HostAmount, MemMib, Share};
+use http_body_util::BodyExt;
 use serde_json::Value;
 use tokio::runtime::Runtime;
+use tower::ServiceExt;
 
 /// A running extender; its threads end with it.
 pub(crate) struct Extender {
@@ -75,6 +79,30 @@ impl Extender {
     /// The node as `/v1/state` shows it.
     pub(crate) fn node(&self) -> Value {
         serde_json::to_value(inspect::node(&self.app, "n").unwrap()).unwrap()
+    }
+
+    /// The sum of the series whose line starts so, a whole number.
+    pub(crate) fn metric(&self, start: &str) -> u64 {
+        let threads = self.threads.as_ref().unwrap();
+        let text = threads.block_on(async {
+            let request = Request::get("/metrics").body(Body::empty()).unwrap();
+            let response = self.router().oneshot(request).await.unwrap();
+            response.into_body().collect().await.unwrap().to_bytes()
+        });
+        let text = String::from_utf8(text.to_vec()).unwrap();
+        let lines = text.lines().filter_map(|line| line.strip_prefix(start));
+        let value = |rest: &str| rest.trim().parse::<u64>().ok();
+        lines.map(|rest| value(rest).unwrap_or_else(|| panic!("{start}{rest}"))).sum()
+    }
+
+    /// Why a pod waits, or where it is.
+    pub(crate) fn explained(&self, namespace: &str, name: &str) -> String {
+        inspect::explain_named(&self.app, namespace, name).unwrap().verdict
+    }
+
+    fn router(&self) -> axum::Router {
+        let set_log_level = Arc::new(|_: &str| Ok(()));
+        router(Service { app: Arc::clone(&self.app), set_log_level })
     }
 
     /// Waits until `done` finds something in the node, and gives it.

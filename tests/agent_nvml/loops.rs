@@ -11,10 +11,10 @@ use super::process::AgentProcess;
 use super::world::{POD, World, a100, t4, with};
 
 /// The agent's loops on threads of their own; they end with it.
-struct Loops(Option<tokio::runtime::Runtime>);
+pub(crate) struct Loops(Option<tokio::runtime::Runtime>);
 
 impl Loops {
-    fn start(world: &World, extender: &Extender, period: Duration) -> Self {
+    pub(crate) fn start(world: &World, extender: &Extender, period: Duration) -> Self {
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();

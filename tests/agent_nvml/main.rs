@@ -11,6 +11,12 @@ mod health;
 mod faults;
 /// The loops: from the hardware to the extender, and how often.
 mod loops;
+/// Devices that are kubelet's.
+mod kubelet;
+/// What holds pods to their memory.
+mod protection;
+/// What is used outside of the books.
+mod guard;
 /// What the agent itself costs.
 mod cost;
 /// A node of its own for each test.

@@ -23,6 +23,8 @@ impl AgentProcess {
             .arg(world.library())
             .arg("--proc-root")
             .arg(world.proc_root())
+            .arg("--kubelet-socket")
+            .arg(world.proc_root().join("kubelet.sock"))
             .env("NO_COLOR", "1")
             .stderr(Stdio::piped())
             .spawn()

@@ -48,6 +48,7 @@ pub(crate) struct World {
     pub(crate) on_bind: VecDeque<Fault>,
     pub(crate) on_read: VecDeque<Fault>,
     pub(crate) on_touch: VecDeque<Fault>,
+    pub(crate) on_evict: VecDeque<Fault>,
     pub(crate) before_touch: Vec<Value>,
     pub(crate) after_touch: Vec<Value>,
     pub(crate) events: Vec<Value>,
@@ -89,6 +90,15 @@ impl World {
                 }),
             ),
         }
+    }
+
+    fn evict(&mut self, eviction: &Value) -> (u16, Value) {
+        let Some(pod) = &self.pod else { return refusal(404, "pods not found") };
+        if eviction["deleteOptions"]["preconditions"]["uid"] != pod.uid {
+            return refusal(409, "the UID in the precondition does not match");
+        }
+        self.pod = None;
+        (201, json!({"kind": "Status", "status": "Success", "code": 201}))
     }
 
     fn touch(&mut self, patch: &Value) -> (u16, Value) {
@@ -188,6 +198,10 @@ fn respond(world: &mut World, told: &str, body: &Value) -> Reply {
     const POD: &str = "/api/v1/namespaces/team-a/pods/infer";
     let (queue, act): (_, Act) = if *told == format!("POST {POD}/binding") {
         (&mut world.on_bind, |world, body| world.bind(body))
+    } else if *told == format!("POST {POD}/eviction") {
+        assert_eq!(body["apiVersion"], "policy/v1", "{body}");
+        assert_eq!(body["metadata"]["name"], "infer", "{body}");
+        (&mut world.on_evict, |world, body| world.evict(body))
     } else if *told == format!("GET {POD}") {
         (&mut world.on_read, |world, _| world.read())
     } else if *told == format!("PATCH {POD}") {

@@ -11,6 +11,8 @@ use serde::Serialize;
 pub(crate) struct Fleet {
     /// How long the processes of a pod live after the pod is gone.
     pub(crate) process_linger_ms: u64,
+    /// How many percent of its memory a pod uses, by `namespace/name`; of others 60.
+    pub(crate) use_percent_of: BTreeMap<String, u32>,
     /// The nodes, in any order.
     pub(crate) nodes: Vec<FleetNode>,
 }
@@ -62,7 +64,7 @@ pub(crate) const T4: Model = Model("Tesla T4", 15_360, 435);
 impl Fleet {
     /// An empty fleet whose processes end with their pods.
     pub(crate) fn new() -> Self {
-        Self { process_linger_ms: 0, nodes: Vec::new() }
+        Self { process_linger_ms: 0, use_percent_of: BTreeMap::new(), nodes: Vec::new() }
     }
 
     /// Adds `count` nodes of `gpus` GPUs. Names and UUIDs start with the prefix's letters, so that
@@ -95,6 +97,12 @@ impl Fleet {
     /// Lets processes live that long after their pod is gone.
     pub(crate) fn lingering(mut self, process_linger_ms: u64) -> Self {
         self.process_linger_ms = process_linger_ms;
+        self
+    }
+
+    /// Lets a pod use so many percent of its memory.
+    pub(crate) fn using(mut self, pod: &str, percent: u32) -> Self {
+        self.use_percent_of.insert(pod.to_owned(), percent);
         self
     }
 

@@ -99,8 +99,10 @@ impl PodPlan {
 
     /// The object. Its container asks for 10m CPU, so that CPU never decides.
     pub(crate) fn to_pod(&self) -> Pod {
-        let labels: BTreeMap<&str, &str> =
-            if self.foreign { BTreeMap::from([(FOREIGN, "true")]) } else { BTreeMap::new() };
+        let mut labels = BTreeMap::from([("e2e/pod", self.name.as_str())]);
+        if self.foreign {
+            labels.insert(FOREIGN, "true");
+        }
         let mut pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": self.name, "annotations": self.annotations, "labels": labels},

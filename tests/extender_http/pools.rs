@@ -85,7 +85,7 @@ async fn isolation_is_honoured_or_refused_with_the_mend() {
     assert_eq!(bind(&bed, "guarded", "gpu-b").await, "");
     let held = device(&bed, "gpu-b", 0).await;
     assert_eq!(
-        (&held["protection"], &held["tenants"][0]["protection"]),
+        (&held["protection"], &held["tenants"][0]["intended"]),
         (&json!("mps"), &json!("mps"))
     );
     assert_eq!(held["protection_evidence"], "intended", "nobody has looked");

@@ -22,6 +22,7 @@ use std::time::Duration;
 use self::scenario::{Gpu, Process, Scenario};
 
 pub mod events;
+pub mod limits;
 pub mod mig;
 mod scenario;
 pub mod topology;

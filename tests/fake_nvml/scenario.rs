@@ -66,6 +66,8 @@ pub(crate) struct Gpu {
     /// NVLinks, by their number.
     #[serde(default)]
     pub links: Vec<Link>,
+    /// Memory limits in MiB by control group; none: the driver has no limits here.
+    pub memory_limits: Option<BTreeMap<String, u64>>,
     /// What field 230 tells; none: the driver does not know the field.
     pub recovery_action: Option<u64>,
     /// Kinds of events that it can tell, as NVML's bits; none: all that there are.

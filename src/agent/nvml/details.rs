@@ -8,6 +8,8 @@ use nvml_wrapper::struct_wrappers::device::PciInfo;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::NVML_AFFINITY_SCOPE_NODE;
 
+use super::super::processes::CGROUP_ROOT;
+use super::limits::MemoryLimits;
 use super::raw;
 use super::trouble::{Trouble, unless_lost};
 use crate::report::{DeviceReport, DriverReport, Neighbour, Slot};
@@ -40,12 +42,25 @@ pub(super) struct Details {
     slot: Option<Slot>,
     /// Of a MIG instance: its streaming multiprocessors.
     sm_count: Option<u32>,
+    /// Whether the driver tells of limits of its memory.
+    can_limit_memory: bool,
 }
 
 impl Details {
     /// What does not change about a GPU.
-    pub(super) fn of_gpu(nvml: &Nvml, gpu: &Device<'_>) -> Result<Self, Trouble> {
+    pub(super) fn of_gpu(
+        nvml: &Nvml,
+        gpu: &Device<'_>,
+        limits: Option<&MemoryLimits>,
+    ) -> Result<Self, Trouble> {
         let mut details = Self {
+            // Whatever it says of the root, it knows the call.
+            can_limit_memory: limits.is_some_and(|limits| {
+                !matches!(
+                    limits.hard(gpu, CGROUP_ROOT),
+                    Err(NvmlError::NotSupported | NvmlError::FunctionNotFound)
+                )
+            }),
             pci: unless_lost(gpu.pci_info())?.as_ref().map(address),
             minor: unless_lost(gpu.minor_number())?,
             numa_node: unless_lost(gpu.memory_affinity(NUMA_WORDS, NVML_AFFINITY_SCOPE_NODE))?
@@ -92,6 +107,7 @@ impl Details {
         report.numa_node = self.numa_node;
         report.slot = self.slot;
         report.sm_count = self.sm_count;
+        report.can_limit_memory = self.can_limit_memory;
     }
 
     /// Active NVLinks from here to `other`, directly or through switches: all switches of a node make

@@ -1,6 +1,6 @@
 //! One walk over all devices that the open library knows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
@@ -12,6 +12,7 @@ use super::super::health::{GpuHealth, RecoveryAction};
 use super::super::probe::{ProbeError, ProcessSampling};
 use super::super::processes::PodsByProcess;
 use super::details::Details;
+use super::limits::{self, Listed, MemoryLimits};
 use super::raw::{self, EventSet, ProcessList};
 use super::trouble::{Trouble, library_error, required, unless_lost, unless_unsupported};
 use crate::packing::device::MAX_DEVICES_PER_NODE;
@@ -63,6 +64,8 @@ pub(super) struct Sweeper<'a> {
     pub(super) health: &'a mut BTreeMap<String, GpuHealth>,
     /// Devices as they were last read well, by UUID.
     pub(super) known: &'a BTreeMap<String, DeviceReport>,
+    /// Reads memory limits; none where the driver has none.
+    pub(super) limits: Option<&'a MemoryLimits>,
     /// Finds the pod of a process.
     pub(super) pods: &'a PodsByProcess,
     /// Whether to list processes.
@@ -123,7 +126,7 @@ impl Sweeper<'_> {
         };
         self.learn_health(gpu, &uuid)?;
         if !self.details.contains_key(&uuid) {
-            self.details.insert(uuid.clone(), Details::of_gpu(self.nvml, gpu)?);
+            self.details.insert(uuid.clone(), Details::of_gpu(self.nvml, gpu, self.limits)?);
         }
         let kind = if in_mig_mode { Kind::MigParent } else { Kind::Gpu };
         self.push(gpu, DeviceReport::new(uuid.clone(), index, model, kind), sweep)?;
@@ -238,10 +241,19 @@ impl Sweeper<'_> {
             Kind::Gpu => unless_lost(device.utilization_rates())?.map(|rates| rates.gpu),
             Kind::MigParent | Kind::MigInstance => None,
         };
-        let processes = match (self.processes, report.kind) {
+        let listed = match (self.processes, report.kind) {
             // A parent lists its instances' processes once more.
             (ProcessSampling::Skip, _) | (ProcessSampling::List, Kind::MigParent) => None,
             (ProcessSampling::List, Kind::Gpu | Kind::MigInstance) => self.processes_on(device)?,
+        };
+        let (processes, tenants) = match listed {
+            None => (None, Vec::new()),
+            Some(listed) => {
+                // The driver takes no MIG handle: an instance is a limit by itself.
+                let limits = self.limits.filter(|_| report.kind == Kind::Gpu);
+                let tenants = limits::tenants((limits, device), &listed, self.pods);
+                (Some(listed.processes), tenants)
+            }
         };
         if let Some(details) = self.details.get(&report.uuid) {
             details.complete(&mut report);
@@ -254,6 +266,7 @@ impl Sweeper<'_> {
             ailment: memory.is_none().then_some(Ailment::NoMemory),
             last_xid: None,
             processes,
+            tenants,
         };
         sweep.seen.push(Seen { report, usage });
         Ok(())
@@ -261,8 +274,9 @@ impl Sweeper<'_> {
 
     /// All processes on a device, whatever they do there, each once; none where any list of them
     /// cannot be had: half a list would say of pods that they have ended.
-    fn processes_on(&self, device: &Device<'_>) -> Result<Option<Vec<ProcessUse>>, Trouble> {
+    fn processes_on(&self, device: &Device<'_>) -> Result<Option<Listed>, Trouble> {
         let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
+        let mut mps_clients = BTreeSet::new();
         for list in [ProcessList::Compute, ProcessList::Mps, ProcessList::Graphics] {
             let Some(processes) = self.list(device, list)? else { return Ok(None) };
             for process in processes {
@@ -271,6 +285,9 @@ impl Sweeper<'_> {
                 // and a known amount is greater than an unknown one.
                 let known = by_pid.entry(process.pid).or_insert(used);
                 *known = used.max(*known);
+                if matches!(list, ProcessList::Mps) {
+                    mps_clients.insert(process.pid);
+                }
             }
         }
         if by_pid.len() > MAX_PROCESSES_PER_DEVICE {
@@ -283,7 +300,7 @@ impl Sweeper<'_> {
             pod_uid: self.pods.pod_of(pid, listed).map(|uid| uid.to_string()),
             memory_mib,
         });
-        Ok(Some(processes.collect()))
+        Ok(Some(Listed { processes: processes.collect(), mps_clients }))
     }
 
     /// One list of processes; none where it cannot be had. Drivers and devices without MPS or graphics

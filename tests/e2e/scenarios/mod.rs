@@ -5,6 +5,7 @@ mod burst;
 mod chaos;
 mod conflicts;
 mod foreign;
+mod guard;
 mod in_place;
 mod manifests;
 mod mixed;

@@ -1,0 +1,107 @@
+//! Memory limits of control groups, read back from the driver (r615 and newer). The bindings know nothing
+//! of the call, so its symbol is looked up in the library once more; the loader counts who has it open.
+//!
+//! Safety: the symbol has the type of NVIDIA's reference (CUDA 13.4); handles come from the same library
+//! and are only handed back to it; the text and the structure are locals that outlive the call, and the
+//! structure is the first and only version of it, 32 bytes.
+
+#![expect(unsafe_code, reason = "a C function of NVML; see above")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CString, c_char};
+use std::path::Path;
+
+use libloading::Library;
+use nvml_wrapper::Device;
+use nvml_wrapper::error::{NvmlError, nvml_try};
+use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
+
+use super::super::processes::PodsByProcess;
+use crate::packing::device::MAX_DEVICE_MEMORY;
+use crate::report::{ProcessUse, TenantReport};
+
+/// What NVML writes where a control group has no limit.
+const UNLIMITED: u64 = u64::MAX;
+
+/// `nvmlMemoryLimits_v1_t` as it is read.
+#[repr(C)]
+struct Limits {
+    name_space: *const c_char,
+    soft: u64,
+    hard: u64,
+    used: u64,
+}
+
+type Read = unsafe extern "C" fn(nvmlDevice_t, *mut Limits) -> nvmlReturn_t;
+
+/// The call, where the driver has it.
+pub(super) struct MemoryLimits {
+    read: Read,
+    /// Keeps the symbol loaded.
+    _library: Library,
+}
+
+impl MemoryLimits {
+    /// Looks the call up in the library that is open; none where the driver is older.
+    pub(super) fn find(library: &Path) -> Option<Self> {
+        unsafe {
+            let library = Library::new(library).ok()?;
+            let read = *library.get::<Read>(b"nvmlDeviceGetMemoryLimits_v1\0").ok()?;
+            Some(Self { read, _library: library })
+        }
+    }
+
+    /// Bytes of a GPU's memory that the processes of a control group are held to; none: no limit.
+    ///
+    /// # Errors
+    /// What the driver says, for instance that it has no limits here.
+    pub(super) fn hard(&self, gpu: &Device<'_>, group: &str) -> Result<Option<u64>, NvmlError> {
+        let group = CString::new(group).map_err(|_| NvmlError::InvalidArg)?;
+        let mut limits = Limits { name_space: group.as_ptr(), soft: 0, hard: UNLIMITED, used: 0 };
+        nvml_try(unsafe { (self.read)(gpu.handle(), &raw mut limits) })?;
+        Ok((limits.hard != UNLIMITED).then_some(limits.hard))
+    }
+}
+
+/// The processes of a device.
+pub(super) struct Listed {
+    /// Each once.
+    pub(super) processes: Vec<ProcessUse>,
+    /// Those of them that are clients of MPS.
+    pub(super) mps_clients: BTreeSet<u32>,
+}
+
+/// What the driver tells of the pods that have processes on a device: those of which it tells anything.
+///
+/// A pod is held to the sum of what its containers are held to, and only if each of its processes is: one
+/// without a limit could take everything. A container is held to the least limit of its control groups.
+pub(super) fn tenants(
+    (limits, device): (Option<&MemoryLimits>, &Device<'_>),
+    listed: &Listed,
+    pods: &PodsByProcess,
+) -> Vec<TenantReport> {
+    let mut by_pod: BTreeMap<&str, (BTreeMap<String, Option<u64>>, bool)> = BTreeMap::new();
+    for process in &listed.processes {
+        let Some(pod) = &process.pod_uid else { continue };
+        let (containers, is_mps_client) = by_pod.entry(pod).or_default();
+        *is_mps_client |= listed.mps_clients.contains(&process.pid);
+        let groups = limits.map(|_| pods.groups_of(process.pid)).unwrap_or_default();
+        // Without a container's name all are one, without a limit.
+        let container = groups.first().cloned().unwrap_or_default();
+        let read = |group: &String| limits?.hard(device, group).ok()?;
+        let hard = groups.iter().filter_map(read).min();
+        let known = containers.entry(container).or_insert(hard);
+        // The laxest of its processes: `None`, no limit, is laxer than any.
+        *known = known.zip(hard).map(|(known, hard)| known.max(hard));
+    }
+    let reports = by_pod.into_iter().map(|(pod, (containers, is_mps_client))| {
+        let sum = containers.values().try_fold(0_u64, |sum, hard| sum.checked_add((*hard)?));
+        let limit_mib = sum.map(|bytes| bytes.div_ceil(1 << 20));
+        TenantReport {
+            pod_uid: pod.to_owned(),
+            limit_mib: limit_mib.filter(|mib| *mib <= MAX_DEVICE_MEMORY.mib()),
+            is_mps_client,
+        }
+    });
+    reports.filter(|it| it.limit_mib.is_some() || it.is_mps_client).collect()
+}

@@ -1,0 +1,79 @@
+//! The section `guard` of the configuration: what becomes of pods that use more GPU memory than they
+//! may.
+
+use super::Reader;
+use crate::packing::units::MemMib;
+
+/// What is done about an over-user beside telling it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OverUse {
+    /// Nothing.
+    #[default]
+    Told,
+    /// It is evicted.
+    Evicted,
+}
+
+/// Checked section `guard`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuardConfig {
+    /// What is done about an over-user.
+    pub over_use: OverUse,
+    /// Lists of processes, one after the other, that must show a pod as an over-user before it is
+    /// evicted; at least 2.
+    pub after_sightings: u32,
+    /// Use beyond what a pod may is nobody's fault up to this.
+    pub tolerance: MemMib,
+}
+
+impl Default for GuardConfig {
+    fn default() -> Self {
+        Self { over_use: OverUse::default(), after_sightings: 2, tolerance: MemMib::new(128) }
+    }
+}
+
+/// All keys of the section, in the order of their documentation.
+pub const KEYS: [&str; 3] = ["evict", "after_sightings", "tolerance_mib"];
+
+impl GuardConfig {
+    /// Takes the section's keys out of `reader`.
+    pub(super) fn read(reader: &mut Reader) -> Self {
+        let default = Self::default();
+        let sightings =
+            reader.number("after_sightings", 2..=1_000, u64::from(default.after_sightings));
+        let tolerance = reader.number("tolerance_mib", 0..=65_536, default.tolerance.mib());
+        Self {
+            over_use: reader.switch("evict", [OverUse::Told, OverUse::Evicted], default.over_use),
+            after_sightings: u32::try_from(sightings).unwrap_or(default.after_sightings),
+            tolerance: MemMib::new(tolerance),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    #[test]
+    fn every_key_is_read_and_nothing_is_evicted_unless_asked_for() {
+        let text = "guard: { evict: true, after_sightings: 3, tolerance_mib: 0 }";
+        let expected =
+            GuardConfig { over_use: OverUse::Evicted, after_sightings: 3, tolerance: MemMib::ZERO };
+        assert_eq!(Config::from_yaml(text).unwrap().guard, expected);
+        assert!(KEYS.iter().all(|key| text.contains(&format!("{key}:"))));
+        assert_eq!(Config::from_yaml("guard:").unwrap().guard.over_use, OverUse::Told);
+    }
+
+    #[test]
+    fn faults_name_the_section() {
+        let text = "guard: { evict: sure, after_sightings: 1, tolerance_mib: -1, evicts: true }";
+        let faults = Config::from_yaml(text).unwrap_err();
+        assert_eq!(faults.faults.len(), 4, "{faults}");
+        for part in
+            ["`guard.evict: sure`", "2 to 1000", "`guard.tolerance_mib: -1`", "guard.evicts"]
+        {
+            assert!(faults.to_string().contains(part), "{part} in {faults}");
+        }
+    }
+}

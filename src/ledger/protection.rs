@@ -1,0 +1,311 @@
+//! What holds tenants to their memory: what is intended, beside what was verified on the node.
+//!
+//! Verified is only what the driver confirms when asked, or what the hardware is: a limit that was read
+//! back, a MIG instance. A limit that nobody can read back, as those of MPS clients, stays an intention.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::books::{Ledger, locked};
+use super::effect::Effect;
+use crate::packing::device::{DeviceId, DeviceKind, PodUid};
+use crate::packing::node::{DeviceBooks, DeviceUse, NodeLedger};
+use crate::packing::request::Demand;
+use crate::packing::reservation::{Protection as PoolGuard, ReservationState};
+use crate::packing::units::{MemMib, Share, Timestamp};
+
+/// How long processes of a pod may run before their intended protection must have been verified. Two
+/// regular lists of processes fall into it.
+pub const VERIFIED_WITHIN: Duration = Duration::from_secs(10);
+
+/// What holds a tenant of a device to its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    /// Nothing: time slicing alone.
+    None,
+    /// Limits of MPS, with which clients must co-operate.
+    Mps,
+    /// A limit of the driver on the container's control group.
+    Driver,
+    /// A MIG instance of its own.
+    Mig,
+    /// It has the whole GPU: there are no neighbours.
+    Whole,
+}
+
+impl Mode {
+    /// All modes.
+    pub const ALL: [Self; 5] = [Self::None, Self::Mps, Self::Driver, Self::Mig, Self::Whole];
+
+    /// Its name, in state and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Mps => "mps",
+            Self::Driver => "driver",
+            Self::Mig => "mig",
+            Self::Whole => "whole",
+        }
+    }
+}
+
+/// Whether containers that share a GPU are given to the driver to be limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriverLimits {
+    /// They are not.
+    Unused,
+    /// They are.
+    Intended,
+}
+
+/// What an agent tells of a pod with processes on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// What the driver holds all its processes to, read back.
+    pub limit: Option<MemMib>,
+    /// Whether a process of it is a client of MPS.
+    pub is_mps_client: bool,
+}
+
+/// The protection of one tenant of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protection {
+    /// What is meant to hold it.
+    pub intended: Mode,
+    /// What is known to hold it.
+    pub verified: Mode,
+}
+
+/// What the driver confirms of the tenants of one node, as of the last list of each device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Protections {
+    devices: BTreeMap<DeviceId, BTreeMap<PodUid, Seen>>,
+}
+
+/// One pod with processes on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    told: Told,
+    /// Since when its intended protection could have been verified and was not.
+    unverified: Option<Timestamp>,
+    /// Whether that was told.
+    is_told: bool,
+}
+
+impl Protections {
+    /// The protection of a pod that holds so much of a device.
+    pub fn of(
+        &self,
+        books: &DeviceBooks,
+        (uid, held): (&PodUid, Demand),
+        limits: DriverLimits,
+    ) -> Protection {
+        let device = &books.device().id;
+        let seen = self.devices.get(device).and_then(|pods| pods.get(uid));
+        protection(books, held, seen.map(|seen| seen.told).unwrap_or_default(), limits)
+    }
+
+    /// Takes in what the driver tells, for each device whose processes were listed.
+    fn take(
+        &mut self,
+        books: &NodeLedger,
+        (uses, told): (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, Told>>),
+        limits: DriverLimits,
+        now: Timestamp,
+    ) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        self.devices.retain(|id, _| books.devices().iter().any(|it| it.device().id == *id));
+        for device in books.devices() {
+            let id = &device.device().id;
+            let list = uses.iter().find(|seen| seen.id == *id).and_then(|it| it.processes.as_ref());
+            let Some(list) = list else { continue };
+            let before = self.devices.remove(id).unwrap_or_default();
+            let mut all = BTreeMap::new();
+            for (uid, held) in device.tenants() {
+                if !list.iter().any(|process| process.pod.as_ref() == Some(uid)) {
+                    continue;
+                }
+                let told = told.get(id).and_then(|pods| pods.get(uid)).copied().unwrap_or_default();
+                let earlier = before.get(uid);
+                let found = protection(device, *held, told, limits);
+                let is_awaited = found.intended == Mode::Driver && found.verified != Mode::Driver;
+                let since = earlier.and_then(|earlier| earlier.unverified).unwrap_or(now);
+                let mut seen = Seen {
+                    told,
+                    unverified: is_awaited.then_some(since),
+                    is_told: is_awaited && earlier.is_some_and(|earlier| earlier.is_told),
+                };
+                let reservation = books.reservation(uid);
+                let pod = reservation.filter(|it| it.state == ReservationState::Confirmed);
+                if let (true, false, Some(pod)) = (is_awaited, seen.is_told, pod)
+                    && now.since(since) >= VERIFIED_WITHIN
+                {
+                    seen.is_told = true;
+                    effects.push(Effect::Unprotected {
+                        node: books.name().clone(),
+                        device: id.clone(),
+                        pod: pod.pod.clone(),
+                        limit: told.limit,
+                    });
+                }
+                all.insert(uid.clone(), seen);
+            }
+            self.devices.insert(id.clone(), all);
+        }
+        effects
+    }
+}
+
+/// What protects a tenant that holds `held` of a device, by what the driver `told` of it. A tenant that
+/// has only a part of a MIG instance has neighbours like one that has a part of a GPU.
+fn protection(books: &DeviceBooks, held: Demand, told: Told, limits: DriverLimits) -> Protection {
+    let both = |mode| Protection { intended: mode, verified: mode };
+    let has_all = held.share >= Share::WHOLE && held.memory >= books.capacity().memory;
+    match &books.device().kind {
+        DeviceKind::MigInstance { .. } if has_all => return both(Mode::Mig),
+        DeviceKind::Gpu if has_all => return both(Mode::Whole),
+        DeviceKind::MigInstance { .. } | DeviceKind::Gpu | DeviceKind::MigParent => {}
+    }
+    let is_gpu = books.device().kind == DeviceKind::Gpu;
+    let is_held = told.limit.is_some_and(|limit| limit <= held.memory);
+    let is_promised = is_gpu && limits == DriverLimits::Intended;
+    let intended = match books.guard() {
+        PoolGuard::Driver => Mode::Driver,
+        _ if is_promised || is_held => Mode::Driver,
+        PoolGuard::Mps => Mode::Mps,
+        _ if told.is_mps_client => Mode::Mps,
+        PoolGuard::None | PoolGuard::Hardware => Mode::None,
+    };
+    Protection { intended, verified: if is_held { Mode::Driver } else { Mode::None } }
+}
+
+/// How many tenants each mode is meant to protect, and is known to.
+pub type Census = BTreeMap<Mode, (u64, u64)>;
+
+impl Ledger {
+    /// Notes what an accepted report of `node` tells of its tenants, and says whose intended protection
+    /// was not verified in time.
+    pub fn note_protection(
+        &self,
+        node: &str,
+        seen: (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, Told>>),
+        limits: DriverLimits,
+        now: Timestamp,
+    ) -> Vec<Effect> {
+        let Some(at) = self.position(node) else { return Vec::new() };
+        let slot = self.slot(at);
+        let books = slot.read();
+        locked(&slot.details).protections.take(&books, seen, limits, now)
+    }
+
+    /// Tenants by mode: how many it is meant to protect, and how many it is known to. A pod counts once
+    /// for each device that it holds.
+    pub fn protections(&self, limits: DriverLimits) -> Census {
+        let mut census: Census = Mode::ALL.into_iter().map(|mode| (mode, (0, 0))).collect();
+        for slot in self.slots().iter() {
+            let books = slot.read();
+            let details = locked(&slot.details);
+            for device in books.devices() {
+                for (uid, held) in device.tenants() {
+                    let found = details.protections.of(device, (uid, *held), limits);
+                    census.entry(found.intended).or_default().0 += 1;
+                    census.entry(found.verified).or_default().1 += 1;
+                }
+            }
+        }
+        census
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::fixture::{bound, ledger, node, seconds, uid, uses};
+
+    /// The node with one GPU of 1000 MiB: `p` holds half of it, and more of it may be told.
+    fn tenanted(share: u64) -> Ledger {
+        let ledger = ledger("A");
+        ledger.see_pod(&bound("p", "n", "A", share), Timestamp::START);
+        ledger
+    }
+
+    /// A list with a process of `p`, of which this is told. Gives whether the lack is an effect now.
+    fn list(ledger: &Ledger, told: Option<Told>, limits: DriverLimits, at: u64) -> bool {
+        let told = told.map(|told| (uid("p"), told)).into_iter().collect();
+        let told = BTreeMap::from([(DeviceId::new("A").unwrap(), told)]);
+        let effects = ledger.note_protection("n", (&uses("A", &["p"]), &told), limits, seconds(at));
+        assert!(effects.iter().all(|it| matches!(it, Effect::Unprotected { .. })), "{effects:?}");
+        !effects.is_empty()
+    }
+
+    /// `intended verified` of the pod.
+    fn modes(ledger: &Ledger, limits: DriverLimits) -> String {
+        let books = node(ledger, "n");
+        let device = &books.devices()[0];
+        let held = device.tenants()[&uid("p")];
+        let found = ledger.details("n").protections.of(device, (&uid("p"), held), limits);
+        let census = ledger.protections(limits);
+        assert!(census[&found.intended].0 == 1 && census[&found.verified].1 == 1, "{census:?}");
+        format!("{} {}", found.intended.name(), found.verified.name())
+    }
+
+    fn limit(mib: u64) -> Option<Told> {
+        Some(Told { limit: Some(MemMib::new(mib)), is_mps_client: false })
+    }
+
+    #[test]
+    fn only_what_is_read_back_is_verified() {
+        let mps = Some(Told { limit: None, is_mps_client: true });
+        let (unused, intended) = (DriverLimits::Unused, DriverLimits::Intended);
+        for (told, limits, modes_then) in [
+            (None, unused, "none none"),
+            (mps, unused, "mps none"),
+            (limit(500), unused, "driver driver"),
+            (limit(501), unused, "none none"),
+            (None, intended, "driver none"),
+            (mps, intended, "driver none"),
+            (limit(501), intended, "driver none"),
+            (limit(500), intended, "driver driver"),
+        ] {
+            let ledger = tenanted(500_000);
+            list(&ledger, told, limits, 0);
+            assert_eq!(modes(&ledger, limits), modes_then, "{told:?} {limits:?}");
+        }
+        assert_eq!(modes(&tenanted(1_000_000), intended), "whole whole");
+    }
+
+    #[test]
+    fn a_lack_of_protection_is_told_once_after_some_seconds() {
+        let ledger = tenanted(500_000);
+        let (limits, too_much) = (DriverLimits::Intended, limit(501));
+        for (told, at, is_effect) in [
+            (None, 0, false),
+            (too_much, 9, false),
+            (too_much, 10, true),
+            (None, 99, false),
+            (limit(500), 100, false),
+            (None, 101, false),
+            (None, 111, true),
+        ] {
+            assert_eq!(list(&ledger, told, limits, at), is_effect, "{told:?} at {at}");
+        }
+        let unasked = tenanted(500_000);
+        assert!(!list(&unasked, None, DriverLimits::Unused, 0));
+        assert!(!list(&unasked, None, DriverLimits::Unused, 99), "nobody asked for it");
+    }
+
+    #[test]
+    fn a_pod_without_processes_is_not_waited_for() {
+        let ledger = tenanted(500_000);
+        let told = BTreeMap::new();
+        for at in [0, 99] {
+            let seen = (&uses("A", &[])[..], &told);
+            let effects = ledger.note_protection("n", seen, DriverLimits::Intended, seconds(at));
+            assert_eq!(effects, []);
+        }
+        assert_eq!(modes(&ledger, DriverLimits::Intended), "driver none");
+        let seen = (&uses("A", &["p"])[..], &told);
+        let limits = DriverLimits::Intended;
+        assert_eq!(ledger.note_protection("nobody", seen, limits, seconds(0)), []);
+    }
+}

@@ -1,0 +1,116 @@
+//! Families of the memory guard.
+
+use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec, Registry};
+
+use super::{bytes, counters, gauges, int_gauge, int_gauges, valid};
+use crate::packing::units::MemMib;
+
+/// How an eviction ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvictionResult {
+    /// The pod is being ended.
+    Evicted,
+    /// A disruption budget does not allow it now.
+    Blocked,
+    /// It was gone already.
+    Gone,
+    /// The API server refused it, or did not answer.
+    Failed,
+}
+
+impl EvictionResult {
+    /// The label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Evicted => "evicted",
+            Self::Blocked => "blocked",
+            Self::Gone => "gone",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// What is used outside of the books, for the gauges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutsideFigures {
+    /// Pods that use more of a device than they may, counted once per device.
+    pub over_users: u64,
+    /// What they use beyond it.
+    pub excess: MemMib,
+    /// Used by processes of no pod that holds anything on the node.
+    pub foreign: MemMib,
+}
+
+/// All families of the guard.
+pub(super) struct GuardFamilies {
+    over_users: IntGauge,
+    outside: GaugeVec,
+    evictions: IntCounterVec,
+    tenants: IntGaugeVec,
+}
+
+impl GuardFamilies {
+    /// Registers all families, each series at zero.
+    pub(super) fn register(registry: &Registry) -> Self {
+        let families = Self {
+            over_users: int_gauge(
+                "gpupack_over_users",
+                "Pods that use more memory of a GPU than they may, beyond the tolerance.",
+            ),
+            outside: gauges(
+                "gpupack_memory_outside_books_bytes",
+                "Device memory in use outside the books: beyond what pods may use, and by processes \
+                 of no pod that holds anything.",
+                &["kind"],
+            ),
+            evictions: counters(
+                "gpupack_evictions_total",
+                "Evictions of over-users that were asked for, by outcome.",
+                &["outcome"],
+            ),
+            tenants: int_gauges(
+                "gpupack_tenants",
+                "Tenants of devices by what is meant, and what is known, to hold them to their memory.",
+                &["standing", "protection"],
+            ),
+        };
+        valid(registry.register(Box::new(families.tenants.clone())));
+        valid(registry.register(Box::new(families.over_users.clone())));
+        valid(registry.register(Box::new(families.outside.clone())));
+        valid(registry.register(Box::new(families.evictions.clone())));
+        for mode in ["none", "mps", "driver", "mig", "whole"] {
+            families.show_tenants(mode, (0, 0));
+        }
+        families.show(OutsideFigures::default());
+        for result in [
+            EvictionResult::Evicted,
+            EvictionResult::Blocked,
+            EvictionResult::Gone,
+            EvictionResult::Failed,
+        ] {
+            families.evictions.with_label_values(&[result.label()]);
+        }
+        families
+    }
+
+    /// Sets the gauges.
+    pub(super) fn show(&self, figures: OutsideFigures) {
+        self.over_users.set(i64::try_from(figures.over_users).unwrap_or(i64::MAX));
+        for (kind, memory) in [("overuse", figures.excess), ("foreign", figures.foreign)] {
+            self.outside.with_label_values(&[kind]).set(bytes(memory));
+        }
+    }
+
+    /// Sets how many tenants a mode is meant to protect, and is known to.
+    pub(super) fn show_tenants(&self, mode: &str, (intended, verified): (u64, u64)) {
+        for (standing, tenants) in [("intended", intended), ("verified", verified)] {
+            let gauge = self.tenants.with_label_values(&[standing, mode]);
+            gauge.set(i64::try_from(tenants).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Notes the end of an eviction.
+    pub(super) fn evicted(&self, result: EvictionResult) {
+        self.evictions.with_label_values(&[result.label()]).inc();
+    }
+}

@@ -1,0 +1,119 @@
+//! The memory guard on a real API server: an over-user is told, and evicted only when asked for.
+
+use std::time::Duration;
+
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::clock;
+use crate::fleet::{A100, Fleet};
+use crate::pods::PodPlan;
+use crate::testbed::{Setup, Stage, scenario};
+use crate::watching::find;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// How long pods that must stay are watched: several sightings and several looks of the guard.
+const QUIET: Duration = Duration::from_secs(6);
+
+/// Lets two pods share one GPU: `greedy` uses twice its share, `modest` all of its own.
+async fn shared(stage: &Stage) {
+    let plans = ["greedy", "modest"].map(|name| PodPlan::fraction(name, "0.4"));
+    stage.cluster.add_pods(&plans).await;
+    stage.watching.until_bound(2, LIMIT).await;
+}
+
+fn fleet(name: &str) -> Fleet {
+    let fleet = Fleet::new().with(name, 1, (1, A100));
+    fleet.using(&format!("{name}/greedy"), 200).using(&format!("{name}/modest"), 100)
+}
+
+/// Waits for an event of a pod; gives its text.
+async fn event(stage: &Stage, pod: &str, reason: &str) -> String {
+    let started = clock::now();
+    loop {
+        let events = stage.cluster.events().await;
+        let found = events.into_iter().find(|event| event.pod == pod && event.reason == reason);
+        if let Some(found) = found {
+            return found.message;
+        }
+        assert!(started.elapsed() < LIMIT, "{pod} has no event {reason}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+fn is_there(stage: &Stage, pod: &str) -> bool {
+    stage.watching.ask(|pods| {
+        find(pods, pod).is_some_and(|seen| seen.pod.metadata.deletion_timestamp.is_none())
+    })
+}
+
+async fn evictions(stage: &Stage, outcome: &str) -> f64 {
+    let label = format!("outcome=\"{outcome}\"");
+    stage.extender.metric("gpupack_evictions_total", &label).await
+}
+
+#[test]
+fn an_over_user_is_told_and_left_alone_unless_asked_otherwise() {
+    scenario("guard-told", |bed| async move {
+        let stage = bed.stage(Setup::of(fleet("guard-told"))).await;
+        shared(&stage).await;
+        let told = event(&stage, "greedy", "GpuOveruse").await;
+        // 0.4 of 81,320 MiB, and twice that.
+        for part in ["uses 65056 MiB", "may use 32528 MiB", "32528 MiB too much", "gpu-memory"] {
+            assert!(told.contains(part), "{part} in {told}");
+        }
+        tokio::time::sleep(QUIET).await;
+        assert!(is_there(&stage, "greedy") && is_there(&stage, "modest"));
+        assert!((stage.extender.metric("gpupack_over_users", "").await - 1.0).abs() < 0.5);
+        let asked = stage.extender.metric("gpupack_evictions_total", "").await;
+        assert!(asked < 0.5, "{asked} evictions were asked for");
+        stage.figure("an over-user is told and stays, without `guard.evict`");
+        stage.judge().await;
+    });
+}
+
+#[test]
+fn an_over_user_is_evicted_when_asked_for_and_nobody_within_its_share_is() {
+    scenario("guard-evict", |bed| async move {
+        let settings = json!({"guard": {"evict": true}});
+        let setup = Setup { settings, ..Setup::of(fleet("guard-evict")) };
+        let stage = bed.stage(setup).await;
+        // A disruption budget that nobody has worked out yet allows nothing to running pods.
+        let budgets = budget(&stage, "greedy").await;
+        let started = clock::now();
+        shared(&stage).await;
+        stage.cluster.set_phase("greedy", "Running").await;
+        while evictions(&stage, "blocked").await + evictions(&stage, "evicted").await < 0.5 {
+            assert!(started.elapsed() < LIMIT, "no eviction was asked for");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert!(is_there(&stage, "greedy"), "a disruption budget was passed over");
+        stage.figure("a disruption budget holds an over-user back from eviction");
+        budgets.delete("budget", &DeleteParams::default()).await.expect("it is there");
+        let told = event(&stage, "greedy", "GpuEvicted").await;
+        assert!(told.contains("65056 MiB") && told.contains("32528 MiB"), "{told}");
+        assert!(!is_there(&stage, "greedy"));
+        stage.figure(&format!("an over-user is evicted: {told}"));
+        tokio::time::sleep(QUIET).await;
+        assert!(is_there(&stage, "modest"), "a pod within its share was evicted");
+        assert!((evictions(&stage, "evicted").await - 1.0).abs() < 0.5);
+        assert!(evictions(&stage, "failed").await < 0.5);
+        stage.judge().await;
+    });
+}
+
+/// A budget that covers all pods of the namespace; there is no controller that would work it out.
+async fn budget(stage: &Stage, name: &str) -> Api<PodDisruptionBudget> {
+    let object: Value = json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "budget"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"e2e/pod": name}}},
+    });
+    let object: PodDisruptionBudget =
+        serde_json::from_value(object).expect("a budget is that simple");
+    let budgets = Api::namespaced(stage.cluster.client.clone(), &stage.cluster.namespace);
+    budgets.create(&PostParams::default(), &object).await.expect("a new budget");
+    budgets
+}

@@ -13,14 +13,6 @@ pub(super) struct Changes {
     nodes: VecDeque<u32>,
 }
 
-/// The changes since someone looked last.
-pub(super) enum Since<'a> {
-    /// Of these nodes, by position; one may be named several times.
-    Nodes(Box<dyn Iterator<Item = usize> + 'a>),
-    /// Too many to remember: of any node.
-    Any,
-}
-
 impl Changes {
     /// Notes that the node at a position has changed.
     pub(super) fn note(&mut self, at: usize) {
@@ -31,36 +23,25 @@ impl Changes {
         self.nodes.push_back(u32::try_from(at).expect("a cluster has fewer nodes"));
     }
 
-    /// What has changed since `seen`, which is brought up to now. A newcomer begins with zero.
-    pub(super) fn since(&self, seen: &mut u64) -> Since<'_> {
-        let known = std::mem::replace(seen, self.forgotten + len(&self.nodes));
-        match known.checked_sub(self.forgotten) {
-            None => Since::Any,
-            Some(skipped) => {
-                let skipped = usize::try_from(skipped).expect("no more than are remembered");
-                Since::Nodes(Box::new(
-                    self.nodes
-                        .range(skipped..)
-                        .map(|at| usize::try_from(*at).expect("a position in memory")),
-                ))
-            }
-        }
+    /// The nodes that changed since `seen`, by position, which is brought up to now; one may be named
+    /// several times. `None` where it is too long ago to remember: then any may have. A newcomer begins
+    /// with zero.
+    pub(super) fn since(&self, seen: &mut u64) -> Option<impl Iterator<Item = usize>> {
+        let remembered = u64::try_from(self.nodes.len()).expect("lengths fit into 64 bits");
+        let known = std::mem::replace(seen, self.forgotten + remembered);
+        let skipped = known.checked_sub(self.forgotten)?;
+        let skipped = usize::try_from(skipped).expect("no more than are remembered");
+        let position = |at: &u32| usize::try_from(*at).expect("a position in memory");
+        Some(self.nodes.range(skipped..).map(position))
     }
-}
-
-fn len(nodes: &VecDeque<u32>) -> u64 {
-    u64::try_from(nodes.len()).expect("lengths fit into 64 bits")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn named(since: Since<'_>) -> Option<Vec<usize>> {
-        match since {
-            Since::Nodes(nodes) => Some(nodes.collect()),
-            Since::Any => None,
-        }
+    fn named(since: Option<impl Iterator<Item = usize>>) -> Option<Vec<usize>> {
+        since.map(Iterator::collect)
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use dashmap::{DashMap, Entry};
 
 use super::books::{Ledger, World, locked};
-use super::changes::{Changes, Since};
+use super::changes::Changes;
 use super::effect::Effect;
 use super::slot::Slot;
 use crate::packing::device::{DeviceClasses, NodeName, PodUid};
@@ -89,14 +89,14 @@ impl ShapeTable {
     /// Forgets the answers for nodes that have changed, and makes room for new ones.
     fn catch_up(&mut self, changes: &Changes, slots: &[Arc<Slot>]) {
         match changes.since(&mut self.seen) {
-            Since::Nodes(nodes) => {
+            Some(nodes) => {
                 for at in nodes {
                     if let Some(kept) = self.answers.get_mut(at) {
                         *kept = None;
                     }
                 }
             }
-            Since::Any => {
+            None => {
                 for (kept, slot) in self.answers.iter_mut().zip(slots) {
                     let version = slot.version.load(Ordering::Acquire);
                     kept.take_if(|(known, _)| *known != version);

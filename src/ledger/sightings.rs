@@ -5,9 +5,11 @@
 //! by themselves. What the driver cannot say of a process makes nobody an over-user.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::books::{Ledger, locked};
 use super::effect::Effect;
+use super::slot::Slot;
 use crate::packing::device::{DeviceId, NodeName, PodUid};
 use crate::packing::node::{DeviceUse, NodeLedger, NodeState};
 use crate::packing::request::Limit;
@@ -205,7 +207,7 @@ impl Ledger {
     /// All over-users, node by node in no particular order.
     pub fn over_users(&self) -> Vec<OverUser> {
         let slots = self.slots();
-        let of_node = |slot: &std::sync::Arc<super::slot::Slot>| {
+        let of_node = |slot: &Arc<Slot>| {
             let books = slot.read();
             locked(&slot.details).sightings.over_users(&books)
         };

@@ -55,9 +55,12 @@ pub(super) fn granted(request: &GpuRequest, limit: MemoryLimit) -> Vec<EnvVar> {
         placed(MEMORY_VARIABLE, MEMORY_MIB),
     ];
     let is_shared = match request.amount {
-        Amount::Fraction(_) | Amount::Memory(_) | Amount::FractionAndMemory(..) => true,
+        Amount::Fraction(_)
+        | Amount::Memory(_)
+        | Amount::FractionAndMemory(..)
+        | Amount::SharedSlot => true,
         // Nobody else is on the device; and the hook has no place in the specification of a MIG instance.
-        Amount::Whole | Amount::MigInstance(_) | Amount::SharedSlot => false,
+        Amount::Whole | Amount::MigInstance(_) => false,
     };
     if limit == MemoryLimit::Driver && is_shared {
         variables.push(literal(HOOK_REQUEST, "0"));

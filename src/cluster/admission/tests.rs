@@ -164,6 +164,14 @@ fn the_memory_limit_is_set_for_shares_alone_and_only_where_configured() {
     assert!(!env(&whole["spec"]["containers"][0]).contains(&LIMIT.to_owned()));
     let plain = admitted(&shipped(), &half(|_| ())).unwrap();
     assert!(!env(&plain["spec"]["containers"][0]).contains(&LIMIT.to_owned()));
+    // A slot is a share like any other: the books count on its being held.
+    let slot = pod(json!({}), |pod| {
+        pod["spec"]["schedulerName"] = json!("gpupack");
+        let one = json!({"limits": {"nvidia.com/gpu.shared": "1"}});
+        pod["spec"]["containers"][0]["resources"] = one;
+    });
+    let slot = admitted(&driver, &slot).unwrap();
+    assert!(env(&slot["spec"]["containers"][0]).contains(&LIMIT.to_owned()));
 }
 
 #[test]

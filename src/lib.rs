@@ -19,7 +19,9 @@ pub mod packing {
     pub mod units;
     pub mod device;
     pub mod pool;
+    pub mod details;
     pub mod mig;
+    pub mod nearness;
     pub mod inventory;
     pub mod request;
     pub mod reservation;

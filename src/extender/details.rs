@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use crate::ledger::details::{DeviceDetails, NodeDetails};
+use crate::ledger::details::NodeDetails;
+use crate::packing::details::DeviceDetails;
 use crate::packing::device::DeviceId;
 
 /// What is known of a device beside the books; what is not known is left out.

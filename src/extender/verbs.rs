@@ -204,9 +204,10 @@ fn scores<'a>(names: &[&'a str], answers: &[Answer], best: Option<usize>) -> Vec
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packing::nearness::Reach;
 
     fn rank(cost: i64) -> Answer {
-        Ok(Rank::Fragmentation { cost })
+        Ok(Rank::Fragmentation { cost, reach: Reach::default() })
     }
 
     #[test]

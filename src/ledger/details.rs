@@ -1,13 +1,15 @@
 //! What agents say of their nodes beside the books: the driver, where devices sit, what ails them.
 //!
 //! For people to read. No device is given or refused because of it: whether a device may take tenants
-//! is its [`Health`](crate::packing::device::Health), and that is in the books.
+//! is its [`Health`](crate::packing::device::Health), and which of several are near each other its
+//! [`Nearness`](crate::packing::nearness::Nearness); both are in the books.
 
 use std::collections::BTreeMap;
 
 use super::books::{Ledger, locked};
 use super::protection::{Protections, Told};
 use super::sightings::Sightings;
+use crate::packing::details::DeviceDetails;
 use crate::packing::device::{DeviceId, PodUid};
 
 /// The driver of a node.
@@ -17,32 +19,6 @@ pub struct Driver {
     pub version: String,
     /// Newest CUDA that it can run, for instance `13.0`.
     pub cuda: Option<String>,
-}
-
-/// Where a device sits. Each is none where the driver cannot say.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeviceDetails {
-    /// Number of its device node, `/dev/nvidia<minor>`.
-    pub minor: Option<u32>,
-    /// NUMA node of the host that it is attached to.
-    pub numa_node: Option<u32>,
-    /// GPUs of the same node that it reaches by NVLink, with the number of active links, by UUID.
-    pub neighbours: Vec<(DeviceId, u32)>,
-    /// Where a MIG instance lies on its GPU.
-    pub slot: Option<Slot>,
-    /// Streaming multiprocessors of a MIG instance.
-    pub sm_count: Option<u32>,
-    /// Whether the driver can hold containers to an amount of its memory.
-    pub can_limit_memory: bool,
-}
-
-/// Where a MIG instance lies on its GPU, in units of the axis: 4 on an A30, 8 on an A100 or H100.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slot {
-    /// The first unit.
-    pub start: u32,
-    /// How many units, at least 1.
-    pub size: u32,
 }
 
 /// What ails a device, or did.

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::details::DeviceDetails;
 use super::device::{
     Device, DeviceId, DeviceKind, Health, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE,
 };
 use super::mig::{self, MigFault};
+use super::nearness::Nearness;
 use super::units::MemMib;
 
 /// All devices of one node, sorted by index and UUID; no UUID appears twice.
@@ -13,10 +15,11 @@ use super::units::MemMib;
 pub struct NodeInventory {
     devices: Vec<Device>,
     faults: BTreeMap<DeviceId, MigFault>,
+    nearness: Nearness,
 }
 
 impl NodeInventory {
-    /// Checks and sorts what an agent reported. Where MIG instances lie on their GPUs is not known.
+    /// Checks and sorts what an agent reported. Where the devices sit is not known.
     ///
     /// # Errors
     /// As [`NodeInventory::placed`].
@@ -24,8 +27,8 @@ impl NodeInventory {
         Self::placed(devices, &BTreeMap::new())
     }
 
-    /// Checks and sorts what an agent reported. `starts` are the units at which MIG instances begin, as
-    /// far as they are known. An instance that its model cannot have is kept as unhealthy: it takes no
+    /// Checks and sorts what an agent reported. `details` say where the devices sit, as far as that is
+    /// known. A MIG instance that its model cannot have, or not there, is kept as unhealthy: it takes no
     /// tenants, and those that it has stay booked.
     ///
     /// # Errors
@@ -33,7 +36,7 @@ impl NodeInventory {
     /// twice, an instance without its parent.
     pub fn placed(
         mut devices: Vec<Device>,
-        starts: &BTreeMap<DeviceId, u32>,
+        details: &BTreeMap<DeviceId, DeviceDetails>,
     ) -> Result<Self, InventoryError> {
         if devices.len() > MAX_DEVICES_PER_NODE {
             return Err(InventoryError::TooManyDevices { count: devices.len() });
@@ -65,16 +68,22 @@ impl NodeInventory {
             }
         }
         devices.sort_by(|a, b| (a.index, &a.id).cmp(&(b.index, &b.id)));
-        let faults = mig::faults(&devices, starts);
+        let faults = mig::faults(&devices, |id| Some(details.get(id)?.slot?.start));
         for device in devices.iter_mut().filter(|device| faults.contains_key(&device.id)) {
             device.health = Health::Unhealthy;
         }
-        Ok(Self { devices, faults })
+        let nearness = Nearness::of(&devices, details);
+        Ok(Self { devices, faults, nearness })
     }
 
     /// The MIG instances that cannot be, with the reason.
     pub fn faults(&self) -> &BTreeMap<DeviceId, MigFault> {
         &self.faults
+    }
+
+    /// How near the devices are to each other, in their order.
+    pub(super) fn nearness(&self) -> &Nearness {
+        &self.nearness
     }
 
     /// The devices, sorted by index and UUID.

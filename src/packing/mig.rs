@@ -265,16 +265,16 @@ pub enum MigFault {
     },
 }
 
-/// The instances among `devices` that cannot be, as far as their models are known. `starts` says where
+/// The instances among `devices` that cannot be, as far as their models are known. `start` says where
 /// those lie of which it is known.
 pub(super) fn faults(
     devices: &[Device],
-    starts: &BTreeMap<DeviceId, u32>,
+    start: impl Fn(&DeviceId) -> Option<u32>,
 ) -> BTreeMap<DeviceId, MigFault> {
     let mut faults = BTreeMap::new();
     for parent in devices.iter().filter(|device| device.kind == DeviceKind::MigParent) {
         if let Some(geometry) = Geometry::of(&parent.model, parent.total) {
-            faults.extend(faults_on(geometry, parent, devices, starts));
+            faults.extend(faults_on(geometry, parent, devices, &start));
         }
     }
     faults
@@ -284,7 +284,7 @@ fn faults_on(
     geometry: &Geometry,
     parent: &Device,
     devices: &[Device],
-    starts: &BTreeMap<DeviceId, u32>,
+    start: impl Fn(&DeviceId) -> Option<u32>,
 ) -> BTreeMap<DeviceId, MigFault> {
     let mut faults = BTreeMap::new();
     let mut sound: Vec<(&DeviceId, &Profile, Option<u32>, bool)> = Vec::new();
@@ -293,7 +293,7 @@ fn faults_on(
         if *of != parent.id {
             continue;
         }
-        let start = starts.get(&device.id).copied();
+        let start = start(&device.id);
         let fault = match (geometry.profile(profile), start) {
             (None, _) => {
                 MigFault::Profile { model: parent.model.clone(), profile: profile.clone() }

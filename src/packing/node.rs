@@ -12,6 +12,7 @@ pub use self::sums::AuditError;
 use super::device::{Device, DeviceId, DeviceKind, NodeName, PodUid, PoolName};
 pub use super::device_books::{Claim, ClaimRule, DeviceBooks, DeviceUse, Evidence, ProcessUse};
 use super::fit::{Misfit, Room};
+use super::nearness::Nearness;
 use super::pool::PoolRule;
 use super::reservation::{PlacedDevice, Reservation, ReservationState};
 use super::units::{HostAmount, MemMib, Timestamp};
@@ -44,6 +45,7 @@ pub struct NodeLedger {
     host_booked: HostAmount,
     host_claimed: HostAmount,
     devices: Vec<DeviceBooks>,
+    nearness: Nearness,
     /// Room of the devices beside claims, and without regard to them: what every question reads.
     rooms: Vec<Room>,
     rooms_under_claims: Vec<Room>,
@@ -69,6 +71,7 @@ impl NodeLedger {
             host_booked: HostAmount::ZERO,
             host_claimed: HostAmount::ZERO,
             devices: Vec::new(),
+            nearness: Nearness::default(),
             rooms: Vec::new(),
             rooms_under_claims: Vec::new(),
             reservations: BTreeMap::new(),
@@ -97,6 +100,11 @@ impl NodeLedger {
     /// The devices, sorted by index and UUID.
     pub fn devices(&self) -> &[DeviceBooks] {
         &self.devices
+    }
+
+    /// How near they are to each other, in the same order.
+    pub fn nearness(&self) -> &Nearness {
+        &self.nearness
     }
 
     /// Room of each device, in the same order, with or without claims.

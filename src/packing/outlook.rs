@@ -54,24 +54,24 @@ pub(super) fn choose(
     let outlook = scene.outlook.get_or_init(|| Outlook::of(forecast, scene));
     let usability = outlook.uses.on(&forecast.requests_of_several, scene.rooms);
     let node = Node { forecast, scene, outlook, usability, after: Cell::new(None) };
-    let count = scene.ask.count();
-    let (change, taken) = if count == 0 || (scene.ask.is_whole() && scene.is_of_one_class()) {
-        let taken = TakenList::from_slice(&scene.fits[..count]);
-        (node.change(&taken), taken)
-    } else {
-        // Devices of several classes may be worth the same; then it counts who wants them.
-        let uses = (!scene.is_of_one_class()).then(|| Uses::of(typical, scene.rooms));
-        let usability = uses.as_ref().map(|uses| uses.on(typical, scene.rooms));
-        let left = scene.host_left().cpu;
-        let alone = |fit: &Taken| {
-            let fit = std::slice::from_ref(fit);
-            let (gain, spared) = node.change(fit);
-            let wanted = usability.map(|all| all.fragments_after(fit, left));
-            (Reverse(gain), Reverse(spared), wanted)
+    let (change, taken) =
+        if scene.ask.count() == 0 || (scene.ask.is_whole() && scene.is_of_one_class()) {
+            let taken = scene.any();
+            (node.change(&taken), taken)
+        } else {
+            // Devices of several classes may be worth the same; then it counts who wants them.
+            let uses = (!scene.is_of_one_class()).then(|| Uses::of(typical, scene.rooms));
+            let usability = uses.as_ref().map(|uses| uses.on(typical, scene.rooms));
+            let left = scene.host_left().cpu;
+            let alone = |fit: &Taken| {
+                let fit = std::slice::from_ref(fit);
+                let (gain, spared) = node.change(fit);
+                let wanted = usability.map(|all| all.fragments_after(fit, left));
+                (Reverse(gain), Reverse(spared), wanted)
+            };
+            let ((gain, spared, _), taken) = scene.first_of_distinct_by(alone);
+            (if taken.len() == 1 { (gain.0, spared.0) } else { node.change(&taken) }, taken)
         };
-        let ((gain, spared, _), taken) = scene.first_of_distinct_by(alone);
-        (if taken.len() == 1 { (gain.0, spared.0) } else { node.change(&taken) }, taken)
-    };
     let class = taken.first().map_or(outlook.class, |(at, _)| scene.rooms[*at].class);
     let share = match taken.len() {
         0 => outlook.free,

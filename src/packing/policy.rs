@@ -14,6 +14,7 @@ use smallvec::{SmallVec, smallvec};
 use super::baseline::Baseline;
 use super::fit::{Ask, Room};
 use super::mix::CompiledMix;
+use super::nearness::Reach;
 use super::node::NodeLedger;
 use super::outlook::{self, KeptOutlook};
 use super::prices::{Prices, Worth};
@@ -116,6 +117,8 @@ pub enum Rank {
         left_on_devices: Share,
         /// What stays free on the node, likewise.
         left_on_node: Share,
+        /// How near the chosen devices are to each other.
+        reach: Reach,
     },
     /// Emptiest first.
     Spread {
@@ -125,11 +128,15 @@ pub enum Rank {
         left_on_devices: Reverse<Share>,
         /// What stays free on the node; more is better.
         left_on_node: Reverse<Share>,
+        /// How near the chosen devices are to each other.
+        reach: Reach,
     },
     /// Least expected waste first.
     Fragmentation {
         /// Expected waste that the place causes at the prices of the day, in billionths of a GPU.
         cost: i64,
+        /// How near the chosen devices are to each other.
+        reach: Reach,
     },
     /// Highest score first.
     Baseline {
@@ -143,8 +150,9 @@ pub enum Rank {
 pub enum Merit {
     /// The rank itself.
     Ranked(Rank),
-    /// How it changes the worth of the node's room: the prices of the day make a rank of it.
-    Worth(Worth),
+    /// How it changes the worth of the node's room, of which the prices of the day make a rank, and how
+    /// near its devices are to each other.
+    Worth(Worth, Reach),
 }
 
 impl Merit {
@@ -152,7 +160,7 @@ impl Merit {
     pub fn rank(self, prices: &Prices) -> Rank {
         match self {
             Self::Ranked(rank) => rank,
-            Self::Worth(worth) => Rank::Fragmentation { cost: prices.cost(worth) },
+            Self::Worth(worth, reach) => Rank::Fragmentation { cost: prices.cost(worth), reach },
         }
     }
 }
@@ -184,7 +192,7 @@ impl Strategy {
     pub(super) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Merit, TakenList) {
         if let (Self::Policy(Policy::Fragmentation), Some(forecast)) = (self, &mix.forecast) {
             let (worth, taken) = outlook::choose(forecast, scene, &mix.typical);
-            return (Merit::Worth(worth), taken);
+            return (Merit::Worth(worth, scene.reach(&taken)), taken);
         }
         let (rank, taken) = self.rank(scene, mix);
         (Merit::Ranked(rank), taken)
@@ -201,6 +209,7 @@ impl Strategy {
                     devices_opened: taken.iter().filter(|(at, _)| scene.is_empty(*at)).count(),
                     left_on_devices: total(taken.iter().map(|(at, d)| scene.left(*at, *d))),
                     left_on_node: scene.left_on_node(&taken),
+                    reach: scene.reach(&taken),
                 };
                 (rank, taken)
             }
@@ -214,6 +223,7 @@ impl Strategy {
                         taken.iter().map(|(at, d)| scene.left(*at, *d)),
                     )),
                     left_on_node: Reverse(scene.left_on_node(&taken)),
+                    reach: scene.reach(&taken),
                 };
                 (rank, taken)
             }
@@ -228,16 +238,40 @@ impl Scene<'_> {
         self.host_free.left_after(self.ask.host)
     }
 
-    /// The first devices by `key`, then by position; as many as are asked for.
+    /// How near devices are to each other.
+    fn reach(&self, taken: &[Taken]) -> Reach {
+        self.node.nearness().reach(taken.iter().map(|(at, _)| *at))
+    }
+
+    /// The first devices by `key`, as many as are asked for; of those alike the nearest to each other,
+    /// then the first by position.
     pub(super) fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> TakenList {
-        let count = self.ask.count();
-        if count == 1 {
+        if self.ask.count() == 1 {
             return self.fits.iter().min_by_key(|fit| key(fit)).copied().into_iter().collect();
         }
-        let mut fits = self.fits.to_vec();
-        fits.sort_by_cached_key(key);
-        fits.truncate(count);
-        fits.into()
+        self.nearest_of(self.fits.iter().map(|fit| (key(fit), *fit)).collect())
+    }
+
+    /// As many of these as are asked for, the least keys first. Those of the last key among them may
+    /// be more than are needed: of these the nearest to each other and to the rest.
+    fn nearest_of<K: Ord>(&self, mut keyed: Vec<(K, Taken)>) -> TakenList {
+        keyed.sort_by(|(a, (at, _)), (b, (other, _))| (a, at).cmp(&(b, other)));
+        let count = self.ask.count();
+        let Some(last) = count.checked_sub(1).and_then(|last| keyed.get(last)) else {
+            return TakenList::new();
+        };
+        let sure = keyed.partition_point(|(key, _)| *key < last.0);
+        let alike = keyed.partition_point(|(key, _)| *key <= last.0);
+        let positions: Vec<usize> = keyed[..alike].iter().map(|(_, (at, _))| *at).collect();
+        let (chosen, choice) = positions.split_at(sure);
+        let nearest = self.node.nearness().nearest(chosen, choice, count - sure);
+        let is_taken = |at: &usize| chosen.contains(at) || nearest.contains(at);
+        keyed.iter().map(|(_, fit)| *fit).filter(|(at, _)| is_taken(at)).collect()
+    }
+
+    /// Devices that are all alike: those nearest to each other, then the first.
+    pub(super) fn any(&self) -> TakenList {
+        self.first_by(|_| ())
     }
 
     /// The same with the key of the first one, where the key depends on nothing but the room of the
@@ -258,10 +292,11 @@ impl Scene<'_> {
         }
         let known: BTreeMap<usize, K> = distinct.map(|at| (at, key(&self.fits[at]))).collect();
         let key_of = |at: usize| known[&twin(at).unwrap_or(at)];
-        let mut order: Vec<usize> = (0..self.fits.len()).collect();
-        order.sort_by_key(|at| (key_of(*at), *at));
-        let taken = order.iter().take(self.ask.count()).map(|at| self.fits[*at]).collect();
-        (key_of(order[0]), taken)
+        let keyed: Vec<(K, Taken)> =
+            (0..self.fits.len()).map(|at| (key_of(at), self.fits[at])).collect();
+        let first = keyed.iter().map(|(key, _)| *key).min();
+        let first = first.expect("at least as many devices fit as are asked for");
+        (first, self.nearest_of(keyed))
     }
 
     /// Tenants of a device, claims not counted.

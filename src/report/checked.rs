@@ -3,12 +3,13 @@
 //! [`Report::from_json`] is the only way in; the extender calls it for each report and hands the
 //! result to the ledger. Nothing here looks at what was reported before: that is the ledger's business.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::details;
 use super::{DeviceReport, DeviceUse, Kind, ProcessUse, Report, SCHEMA_VERSION, is_readable};
 use crate::ledger::details::DetailsReport;
 use crate::ledger::reports::NodeReport;
+use crate::packing::details::DeviceDetails;
 use crate::packing::device::{
     Device, DeviceId, DeviceIndex, DeviceKind, Health, InventoryError, MAX_DEVICE_MEMORY,
     MAX_DEVICES_PER_NODE, MigProfile, ModelName, NodeInventory, PodUid,
@@ -185,7 +186,7 @@ impl Report {
         let (inventory, details) = match self.inventory {
             Some(devices) => {
                 let details = details::devices(&devices)?;
-                (Some(inventory(devices)?), Some((driver, details)))
+                (Some(inventory(devices, &details)?), Some((driver, details)))
             }
             None => (None, None),
         };
@@ -230,12 +231,15 @@ pub(super) fn text(field: &'static str, value: &str, max: usize) -> Result<(), R
 }
 
 /// Checks an inventory.
-fn inventory(devices: Vec<DeviceReport>) -> Result<NodeInventory, ReportError> {
+fn inventory(
+    devices: Vec<DeviceReport>,
+    details: &BTreeMap<DeviceId, DeviceDetails>,
+) -> Result<NodeInventory, ReportError> {
     if devices.len() > MAX_DEVICES_PER_NODE {
         return Err(InventoryError::TooManyDevices { count: devices.len() }.into());
     }
     let devices = devices.into_iter().map(device).collect::<Result<_, _>>()?;
-    Ok(NodeInventory::new(devices)?)
+    Ok(NodeInventory::placed(devices, details)?)
 }
 
 impl DeviceReport {

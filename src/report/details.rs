@@ -7,8 +7,9 @@ use super::checked::{
     MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, ReportError, device_use, memory, text,
 };
 use super::{DeviceReport, DeviceUse, DriverReport, Kind};
-use crate::ledger::details::{Condition, DeviceDetails, Driver, Slot};
+use crate::ledger::details::{Condition, Driver};
 use crate::ledger::protection::Told;
+use crate::packing::details::{DeviceDetails, Slot};
 use crate::packing::device::{DeviceId, MAX_DEVICES_PER_NODE, PodUid};
 
 /// Longest version of a driver; NVML's own buffer has 80 bytes.

@@ -181,3 +181,39 @@ async fn instances_that_cannot_lie_on_their_gpu_take_nobody() {
         bed.app.settle_pod(&gpupack::packing::device::PodUid::new("p"));
     }
 }
+
+#[tokio::test]
+async fn several_gpus_are_taken_where_they_are_near_each_other() {
+    let bed = Bed::warm().await;
+    for (node, numa_nodes) in [("gpu-a", [0, 1, 0, 1]), ("gpu-b", [0, 1, 2, 3])] {
+        let mut report = hello(node, "NVIDIA L40S", 46_068, 4);
+        report["agent"] = json!("second");
+        for (at, numa_node) in numa_nodes.into_iter().enumerate() {
+            report["inventory"][at]["numa_node"] = json!(numa_node);
+        }
+        if node == "gpu-b" {
+            report["inventory"][1]["neighbours"] = json!([{"uuid": "GPU-gpu-b-3", "links": 4}]);
+        }
+        let (status, answer) = bed.report(node, &report).await;
+        assert_eq!(status, StatusCode::OK, "{answer}");
+    }
+    let mut nodes = vec!["gpu-a", "gpu-b"];
+    for (uid, devices) in
+        [("linked", ["GPU-gpu-b-1", "GPU-gpu-b-3"]), ("beside", ["GPU-gpu-a-0", "GPU-gpu-a-2"])]
+    {
+        let node = if uid == "linked" { "gpu-b" } else { "gpu-a" };
+        let pair = json!({"gpu-fraction": "1", "gpu-fraction-num-devices": "2"});
+        let asked = pod(uid, pair);
+        let answer = bed.filter(asked.clone(), &nodes).await;
+        assert_eq!(answer["NodeNames"], json!(nodes), "{answer}");
+        let body = json!({"Pod": asked, "NodeNames": nodes});
+        let (_, scores) = bed.post("/v1/prioritize", body.to_string()).await;
+        let best =
+            scores.as_array().and_then(|all| all.iter().max_by_key(|it| it["Score"].as_i64()));
+        assert_eq!(best.map(|it| &it["Host"]), Some(&json!(node)), "{scores}");
+        assert_eq!(bind(&bed, uid, node).await, "");
+        let explained = explain(&bed, uid).await;
+        assert!(devices.iter().all(|device| explained.contains(device)), "{explained}");
+        nodes.retain(|other| *other != node);
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::super::details::{DeviceDetails, Slot};
 use super::super::device::{DeviceIndex, Health, NodeInventory};
 use super::super::units::Share;
 use super::*;
@@ -127,7 +128,7 @@ fn check(instances: &[&str], expected: &[(&str, &str)]) {
         health: Health::Healthy,
     };
     let mut devices = vec![device("GPU-a", 40_960, DeviceKind::MigParent)];
-    let mut starts = BTreeMap::new();
+    let mut details = BTreeMap::new();
     for (at, text) in instances.iter().enumerate() {
         let (profile, start) = text.split_once('@').unwrap_or((text, ""));
         let kind = DeviceKind::MigInstance {
@@ -135,10 +136,12 @@ fn check(instances: &[&str], expected: &[(&str, &str)]) {
             profile: MigProfile::new(profile),
         };
         let id = format!("MIG-{at}");
-        starts.extend(start.parse().map(|start: u32| (DeviceId::new(&id).unwrap(), start)));
+        let slot = start.parse().ok().map(|start| Slot { start, size: 1 });
+        let known = DeviceDetails { slot, ..DeviceDetails::default() };
+        details.insert(DeviceId::new(&id).unwrap(), known);
         devices.push(device(&id, 4_864, kind));
     }
-    let inventory = NodeInventory::placed(devices, &starts).unwrap();
+    let inventory = NodeInventory::placed(devices, &details).unwrap();
     let found: Vec<_> = inventory.faults().iter().collect();
     assert_eq!(found.len(), expected.len(), "{instances:?}: {found:?}");
     for ((id, fault), (expected_id, part)) in found.into_iter().zip(expected) {

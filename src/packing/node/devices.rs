@@ -21,6 +21,7 @@ impl NodeLedger {
                 DeviceBooks::new(device.clone(), class, self.rule, before)
             })
             .collect();
+        self.nearness = inventory.nearness().clone();
         self.recompute_devices();
     }
 
@@ -49,7 +50,10 @@ impl NodeLedger {
 
     /// Takes a device out of the inventory; its tenants stay booked.
     pub fn lose_device(&mut self, id: &DeviceId) {
-        self.devices.retain(|books| books.device.id != *id);
+        if let Some(at) = self.devices.iter().position(|books| books.device.id == *id) {
+            self.devices.remove(at);
+            self.nearness = self.nearness.without(at);
+        }
         self.recompute_rooms();
     }
 }

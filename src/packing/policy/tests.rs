@@ -70,6 +70,7 @@ fn a_rank_counts_what_stays_free_where_tenants_may_come() {
     let left = Rank::BinPack {
         devices_opened: 0,
         left_on_devices: share(200_000),
+        reach: Reach::Linked,
         left_on_node: share(1_200_000), // of A and C; B is ill, and a MIG parent holds nobody
     };
     assert_eq!(rank, Merit::Ranked(left));
@@ -78,6 +79,7 @@ fn a_rank_counts_what_stays_free_where_tenants_may_come() {
         tenants_met: 1,
         left_on_devices: Reverse(share(200_000)),
         left_on_node: Reverse(share(1_200_000)),
+        reach: Reach::Linked,
     };
     assert_eq!(rank, Merit::Ranked(left));
 }

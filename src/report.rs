@@ -204,6 +204,9 @@ pub struct TenantReport {
     /// process of it has no limit that the driver confirms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_mib: Option<u64>,
+    /// Whether a process of it is known to have no limit; where limits cannot be read, it is not known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_unlimited: bool,
     /// Whether a process of it is a client of MPS. The limits of such clients cannot be read back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_mps_client: bool,

@@ -65,11 +65,12 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
 
 /// Notes what stands beside the books.
 fn note(app: &App, node: &str, report: CheckedReport, now: Timestamp) {
-    let uses = &report.books.uses;
-    let seen = (&uses[..], &report.details.tenants);
-    app.outbox.push(app.ledger.note_use(node, uses, app.config.guard.tolerance));
+    let CheckedReport { books, mut details } = report;
+    let tenants = std::mem::take(&mut details.tenants);
+    app.ledger.note_details(node, details);
+    app.outbox.push(app.ledger.note_use(node, &books.uses, app.config.guard.tolerance));
+    let seen = (&books.uses[..], &tenants);
     app.outbox.push(app.ledger.note_protection(node, seen, app.driver_limits(), now));
-    app.ledger.note_details(node, report.details);
 }
 
 fn refuse(status: StatusCode, error: &str, reason: Option<&str>) -> (StatusCode, Vec<u8>) {

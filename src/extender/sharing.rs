@@ -15,9 +15,9 @@ pub struct SharingView {
     /// Slots that it is cut into, and how many of them are free; none where any part may be taken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slots: Option<SlotsView>,
-    /// What is to hold tenants that share it: `none`, `mps` or `driver`.
+    /// What the operator says holds tenants that share it: `none`, `mps` or `driver`.
     pub protection: &'static str,
-    /// What is known of that: `intended`, `verified` or `missing`.
+    /// What is known of that: `intended`, `verified` of every tenant that was seen, or `missing`.
     pub protection_evidence: &'static str,
 }
 
@@ -36,7 +36,7 @@ impl SharingView {
         Self {
             compute_millionths: compute_of(node, books.device()),
             slots: books.slots().map(|(all, free)| SlotsView { all, free }),
-            protection: books.guard().name(),
+            protection: books.promised_guard().name(),
             protection_evidence: books.evidence().name(),
         }
     }

@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::books::{Ledger, locked};
+use super::details::NodeDetails;
 use super::effect::Effect;
 use crate::packing::device::{DeviceId, DeviceKind, PodUid};
-use crate::packing::node::{DeviceBooks, DeviceUse, NodeLedger};
+use crate::packing::node::{DeviceBooks, DeviceUse, Evidence, NodeLedger};
 use crate::packing::request::Demand;
 use crate::packing::reservation::{Protection as PoolGuard, ReservationState};
 use crate::packing::units::{MemMib, Share, Timestamp};
@@ -63,6 +64,8 @@ pub enum DriverLimits {
 pub struct Told {
     /// What the driver holds all its processes to, read back.
     pub limit: Option<MemMib>,
+    /// Whether a process of it is known to have no limit.
+    pub is_unlimited: bool,
     /// Whether a process of it is a client of MPS.
     pub is_mps_client: bool,
 }
@@ -169,7 +172,7 @@ fn protection(books: &DeviceBooks, held: Demand, told: Told, limits: DriverLimit
     let is_gpu = books.device().kind == DeviceKind::Gpu;
     let is_held = told.limit.is_some_and(|limit| limit <= held.memory);
     let is_promised = is_gpu && limits == DriverLimits::Intended;
-    let intended = match books.guard() {
+    let intended = match books.promised_guard() {
         PoolGuard::Driver => Mode::Driver,
         _ if is_promised || is_held => Mode::Driver,
         PoolGuard::Mps => Mode::Mps,
@@ -177,6 +180,42 @@ fn protection(books: &DeviceBooks, held: Demand, told: Told, limits: DriverLimit
         PoolGuard::None | PoolGuard::Hardware => Mode::None,
     };
     Protection { intended, verified: if is_held { Mode::Driver } else { Mode::None } }
+}
+
+/// What is known now of the protection that a pool promises, of the devices where that is news.
+///
+/// It is missing where the driver has no limits at all, and where a tenant that should have one is known
+/// to have none, or a larger one, for longer than [`VERIFIED_WITHIN`]. What cannot be read proves nothing.
+fn evidence(books: &NodeLedger, details: &NodeDetails) -> Vec<(DeviceId, Evidence)> {
+    let of = |device: &DeviceBooks| {
+        if device.promised_guard() != PoolGuard::Driver {
+            return Evidence::Intended;
+        }
+        let id = &device.device().id;
+        let is_told_of = details.driver.is_some();
+        if is_told_of && !details.devices.get(id).is_some_and(|known| known.can_limit_memory) {
+            return Evidence::Missing;
+        }
+        let listed = details.protections.devices.get(id);
+        let held = |(uid, demand): (&PodUid, &Demand)| {
+            let seen = listed?.get(uid)?;
+            let found = protection(device, *demand, seen.told, DriverLimits::Intended);
+            (found.intended == Mode::Driver).then_some((seen, found.verified == Mode::Driver))
+        };
+        let tenants: Vec<_> = device.tenants().iter().filter_map(held).collect();
+        let lacks =
+            |seen: &Seen| seen.is_told && (seen.told.is_unlimited || seen.told.limit.is_some());
+        if tenants.iter().any(|(seen, _)| lacks(seen)) {
+            Evidence::Missing
+        } else if !tenants.is_empty() && tenants.iter().all(|(_, is_verified)| *is_verified) {
+            Evidence::Verified
+        } else {
+            Evidence::Intended
+        }
+    };
+    let found = books.devices().iter().map(|device| (device, of(device)));
+    let news = found.filter(|(device, found)| device.evidence() != *found);
+    news.map(|(device, found)| (device.device().id.clone(), found)).collect()
 }
 
 /// How many tenants each mode is meant to protect, and is known to.
@@ -194,8 +233,20 @@ impl Ledger {
     ) -> Vec<Effect> {
         let Some(at) = self.position(node) else { return Vec::new() };
         let slot = self.slot(at);
-        let books = slot.read();
-        locked(&slot.details).protections.take(&books, seen, limits, now)
+        let (mut effects, found) = {
+            let books = slot.read();
+            let mut details = locked(&slot.details);
+            let effects = details.protections.take(&books, seen, limits, now);
+            (effects, evidence(&books, &details))
+        };
+        if !found.is_empty() {
+            effects.extend(self.change_slot(at, |books| {
+                for (id, evidence) in &found {
+                    books.see_evidence(id, *evidence);
+                }
+            }));
+        }
+        effects
     }
 
     /// Tenants by mode: how many it is meant to protect, and how many it is known to. A pod counts once
@@ -219,8 +270,11 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
+    use super::super::details::{DetailsReport, Driver};
     use super::*;
     use crate::ledger::fixture::{bound, ledger, node, seconds, uid, uses};
+    use crate::packing::details::DeviceDetails;
+    use crate::packing::pool::{Guard, PoolRule};
 
     /// The node with one GPU of 1000 MiB: `p` holds half of it, and more of it may be told.
     fn tenanted(share: u64) -> Ledger {
@@ -250,12 +304,12 @@ mod tests {
     }
 
     fn limit(mib: u64) -> Option<Told> {
-        Some(Told { limit: Some(MemMib::new(mib)), is_mps_client: false })
+        Some(Told { limit: Some(MemMib::new(mib)), ..Told::default() })
     }
 
     #[test]
     fn only_what_is_read_back_is_verified() {
-        let mps = Some(Told { limit: None, is_mps_client: true });
+        let mps = Some(Told { is_mps_client: true, ..Told::default() });
         let (unused, intended) = (DriverLimits::Unused, DriverLimits::Intended);
         for (told, limits, modes_then) in [
             (None, unused, "none none"),
@@ -292,6 +346,41 @@ mod tests {
         let unasked = tenanted(500_000);
         assert!(!list(&unasked, None, DriverLimits::Unused, 0));
         assert!(!list(&unasked, None, DriverLimits::Unused, 99), "nobody asked for it");
+    }
+
+    #[test]
+    fn what_a_pool_promises_is_held_against_what_was_found() {
+        let ledger = tenanted(500_000);
+        let rule = PoolRule { guard: Guard::Driver, ..PoolRule::default() };
+        let at = ledger.position("n").unwrap();
+        ledger.world_mut().change_classes(|classes| {
+            ledger.slot(at).change(|books| books.share_by(rule, classes));
+        });
+        let evidence = || node(&ledger, "n").devices()[0].evidence().name();
+        let unlimited = Some(Told { is_unlimited: true, ..Told::default() });
+        for (told, at, expected) in [
+            (None, 0, "intended"),
+            (None, 99, "intended"), // what cannot be read proves nothing
+            (limit(500), 100, "verified"),
+            (unlimited, 101, "intended"),
+            (unlimited, 111, "missing"),
+            (limit(501), 112, "missing"),
+            (limit(500), 113, "verified"),
+        ] {
+            list(&ledger, told, DriverLimits::Intended, at);
+            assert_eq!(evidence(), expected, "{told:?} at {at}");
+        }
+        let id = DeviceId::new("A").unwrap();
+        let driver = Driver { version: "580".to_owned(), cuda: None };
+        for (can_limit_memory, expected) in [(false, "missing"), (true, "verified")] {
+            let known = DeviceDetails { can_limit_memory, ..DeviceDetails::default() };
+            let devices = BTreeMap::from([(id.clone(), known)]);
+            let inventory = Some((Some(driver.clone()), devices));
+            let report = DetailsReport { inventory, ..DetailsReport::default() };
+            ledger.note_details("n", report);
+            list(&ledger, limit(500), DriverLimits::Intended, 120);
+            assert_eq!(evidence(), expected, "the driver knows limits: {can_limit_memory}");
+        }
     }
 
     #[test]

@@ -215,15 +215,21 @@ impl DeviceBooks {
     pub fn company(&self) -> Company {
         Company {
             guard: self.guard(),
+            is_guard_missing: self.promised_guard() != self.guard(),
             has_unheld: self.has_unheld || self.unbooked > MemMib::ZERO,
             needs_guard: self.needs_guard,
         }
     }
 
-    /// What is to hold tenants that share the device.
+    /// What the operator says holds tenants that share the device.
+    pub fn promised_guard(&self) -> Protection {
+        self.rule.guard.on(&self.device.kind)
+    }
+
+    /// What is counted on to hold tenants that share the device.
     pub fn guard(&self) -> Protection {
         match self.evidence {
-            Evidence::Intended | Evidence::Verified => self.rule.guard.on(&self.device.kind),
+            Evidence::Intended | Evidence::Verified => self.promised_guard(),
             Evidence::Missing => Protection::None,
         }
     }

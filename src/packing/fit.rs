@@ -95,6 +95,8 @@ pub struct Room {
 pub struct Company {
     /// What is to hold a tenant that comes now and leaves room for others.
     pub guard: Protection,
+    /// Whether something was to hold them and does not; then `guard` is none.
+    pub is_guard_missing: bool,
     /// Whether something uses the device that nothing holds: a tenant placed without protection, or
     /// use that no booking covers.
     pub has_unheld: bool,
@@ -109,6 +111,7 @@ impl Company {
         match isolation {
             Isolation::None if self.needs_guard && !is_held => Err(Misfit::ProtectedTenant),
             Isolation::None => Ok(()),
+            Isolation::Memory if self.is_guard_missing => Err(Misfit::UnverifiedGuard),
             Isolation::Memory if !is_held => Err(Misfit::Unprotected),
             Isolation::Memory if self.has_unheld => Err(Misfit::UnheldTenant),
             Isolation::Memory => Ok(()),

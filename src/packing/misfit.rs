@@ -28,6 +28,8 @@ pub enum Misfit {
     PartOfGpu,
     /// The pod wants all tenants of its GPU held to their memory, and nothing is to hold them.
     Unprotected,
+    /// The pod wants all tenants of its GPU held to their memory, and what is meant to hold them does not.
+    UnverifiedGuard,
     /// More memory is asked for than any suitable device has even when empty.
     TooLarge {
         /// By how much the request exceeds the largest suitable device.
@@ -73,7 +75,7 @@ pub enum Misfit {
 
 impl Misfit {
     /// All labels that [`Misfit::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 19] = [
+    pub const LABELS: [&'static str; 20] = [
         "unknown_node",
         "node_gone",
         "never_reported",
@@ -84,6 +86,7 @@ impl Misfit {
         "no_replicas",
         "part_of_gpu",
         "unprotected",
+        "unverified_guard",
         "too_large",
         "too_few_devices",
         "unhealthy",
@@ -108,6 +111,7 @@ impl Misfit {
             Self::NoReplicas => "no_replicas",
             Self::PartOfGpu => "part_of_gpu",
             Self::Unprotected => "unprotected",
+            Self::UnverifiedGuard => "unverified_guard",
             Self::UnheldTenant => "unheld_tenant",
             Self::ProtectedTenant => "protected_tenant",
             Self::TooLarge { .. } => "too_large",
@@ -134,6 +138,7 @@ impl Misfit {
             Self::NoReplicas => "node's pool has no replica slots",
             Self::PartOfGpu => "part of a GPU has no isolation by hardware",
             Self::Unprotected => "node's pool holds no tenant of a shared GPU to its memory",
+            Self::UnverifiedGuard => "protection of the node's GPUs does not hold",
             Self::UnheldTenant => "something on every protected GPU is not held to its memory",
             Self::ProtectedTenant => {
                 "tenants of the GPU accept only neighbours held to their memory"
@@ -171,6 +176,7 @@ impl Misfit {
             | Self::NoReplicas
             | Self::PartOfGpu
             | Self::Unprotected
+            | Self::UnverifiedGuard
             | Self::Unhealthy
             | Self::UnheldTenant
             | Self::ProtectedTenant => self.reason().to_owned(),
@@ -212,6 +218,11 @@ impl Misfit {
                  instance, or accept `gpupack.dev/isolation: none`"
                     .to_owned(),
             ),
+            Self::UnverifiedGuard => Some(
+                "see `protection_evidence` of the node in /v1/state: its driver is too old for memory \
+                 limits, or sets none for tenants that should have one"
+                    .to_owned(),
+            ),
             Self::UnheldTenant => Some("wait until what nothing holds there has left".to_owned()),
             Self::ProtectedTenant => Some(
                 "wait until the tenants that want protection have left, or give the pool its \
@@ -244,6 +255,7 @@ impl Misfit {
             | Self::NoReplicas
             | Self::PartOfGpu
             | Self::Unprotected
+            | Self::UnverifiedGuard
             | Self::TooLarge { .. }
             | Self::TooFewDevices { .. }
             | Self::Unhealthy => false,
@@ -266,14 +278,15 @@ impl Misfit {
             Self::TooLarge { over } => (9, over.mib()),
             Self::TooFewDevices { suitable } => (10, u64::from(u32::MAX - suitable)),
             Self::Unprotected => (11, 0),
-            Self::Unhealthy => (12, 0),
-            Self::UnheldTenant => (13, 0),
-            Self::ProtectedTenant => (14, 0),
-            Self::Memory { short } => (15, short.mib()),
-            Self::Share { short } => (16, short.millionths()),
-            Self::DevicesTaken { fitting } => (17, u64::from(u32::MAX - fitting)),
-            Self::HostMemory { short } => (18, short.mib()),
-            Self::Cpu { short } => (19, short.milli()),
+            Self::UnverifiedGuard => (12, 0),
+            Self::Unhealthy => (13, 0),
+            Self::UnheldTenant => (14, 0),
+            Self::ProtectedTenant => (15, 0),
+            Self::Memory { short } => (16, short.mib()),
+            Self::Share { short } => (17, short.millionths()),
+            Self::DevicesTaken { fitting } => (18, u64::from(u32::MAX - fitting)),
+            Self::HostMemory { short } => (19, short.mib()),
+            Self::Cpu { short } => (20, short.milli()),
         };
         (kind, std::cmp::Reverse(missing))
     }

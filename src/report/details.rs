@@ -143,8 +143,9 @@ pub(super) fn tenants(
         for tenant in &seen.tenants {
             text("pod_uid", &tenant.pod_uid, MAX_NAME_BYTES)?;
             let limit = tenant.limit_mib.map(|mib| memory(&id, mib)).transpose()?;
-            let is_mps_client = tenant.is_mps_client;
-            told.insert(PodUid::new(tenant.pod_uid.clone()), Told { limit, is_mps_client });
+            let (is_unlimited, is_mps_client) = (tenant.is_unlimited, tenant.is_mps_client);
+            let said = Told { limit, is_unlimited, is_mps_client };
+            told.insert(PodUid::new(tenant.pod_uid.clone()), said);
         }
         all.insert(id, told);
     }
@@ -241,6 +242,7 @@ mod tests {
         let tenant = |uid: &str, limit_mib| TenantReport {
             pod_uid: uid.to_owned(),
             limit_mib,
+            is_unlimited: false,
             is_mps_client: true,
         };
         let seen = |processes, tenants| DeviceUse {
@@ -249,7 +251,7 @@ mod tests {
             ..DeviceUse::unread("GPU-a".to_owned(), Ailment::Xid)
         };
         let all = tenants(&[seen(Some(Vec::new()), vec![tenant("p", Some(7))])]).unwrap();
-        let told = Told { limit: Some(MemMib::new(7)), is_mps_client: true };
+        let told = Told { limit: Some(MemMib::new(7)), is_unlimited: false, is_mps_client: true };
         assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], told);
         assert!(tenants(&[seen(None, vec![tenant("p", None)])]).unwrap().is_empty());
         for bad in [tenant("", None), tenant("p\n", None), tenant("p", Some(u64::MAX))] {

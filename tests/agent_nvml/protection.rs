@@ -29,14 +29,15 @@ fn world(scenario: &Value, groups: [&str; 2]) -> World {
     world
 }
 
-/// What is reported of the pod: its limit, and whether it is a client of MPS.
-fn told(world: &World) -> (Option<u64>, bool) {
+/// What is reported of the pod: its limit, whether it is known to have none, and whether it is a client
+/// of MPS.
+fn told(world: &World) -> (Option<u64>, bool, bool) {
     let sample = sample(&mut world.probe()).unwrap();
     match &sample.uses[0].tenants[..] {
-        [] => (None, false),
+        [] => (None, false, false),
         [only] => {
             assert_eq!(only.pod_uid, POD);
-            (only.limit_mib, only.is_mps_client)
+            (only.limit_mib, only.is_unlimited, only.is_mps_client)
         }
         more => panic!("{more:?}"),
     }
@@ -46,21 +47,21 @@ fn told(world: &World) -> (Option<u64>, bool) {
 fn a_limit_counts_when_it_holds_every_process_of_the_pod() {
     let other = SCOPE.replace("crio-1", "crio-2");
     let inner = format!("{SCOPE}/container");
-    for (limits, groups, limit) in [
-        (&[][..], [SCOPE, SCOPE], None),
-        (&[(SCOPE, 1_000)], [SCOPE, SCOPE], Some(1_000)),
-        (&[(SCOPE, 1_000)], [SCOPE, &inner], Some(1_000)),
-        (&[(SCOPE, 1_000), (&inner, 400)], [&inner, &inner], Some(400)),
-        (&[(SCOPE, 1_000)], [SCOPE, &other], None),
-        (&[(SCOPE, 1_000), (&other, 500)], [SCOPE, &other], Some(1_500)),
+    for (limits, groups, limit, is_unlimited) in [
+        (&[][..], [SCOPE, SCOPE], None, true),
+        (&[(SCOPE, 1_000)], [SCOPE, SCOPE], Some(1_000), false),
+        (&[(SCOPE, 1_000)], [SCOPE, &inner], Some(1_000), false),
+        (&[(SCOPE, 1_000), (&inner, 400)], [&inner, &inner], Some(400), false),
+        (&[(SCOPE, 1_000)], [SCOPE, &other], None, true),
+        (&[(SCOPE, 1_000), (&other, 500)], [SCOPE, &other], Some(1_500), false),
         // In one of two groups only one process is held; the other could take all.
-        (&[(&inner, 400)], [SCOPE, &inner], None),
-        // More than any GPU has is no limit; nor is a path of which nobody knows where it lies.
-        (&[(SCOPE, 1 << 40)], [SCOPE, SCOPE], None),
-        (&[(SCOPE, 1_000)], [&format!("/../..{SCOPE}"), SCOPE], None),
+        (&[(&inner, 400)], [SCOPE, &inner], None, true),
+        // More than any GPU has is no limit; of a path is not known where it lies.
+        (&[(SCOPE, 1 << 40)], [SCOPE, SCOPE], None, true),
+        (&[(SCOPE, 1_000)], [&format!("/../..{SCOPE}"), SCOPE], None, false),
     ] {
         let world = world(&scenario("compute", limits), groups);
-        assert_eq!(told(&world), (limit, false), "{limits:?} {groups:?}");
+        assert_eq!(told(&world), (limit, is_unlimited, false), "{limits:?} {groups:?}");
     }
 }
 
@@ -69,19 +70,19 @@ fn what_cannot_be_read_back_is_not_verified() {
     let limits = [(SCOPE, 1_000)];
     let scenario = scenario("mps", &limits);
     let full = world(&scenario, [SCOPE; 2]);
-    assert_eq!(told(&full), (Some(1_000), true));
+    assert_eq!(told(&full), (Some(1_000), false, true));
     assert!(sample(&mut full.probe()).unwrap().inventory[0].can_limit_memory);
     let older = world(&scenario, [SCOPE; 2]).without("nvmlDeviceGetMemoryLimits_v1");
-    assert_eq!(told(&older), (None, true), "an MPS client by itself proves nothing");
+    assert_eq!(told(&older), (None, false, true), "an MPS client by itself proves nothing");
     assert!(!sample(&mut older.probe()).unwrap().inventory[0].can_limit_memory);
     for code in [1, 2, 3, 4, 13, 15, 25, 999] {
         let failures = json!({"nvmlDeviceGetMemoryLimits_v1": code});
         let failing = with(scenario.clone(), "failures", failures);
-        assert_eq!(told(&world(&failing, [SCOPE; 2])), (None, true), "code {code}");
+        assert_eq!(told(&world(&failing, [SCOPE; 2])), (None, false, true), "code {code}");
     }
     let first = world(&scenario, [SCOPE; 2]);
     first.process(11, &format!("5:memory:{SCOPE}\n"));
-    assert_eq!(told(&first), (None, true), "version 1 of control groups");
+    assert_eq!(told(&first), (None, false, true), "version 1 of control groups");
 }
 
 #[test]

@@ -71,6 +71,29 @@ pub(super) struct Listed {
     pub(super) mps_clients: BTreeSet<u32>,
 }
 
+/// What holds a process, laxer ones later.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Held {
+    /// To so many bytes.
+    To(u64),
+    /// It cannot be read.
+    Unknown,
+    /// By nothing: the driver knows its control groups, and that they have no limit.
+    Not,
+}
+
+impl Held {
+    /// The least limit of a process's control groups.
+    fn of(groups: &[String], read: impl Fn(&str) -> Option<Option<u64>>) -> Self {
+        let told: Vec<Option<Option<u64>>> = groups.iter().map(|group| read(group)).collect();
+        match told.iter().flatten().flatten().min() {
+            Some(bytes) => Self::To(*bytes),
+            None if told.is_empty() || told.contains(&None) => Self::Unknown,
+            None => Self::Not,
+        }
+    }
+}
+
 /// What the driver tells of the pods that have processes on a device: those of which it tells anything.
 ///
 /// A pod is held to the sum of what its containers are held to, and only if each of its processes is: one
@@ -80,28 +103,33 @@ pub(super) fn tenants(
     listed: &Listed,
     pods: &PodsByProcess,
 ) -> Vec<TenantReport> {
-    let mut by_pod: BTreeMap<&str, (BTreeMap<String, Option<u64>>, bool)> = BTreeMap::new();
+    let mut by_pod: BTreeMap<&str, (BTreeMap<String, Held>, bool)> = BTreeMap::new();
     for process in &listed.processes {
         let Some(pod) = &process.pod_uid else { continue };
         let (containers, is_mps_client) = by_pod.entry(pod).or_default();
         *is_mps_client |= listed.mps_clients.contains(&process.pid);
         let groups = limits.map(|_| pods.groups_of(process.pid)).unwrap_or_default();
-        // Without a container's name all are one, without a limit.
-        let container = groups.first().cloned().unwrap_or_default();
-        let read = |group: &String| limits?.hard(device, group).ok()?;
-        let hard = groups.iter().filter_map(read).min();
-        let known = containers.entry(container).or_insert(hard);
-        // The laxest of its processes: `None`, no limit, is laxer than any.
-        *known = known.zip(hard).map(|(known, hard)| known.max(hard));
+        let held = Held::of(&groups, |group| limits?.hard(device, group).ok());
+        // Without a container's name all are one, of which nothing is known.
+        let container = containers.entry(groups.first().cloned().unwrap_or_default());
+        container.and_modify(|known| *known = held.max(*known)).or_insert(held);
     }
     let reports = by_pod.into_iter().map(|(pod, (containers, is_mps_client))| {
-        let sum = containers.values().try_fold(0_u64, |sum, hard| sum.checked_add((*hard)?));
-        let limit_mib = sum.map(|bytes| bytes.div_ceil(1 << 20));
+        let bytes = |held: &Held| match held {
+            Held::To(bytes) => Some(*bytes),
+            Held::Unknown | Held::Not => None,
+        };
+        let sum = containers.values().try_fold(0_u64, |sum, held| sum.checked_add(bytes(held)?));
+        let told = sum.map(|bytes| bytes.div_ceil(1 << 20));
+        let limit_mib = told.filter(|mib| *mib <= MAX_DEVICE_MEMORY.mib());
+        let is_absurd = told != limit_mib;
         TenantReport {
             pod_uid: pod.to_owned(),
-            limit_mib: limit_mib.filter(|mib| *mib <= MAX_DEVICE_MEMORY.mib()),
+            limit_mib,
+            is_unlimited: is_absurd || containers.values().any(|held| *held == Held::Not),
             is_mps_client,
         }
     });
-    reports.filter(|it| it.limit_mib.is_some() || it.is_mps_client).collect()
+    let is_told = |it: &TenantReport| it.limit_mib.is_some() || it.is_unlimited || it.is_mps_client;
+    reports.filter(is_told).collect()
 }

@@ -343,7 +343,7 @@ fn nobody_unheld_comes_beside_a_tenant_that_needs_all_to_be_held() {
     let id = DeviceId::new("A").unwrap();
     node.see_evidence(&id, Evidence::Missing);
     assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Misfit::ProtectedTenant));
-    assert_eq!(answer(&node, &classes, guarded), Some(Misfit::Unprotected));
+    assert_eq!(answer(&node, &classes, guarded), Some(Misfit::UnverifiedGuard));
     node.see_evidence(&id, Evidence::Verified);
     assert_eq!(answer(&node, &classes, guarded), None);
     // the operator takes the protection away

@@ -19,7 +19,7 @@ use crate::cluster::write::TouchOutcome;
 use crate::ledger::effect::Effect;
 use crate::ledger::reading::Readiness;
 use crate::ledger::waiting::WaitingPod;
-use crate::packing::device::{DeviceId, NodeName};
+use crate::packing::device::{DeviceId, Health, NodeName};
 use crate::packing::moves::MOST_MOVES;
 
 /// Beat of the slow loop: silence, claims and drains are exact to this.
@@ -190,10 +190,15 @@ fn tell(app: &App, effect: &Effect) {
             );
             tell_tenants(app, node, device, NoticeReason::Overbooked, &note);
         }
-        Effect::DeviceLost { node, device } => {
-            tracing::error!(%node, %device, "a device that holds pods has vanished or is ill");
+        Effect::DeviceLost { node, device, health } => {
+            let what = match health {
+                None => "has vanished",
+                Some(Health::KubeletOwned) => "is handed out by kubelet, to other pods too",
+                Some(Health::Healthy | Health::Unhealthy) => "is ill",
+            };
+            tracing::error!(%node, %device, "a device that holds pods {what}");
             let note = format!(
-                "its device {device} on node {node} has vanished or is ill: it stays booked, nothing more is placed there"
+                "its device {device} on node {node} {what}: it stays booked, nothing more is placed there"
             );
             tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
         }

@@ -18,12 +18,14 @@ pub enum Effect {
         /// The device.
         device: DeviceId,
     },
-    /// A device that holds pods has vanished or is no longer healthy.
+    /// A device that holds pods has vanished or takes no new ones any more.
     DeviceLost {
         /// The node.
         node: NodeName,
         /// The device.
         device: DeviceId,
+        /// Why it takes none; nothing of a device that has vanished.
+        health: Option<Health>,
     },
     /// A MIG instance is reported that cannot be; nothing is placed on it.
     Impossible {
@@ -107,9 +109,16 @@ impl Standing {
         let grew = has_grown(&self.free, &now.free).then(|| Effect::Room(node.clone()));
         let fresh = now.overbooked.into_iter().filter(|device| !self.overbooked.contains(device));
         let overbooked = fresh.map(|device| Effect::Overbooked { node: node.clone(), device });
-        let is_well = |id: &DeviceId| healthy(books).any(|device| device.device().id == *id);
-        let lost = self.tenanted.iter().filter(|id| !is_well(id)).cloned();
-        let lost = lost.map(|device| Effect::DeviceLost { node: node.clone(), device });
+        let health = |id: &DeviceId| {
+            let known = books.devices().iter().find(|device| device.device().id == *id);
+            known.map(DeviceBooks::health)
+        };
+        let tenanted = self.tenanted.iter().map(|device| (device, health(device)));
+        let lost = tenanted.filter(|(_, health)| *health != Some(Health::Healthy));
+        let lost = lost.map(|(device, health)| {
+            let (node, device) = (node.clone(), device.clone());
+            Effect::DeviceLost { node, device, health }
+        });
         grew.into_iter().chain(overbooked).chain(lost).collect()
     }
 }

@@ -132,12 +132,14 @@ pub enum DeviceKind {
     },
 }
 
-/// Whether a device may take new tenants, as far as its hardware is concerned.
+/// Whether a device may take new tenants, as far as its node is concerned; what is worse comes later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Health {
     /// Works.
     #[default]
     Healthy,
+    /// Kubelet hands it out by itself, to whom it likes: keeps its tenants and takes no new one.
+    KubeletOwned,
     /// Lost, needs a reset, or cannot be read: keeps its tenants and takes no new one.
     Unhealthy,
 }

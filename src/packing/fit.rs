@@ -126,8 +126,10 @@ impl Company {
 /// The [`Misfit`], with what is missing.
 pub fn fit(ask: &Ask, room: &Room) -> Result<Demand, Misfit> {
     let demand = ask.demand_on(room.class)?;
-    if room.health == Health::Unhealthy {
-        return Err(Misfit::Unhealthy);
+    match room.health {
+        Health::Healthy => {}
+        Health::KubeletOwned => return Err(Misfit::KubeletOwned),
+        Health::Unhealthy => return Err(Misfit::Unhealthy),
     }
     if let Some(request) = &ask.gpu
         && !ask.demand.of(room.class).1

@@ -42,6 +42,8 @@ pub enum Misfit {
     },
     /// Every suitable device is unhealthy.
     Unhealthy,
+    /// Kubelet hands out every suitable device by itself, but for unhealthy ones.
+    KubeletOwned,
     /// The pod wants all tenants of its GPU held to their memory, and one that is there is not.
     UnheldTenant,
     /// A tenant that is there wants all tenants held to their memory, and the pod would not be.
@@ -75,7 +77,7 @@ pub enum Misfit {
 
 impl Misfit {
     /// All labels that [`Misfit::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 20] = [
+    pub const LABELS: [&'static str; 21] = [
         "unknown_node",
         "node_gone",
         "never_reported",
@@ -90,6 +92,7 @@ impl Misfit {
         "too_large",
         "too_few_devices",
         "unhealthy",
+        "kubelet_owned",
         "unheld_tenant",
         "protected_tenant",
         "devices_taken",
@@ -117,6 +120,7 @@ impl Misfit {
             Self::TooLarge { .. } => "too_large",
             Self::TooFewDevices { .. } => "too_few_devices",
             Self::Unhealthy => "unhealthy",
+            Self::KubeletOwned => "kubelet_owned",
             Self::DevicesTaken { .. } => "devices_taken",
             Self::Share { .. } => "share",
             Self::Memory { .. } => "memory",
@@ -146,6 +150,7 @@ impl Misfit {
             Self::TooLarge { .. } => "request exceeds the memory of every GPU of the node",
             Self::TooFewDevices { .. } => "node has fewer suitable GPUs than are asked for",
             Self::Unhealthy => "every suitable GPU is unhealthy",
+            Self::KubeletOwned => "every suitable GPU is handed out by kubelet itself",
             Self::DevicesTaken { .. } => "too few GPUs of the node have enough room at once",
             Self::Share { .. } => "no single GPU has enough free compute share",
             Self::Memory { .. } => "no single GPU has enough free memory",
@@ -178,6 +183,7 @@ impl Misfit {
             | Self::Unprotected
             | Self::UnverifiedGuard
             | Self::Unhealthy
+            | Self::KubeletOwned
             | Self::UnheldTenant
             | Self::ProtectedTenant => self.reason().to_owned(),
         }
@@ -223,6 +229,11 @@ impl Misfit {
                  limits, or sets none for tenants that should have one"
                     .to_owned(),
             ),
+            Self::KubeletOwned => Some(
+                "give the node's GPUs to gpupack: turn its device plugin off there, or ask for \
+                 `nvidia.com/gpu` without gpupack"
+                    .to_owned(),
+            ),
             Self::UnheldTenant => Some("wait until what nothing holds there has left".to_owned()),
             Self::ProtectedTenant => Some(
                 "wait until the tenants that want protection have left, or give the pool its \
@@ -258,7 +269,8 @@ impl Misfit {
             | Self::UnverifiedGuard
             | Self::TooLarge { .. }
             | Self::TooFewDevices { .. }
-            | Self::Unhealthy => false,
+            | Self::Unhealthy
+            | Self::KubeletOwned => false,
         }
     }
 
@@ -280,13 +292,14 @@ impl Misfit {
             Self::Unprotected => (11, 0),
             Self::UnverifiedGuard => (12, 0),
             Self::Unhealthy => (13, 0),
-            Self::UnheldTenant => (14, 0),
-            Self::ProtectedTenant => (15, 0),
-            Self::Memory { short } => (16, short.mib()),
-            Self::Share { short } => (17, short.millionths()),
-            Self::DevicesTaken { fitting } => (18, u64::from(u32::MAX - fitting)),
-            Self::HostMemory { short } => (19, short.mib()),
-            Self::Cpu { short } => (20, short.milli()),
+            Self::KubeletOwned => (14, 0),
+            Self::UnheldTenant => (15, 0),
+            Self::ProtectedTenant => (16, 0),
+            Self::Memory { short } => (17, short.mib()),
+            Self::Share { short } => (18, short.millionths()),
+            Self::DevicesTaken { fitting } => (19, u64::from(u32::MAX - fitting)),
+            Self::HostMemory { short } => (20, short.mib()),
+            Self::Cpu { short } => (21, short.milli()),
         };
         (kind, std::cmp::Reverse(missing))
     }

@@ -217,3 +217,23 @@ async fn several_gpus_are_taken_where_they_are_near_each_other() {
         nodes.retain(|other| *other != node);
     }
 }
+
+#[tokio::test]
+async fn a_device_of_kubelets_is_refused_by_its_own_name() {
+    let bed = Bed::warm().await;
+    let mut report = hello("gpu-a", "Tesla T4", 15_360, 1);
+    (report["agent"], report["devices"][0]["healthy"]) = (json!("second"), json!(false));
+    for (ailment, reason, mend) in [
+        ("kubelet_owned", "every suitable GPU is handed out by kubelet itself", "device plugin"),
+        ("xid", "every suitable GPU is unhealthy", ""),
+    ] {
+        report["devices"][0]["ailment"] = json!(ailment);
+        report["sequence"] = json!(report["sequence"].as_u64().map(|before| before + 1));
+        let (status, answer) = bed.report("gpu-a", &report).await;
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        let answer = bed.filter(pod("half", json!({"gpu-fraction": "0.5"})), &["gpu-a"]).await;
+        assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-a"], reason, "{answer}");
+        let text = explain(&bed, "half").await;
+        assert!(text.contains(reason) && text.contains(mend), "{text}");
+    }
+}

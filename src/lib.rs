@@ -36,6 +36,7 @@ pub mod packing {
     pub mod prices;
     pub mod forecast;
     pub mod fragmentation;
+    pub mod figures;
     pub mod outlook;
     pub mod policy;
     pub mod baseline;

@@ -163,7 +163,8 @@ impl Ledger {
     pub fn stranded_against(&self, mix: &Mix) -> Vec<Share> {
         let mix = mix.compile(&self.world().classes, &Census::default());
         let slots = self.slots();
-        slots.iter().flat_map(|slot| stranded_by_device(&slot.read(), &mix)).collect()
+        let of_node = |slot: &Arc<Slot>| stranded_by_device(&slot.read(), &mix);
+        slots.iter().flat_map(of_node).map(|(_, share)| share).collect()
     }
 
     /// How many types of requests free room is judged by.

@@ -6,13 +6,13 @@ use super::super::node::{ClaimRule, NodeLedger};
 use super::super::units::Share;
 use super::{Uses, Weighted, fits, is_counted};
 
-/// For each GPU of `node` that can be shared and is well, in the order of its devices: the free share
+/// For each GPU of `node` that can be shared and is well, by its position on the node: the free share
 /// that typical requests cannot use, in the mean over the mix and rounded down. Before rounding the
 /// sum over the devices is the node's fragmentation. Zero without a mix. O(requests × devices).
 ///
 /// # Panics
 /// Never: what is stranded of a device is at most its free share.
-pub fn stranded_by_device(node: &NodeLedger, mix: &CompiledMix) -> Vec<Share> {
+pub fn stranded_by_device(node: &NodeLedger, mix: &CompiledMix) -> Vec<(usize, Share)> {
     let mix = &mix.typical;
     let rooms = node.rooms(ClaimRule::Ignored);
     let uses = Uses::of(mix, rooms);
@@ -33,7 +33,8 @@ pub fn stranded_by_device(node: &NodeLedger, mix: &CompiledMix) -> Vec<Share> {
         let millionths = part / Weighted::from(mix.total.max(1));
         Share::from_millionths(u64::try_from(millionths).expect("at most the free share"))
     };
-    rooms.iter().filter(|room| is_counted(mix, room)).map(stranded).collect()
+    let counted = rooms.iter().enumerate().filter(|(_, room)| is_counted(mix, room));
+    counted.map(|(at, room)| (at, stranded(room))).collect()
 }
 
 #[cfg(test)]
@@ -46,7 +47,7 @@ mod tests {
         let (node, classes) = fixture::node(node);
         let mix = fixture::compiled(mix, &node, &classes);
         let found = stranded_by_device(&node, &mix);
-        let millionths: Vec<u64> = found.iter().map(|share| share.millionths()).collect();
+        let millionths: Vec<u64> = found.iter().map(|(_, share)| share.millionths()).collect();
         assert_eq!(millionths, expected);
         let sum: u64 = millionths.iter().sum();
         assert_eq!(sum, Packing::of(&node, &mix).fragmented_share().millionths());

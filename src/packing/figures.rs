@@ -1,0 +1,357 @@
+//! What operators see of a set of devices: what is booked, free, of no use, and which requests would
+//! still fit. Figures of disjoint sets add up.
+//!
+//! Every device is in exactly one [`DeviceState`], and what it has is in exactly one part of a
+//! [`ShareParts`] and of a [`MemoryParts`], so that the parts of each come to the capacity.
+
+use super::device::{DeviceKind, Health, ModelName};
+use super::fragmentation::stranded_by_device;
+use super::mix::CompiledMix;
+use super::node::{ClaimRule, DeviceBooks, NodeLedger, NodeState};
+use super::request::{Amount, Demand, GpuRequest};
+use super::units::{MemMib, Share};
+
+/// What a device is to the next request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DeviceState {
+    /// Nobody holds anything of it.
+    Empty,
+    /// It has tenants, and room for more.
+    Shared,
+    /// Nothing of it is free.
+    Full,
+    /// It is ill.
+    Unhealthy,
+    /// Kubelet hands it out by itself.
+    KubeletOwned,
+    /// Its node does not report.
+    Silent,
+}
+
+impl DeviceState {
+    /// All states.
+    pub const ALL: [Self; 6] =
+        [Self::Empty, Self::Shared, Self::Full, Self::Unhealthy, Self::KubeletOwned, Self::Silent];
+
+    /// Its name, in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Empty => "empty",
+            Self::Shared => "shared",
+            Self::Full => "full",
+            Self::Unhealthy => "unhealthy",
+            Self::KubeletOwned => "kubelet_owned",
+            Self::Silent => "silent",
+        }
+    }
+
+    /// The state of a device of a node.
+    pub fn of(node: &NodeLedger, books: &DeviceBooks) -> Self {
+        let free = books.free_of_bookings();
+        match (node.state(), books.health()) {
+            (NodeState::NeverReported | NodeState::Silent | NodeState::Gone, _) => Self::Silent,
+            (NodeState::Reporting, Health::Unhealthy) => Self::Unhealthy,
+            (NodeState::Reporting, Health::KubeletOwned) => Self::KubeletOwned,
+            (NodeState::Reporting, Health::Healthy) => {
+                match free.share == Share::ZERO || free.memory == MemMib::ZERO {
+                    true => Self::Full,
+                    false if books.tenants().is_empty() => Self::Empty,
+                    false => Self::Shared,
+                }
+            }
+        }
+    }
+
+    /// Whether new tenants may come.
+    pub fn is_open(self) -> bool {
+        matches!(self, Self::Empty | Self::Shared | Self::Full)
+    }
+}
+
+/// What is asked of one device, for comparison: a share alone, or memory alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Its name, in metrics.
+    pub name: &'static str,
+    /// What it takes.
+    amount: Least,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Least {
+    Share(Share),
+    Memory(MemMib),
+}
+
+const fn share(name: &'static str, millionths: u64) -> Size {
+    Size { name, amount: Least::Share(Share::from_millionths(millionths)) }
+}
+
+const fn gib(name: &'static str, gib: u64) -> Size {
+    Size { name, amount: Least::Memory(MemMib::new(gib * 1024)) }
+}
+
+/// The sizes by which room is told, each kind in rising order.
+pub const SIZES: [Size; 13] = [
+    share("0.1", 100_000),
+    share("0.25", 250_000),
+    share("0.5", 500_000),
+    share("0.75", 750_000),
+    share("1", 1_000_000),
+    gib("1GiB", 1),
+    gib("2GiB", 2),
+    gib("4GiB", 4),
+    gib("8GiB", 8),
+    gib("16GiB", 16),
+    gib("24GiB", 24),
+    gib("40GiB", 40),
+    gib("80GiB", 80),
+];
+
+/// Names of requests that are larger than [`SIZES`] or of another kind.
+pub const OTHER_SIZES: [&str; 7] = ["2", "4", "8", "more", "moreGiB", "mig", "slot"];
+
+impl Size {
+    /// What it takes of a device with that capacity; none where the device is too small.
+    fn demand_on(self, capacity: Demand) -> Option<Demand> {
+        match self.amount {
+            Least::Share(share) => Some(Demand { share, memory: share.of(capacity.memory) }),
+            Least::Memory(memory) => {
+                let share = Share::ratio(memory, capacity.memory)?;
+                (share <= Share::WHOLE).then_some(Demand { share, memory })
+            }
+        }
+    }
+
+    /// The name of the smallest size that holds all that is asked for, over all its devices.
+    pub fn of(request: &GpuRequest) -> &'static str {
+        let count = u64::from(request.count.get());
+        let share = match &request.amount {
+            Amount::Fraction(share) | Amount::FractionAndMemory(share, _) => *share,
+            Amount::Whole => Share::WHOLE,
+            Amount::Memory(memory) => {
+                let all = MemMib::new(memory.mib().saturating_mul(count));
+                let holds =
+                    |size: &&Self| matches!(size.amount, Least::Memory(most) if all <= most);
+                return SIZES.iter().find(holds).map_or("moreGiB", |size| size.name);
+            }
+            Amount::MigInstance(_) => return "mig",
+            Amount::SharedSlot => return "slot",
+        };
+        let all = Share::from_millionths(share.millionths().saturating_mul(count));
+        let holds = |size: &&Self| matches!(size.amount, Least::Share(most) if all <= most);
+        SIZES.iter().find(holds).map_or_else(
+            || match all.millionths().div_ceil(Share::WHOLE.millionths()) {
+                0..=2 => "2",
+                3..=4 => "4",
+                5..=8 => "8",
+                _ => "more",
+            },
+            |size| size.name,
+        )
+    }
+}
+
+/// SizeRoom that one size finds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SizeRoom {
+    /// Requests of the size that would fit, if all were placed on these devices.
+    pub fitting: u64,
+    /// Free memory of the devices on which not even one fits.
+    pub stranded: MemMib,
+}
+
+/// Where the compute share of devices is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShareParts {
+    /// Booked.
+    pub booked: Share,
+    /// Free, and of no use to the typical requests in the mean.
+    pub stranded: Share,
+    /// Free and of use.
+    pub free: Share,
+    /// Of devices that take nobody.
+    pub unavailable: Share,
+}
+
+/// Where the memory of devices is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryParts {
+    /// Booked.
+    pub booked: MemMib,
+    /// In use, and booked by nobody.
+    pub outside: MemMib,
+    /// Free.
+    pub free: MemMib,
+    /// Of devices that take nobody.
+    pub unavailable: MemMib,
+}
+
+/// Steps of free share: of eleven, the first is nothing and the last a whole device.
+pub const FREE_STEPS: usize = 11;
+
+/// Numbers of tenants that are told apart: 0 to 8, and more.
+pub const TENANT_STEPS: usize = 10;
+
+/// The figures of a set of devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Devices by state, in the order of [`DeviceState::ALL`].
+    pub devices: [u64; DeviceState::ALL.len()],
+    /// Devices on which more is booked than they have.
+    pub overbooked: u64,
+    /// Open devices by free share: tenths, rounded down.
+    pub by_free_share: [u64; FREE_STEPS],
+    /// Open devices by number of tenants.
+    pub by_tenants: [u64; TENANT_STEPS],
+    /// Where the compute share is.
+    pub share: ShareParts,
+    /// Where the memory is.
+    pub memory: MemoryParts,
+    /// Free share of the device that has most of it.
+    pub largest_share: Share,
+    /// Free memory of the device that has most of it.
+    pub largest_memory: MemMib,
+    /// Open devices with tenants, and the sum of their fullness in millionths: see
+    /// [`Packing::efficiency`](super::fragmentation::Packing::efficiency).
+    pub occupied: (u64, u64),
+    /// SizeRoom that each of [`SIZES`] finds.
+    pub room: [SizeRoom; SIZES.len()],
+}
+
+impl Figures {
+    /// Figures of the devices of a node, model by model. MIG parents hold nobody and are left out.
+    ///
+    /// # Panics
+    /// Never for amounts that passed the limits at the edge.
+    pub fn of(node: &NodeLedger, mix: &CompiledMix) -> Vec<(ModelName, Self)> {
+        let mut by_model: Vec<(ModelName, Self)> = Vec::new();
+        let stranded = stranded_by_device(node, mix);
+        for (position, books) in node.devices().iter().enumerate() {
+            let device = books.device();
+            if device.kind == DeviceKind::MigParent {
+                continue;
+            }
+            let at = by_model.iter().position(|(model, _)| *model == device.model);
+            let at = at.unwrap_or_else(|| {
+                by_model.push((device.model.clone(), Self::default()));
+                by_model.len() - 1
+            });
+            let of_no_use = stranded.iter().find(|(at, _)| *at == position);
+            by_model[at].1.count(node, books, of_no_use.map_or(Share::ZERO, |(_, share)| *share));
+        }
+        by_model
+    }
+
+    /// Counts one device, of whose free share so much is stranded.
+    fn count(&mut self, node: &NodeLedger, books: &DeviceBooks, stranded: Share) {
+        let state = DeviceState::of(node, books);
+        let (capacity, booked) = (books.capacity(), books.booked());
+        self.devices[state as usize] += 1;
+        self.overbooked += u64::from(books.is_overbooked());
+        let held = Demand {
+            share: booked.share.min(capacity.share),
+            memory: booked.memory.min(capacity.memory),
+        };
+        let left = capacity.checked_sub(held).expect("at most the capacity is held");
+        add(&mut self.share.booked, held.share);
+        add_memory(&mut self.memory.booked, held.memory);
+        if !state.is_open() {
+            add(&mut self.share.unavailable, left.share);
+            return add_memory(&mut self.memory.unavailable, left.memory);
+        }
+        let free = node_room(books);
+        let outside = left.memory.checked_sub(free.memory).expect("free is what is left, or less");
+        let stranded = stranded.min(free.share);
+        add(&mut self.share.stranded, stranded);
+        add(&mut self.share.free, rest(free.share, stranded));
+        add(&mut self.share.unavailable, rest(left.share, free.share));
+        add_memory(&mut self.memory.outside, outside);
+        add_memory(&mut self.memory.free, free.memory);
+        self.largest_share = self.largest_share.max(free.share);
+        self.largest_memory = self.largest_memory.max(free.memory);
+        let tenths = usize::try_from(free.share.millionths() / 100_000).expect("a small number");
+        self.by_free_share[tenths.min(FREE_STEPS - 1)] += 1;
+        let tenants = books.tenants().len();
+        self.by_tenants[tenants.min(TENANT_STEPS - 1)] += 1;
+        if tenants > 0 {
+            let memory = Share::ratio(held.memory, capacity.memory).unwrap_or(Share::WHOLE);
+            self.occupied.0 += 1;
+            self.occupied.1 += held.share.max(memory).min(Share::WHOLE).millionths();
+        }
+        for (room, size) in self.room.iter_mut().zip(SIZES) {
+            match size.demand_on(capacity).map_or(0, |demand| times(free, demand)) {
+                0 => add_memory(&mut room.stranded, free.memory),
+                fitting => room.fitting += fitting,
+            }
+        }
+    }
+
+    /// Adds the figures of other devices.
+    pub fn add(&mut self, other: &Self) {
+        let sum = |into: &mut [u64], from: &[u64]| {
+            into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
+        };
+        sum(&mut self.devices, &other.devices);
+        sum(&mut self.by_free_share, &other.by_free_share);
+        sum(&mut self.by_tenants, &other.by_tenants);
+        self.overbooked += other.overbooked;
+        add(&mut self.share.booked, other.share.booked);
+        add(&mut self.share.stranded, other.share.stranded);
+        add(&mut self.share.free, other.share.free);
+        add(&mut self.share.unavailable, other.share.unavailable);
+        add_memory(&mut self.memory.booked, other.memory.booked);
+        add_memory(&mut self.memory.outside, other.memory.outside);
+        add_memory(&mut self.memory.free, other.memory.free);
+        add_memory(&mut self.memory.unavailable, other.memory.unavailable);
+        self.largest_share = self.largest_share.max(other.largest_share);
+        self.largest_memory = self.largest_memory.max(other.largest_memory);
+        self.occupied.0 += other.occupied.0;
+        self.occupied.1 += other.occupied.1;
+        for (room, more) in self.room.iter_mut().zip(&other.room) {
+            room.fitting += more.fitting;
+            add_memory(&mut room.stranded, more.stranded);
+        }
+    }
+
+    /// Packing efficiency, in millionths; zero without an occupied device.
+    pub fn efficiency(&self) -> Share {
+        let (occupied, fullness) = self.occupied;
+        Share::from_millionths(fullness.checked_div(occupied).unwrap_or(0))
+    }
+
+    /// Part of the free share that is stranded, in millionths; zero where nothing is free.
+    pub fn fragmentation(&self) -> Share {
+        let ShareParts { stranded, free, .. } = self.share;
+        let all = u128::from(stranded.millionths()) + u128::from(free.millionths());
+        let part = (u128::from(stranded.millionths()) * 1_000_000).checked_div(all).unwrap_or(0);
+        Share::from_millionths(u64::try_from(part).expect("a part of one"))
+    }
+}
+
+/// SizeRoom beside bookings, claims of the moment left aside.
+fn node_room(books: &DeviceBooks) -> Demand {
+    books.room(ClaimRule::Ignored).free
+}
+
+/// How often `demand` fits into `free`.
+fn times(free: Demand, demand: Demand) -> u64 {
+    let share = free.share.millionths().checked_div(demand.share.millionths());
+    let memory = free.memory.mib().checked_div(demand.memory.mib());
+    share.unwrap_or(u64::MAX).min(memory.unwrap_or(u64::MAX))
+}
+
+fn rest(all: Share, part: Share) -> Share {
+    all.checked_sub(part).expect("a part of it")
+}
+
+fn add(sum: &mut Share, more: Share) {
+    *sum = sum.checked_add(more).expect("shares of all devices of a cluster fit into 64 bits");
+}
+
+fn add_memory(sum: &mut MemMib, more: MemMib) {
+    *sum = sum.checked_add(more).expect("memory of all devices of a cluster fits into 64 bits");
+}
+
+#[cfg(test)]
+mod tests;

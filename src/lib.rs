@@ -62,6 +62,7 @@ pub mod ledger {
     pub mod protection;
     pub mod details;
     pub mod reading;
+    pub mod fleet;
     pub mod moves;
     pub mod waiting;
     #[cfg(test)]
@@ -118,6 +119,8 @@ pub mod extender {
     pub mod summary;
     pub mod wakes;
     pub mod background;
+    mod scrape;
+    pub mod teams;
     pub mod server;
     pub mod webhook;
     pub mod tls;

@@ -4,22 +4,31 @@
 use std::time::Duration;
 
 use prometheus::{
-    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
-    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Registry, TextEncoder,
 };
 
+use self::demand::DemandFamilies;
+pub use self::demand::{Queue, TeamUse};
+pub use self::fleet::Fleet;
+use self::fleet::FleetFamilies;
 use self::guard::GuardFamilies;
 pub use self::guard::{EvictionResult, OutsideFigures};
 pub use self::labels::{BindResult, Outcome, ReportResult, Verb};
+use self::make::{counter, counters, gauge, int_gauge, int_gauges, valid, whole};
 use crate::packing::fit::Misfit;
-use crate::packing::fragmentation::Packing;
 use crate::packing::moves::MOST_MOVES;
-use crate::packing::units::{MemMib, Share};
 
+/// What waits, and what teams hold and use.
+mod demand;
+/// The fleet.
+mod fleet;
 /// The memory guard.
 mod guard;
 /// The values of labels.
 mod labels;
+/// Short ways to make families, and numbers as gauges show them.
+mod make;
 
 /// Latency buckets in seconds: 10 microseconds to 1 second in steps of 1, 2.5 and 5.
 const LATENCY_BUCKETS: [f64; 16] = [
@@ -52,17 +61,13 @@ pub struct Metrics {
     audits: IntCounter,
     audit_failures: IntCounter,
     ready: IntGauge,
-    waiting: IntGauge,
-    typical_requests: IntGauge,
+    oldest_report: Gauge,
+    watch_lag: Histogram,
+    watch_events: IntCounterVec,
     placeable_by_moves: IntGaugeVec,
     emptiable: IntGauge,
-    nodes: IntGaugeVec,
-    gpus: IntGaugeVec,
-    overbooked: IntGauge,
-    share: GaugeVec,
-    memory: GaugeVec,
-    efficiency: Gauge,
-    fragmentation: Gauge,
+    fleet: FleetFamilies,
+    demand: DemandFamilies,
     guard: GuardFamilies,
 }
 
@@ -87,6 +92,8 @@ impl Metrics {
         build.with_label_values(&[env!("CARGO_PKG_VERSION"), "extender"]).set(1);
         let registry = Registry::new();
         let metrics = Self {
+            fleet: FleetFamilies::register(&registry),
+            demand: DemandFamilies::register(&registry),
             guard: GuardFamilies::register(&registry),
             registry,
             verb_duration: valid(HistogramVec::new(
@@ -104,10 +111,6 @@ impl Metrics {
             ),
             binds: counters("gpupack_binds_total", "Binds by outcome.", &["outcome"]),
             claims: int_gauge("gpupack_claims", "Places held back between question and bind."),
-            typical_requests: int_gauge(
-                "gpupack_typical_requests",
-                "Types of requests that free room is judged by.",
-            ),
             wakeups: counter("gpupack_wakeups_total", "Waiting pods woken because room appeared."),
             reports: counters("gpupack_reports_total", "Agent reports by result.", &["result"]),
             report_interval: valid(Histogram::with_opts(
@@ -127,7 +130,24 @@ impl Metrics {
                 "Audits that found sums differing from the reservations.",
             ),
             ready: int_gauge("gpupack_ready", "1 when questions are answered."),
-            waiting: int_gauge("gpupack_waiting_pods", "GPU pods that no node fitted last time."),
+            oldest_report: gauge(
+                "gpupack_oldest_report_timestamp_seconds",
+                "When the node that reports and was heard of the longest ago was heard; 0 where none reports.",
+            ),
+            watch_lag: valid(Histogram::with_opts(
+                HistogramOpts::new(
+                    "gpupack_watch_lag_seconds",
+                    "From posting a Binding to the watch event that shows the pod bound.",
+                )
+                .buckets(vec![
+                    1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,
+                ]),
+            )),
+            watch_events: counters(
+                "gpupack_watch_events_total",
+                "What the watches brought: changes, and failures after which they began anew.",
+                &["resource", "kind"],
+            ),
             placeable_by_moves: int_gauges(
                 "gpupack_waiting_pods_movable",
                 "Waiting pods for which so many moves of running pods would make room.",
@@ -136,31 +156,6 @@ impl Metrics {
             emptiable: int_gauge(
                 "gpupack_gpus_emptiable",
                 "GPUs whose tenants would fit on other GPUs in use; looked for while no pod waits.",
-            ),
-            nodes: int_gauges("gpupack_nodes", "Nodes by the state of their agent.", &["state"]),
-            gpus: int_gauges("gpupack_gpus", "Devices by occupation.", &["state"]),
-            overbooked: int_gauge(
-                "gpupack_gpus_overbooked",
-                "Devices on which facts from outside put more than they have.",
-            ),
-            share: gauges(
-                "gpupack_share_gpus",
-                "Compute share in GPUs: capacity, booked, free, and the part of free that no typical \
-                 request can use (fragmented).",
-                &["state"],
-            ),
-            memory: gauges(
-                "gpupack_memory_bytes",
-                "Device memory: capacity and booked.",
-                &["state"],
-            ),
-            efficiency: gauge(
-                "gpupack_packing_efficiency_ratio",
-                "Mean fullness of the occupied GPUs: the larger of booked share and booked memory.",
-            ),
-            fragmentation: gauge(
-                "gpupack_fragmentation_ratio",
-                "Part of the free compute share that no typical request can use, in the mean.",
             ),
         };
         metrics.register(build);
@@ -182,17 +177,11 @@ impl Metrics {
             Box::new(self.audits.clone()),
             Box::new(self.audit_failures.clone()),
             Box::new(self.ready.clone()),
-            Box::new(self.waiting.clone()),
-            Box::new(self.typical_requests.clone()),
+            Box::new(self.oldest_report.clone()),
+            Box::new(self.watch_lag.clone()),
+            Box::new(self.watch_events.clone()),
             Box::new(self.placeable_by_moves.clone()),
             Box::new(self.emptiable.clone()),
-            Box::new(self.nodes.clone()),
-            Box::new(self.gpus.clone()),
-            Box::new(self.overbooked.clone()),
-            Box::new(self.share.clone()),
-            Box::new(self.memory.clone()),
-            Box::new(self.efficiency.clone()),
-            Box::new(self.fragmentation.clone()),
         ];
         for family in families {
             valid(self.registry.register(family));
@@ -218,7 +207,33 @@ impl Metrics {
         for result in [ReportResult::Accepted, ReportResult::Ignored, ReportResult::Refused] {
             self.reports.with_label_values(&[result.label()]);
         }
+        for resource in ["pods", "nodes"] {
+            for kind in ["change", "failure"] {
+                self.watch_events.with_label_values(&[resource, kind]);
+            }
+        }
         self.set_moves(&[0; MOST_MOVES], 0);
+    }
+
+    /// Notes what the watch of a resource brought: a change, or a failure after which it begins anew.
+    pub fn watched(&self, resource: &'static str, is_failure: bool) {
+        let kind = if is_failure { "failure" } else { "change" };
+        self.watch_events.with_label_values(&[resource, kind]).inc();
+    }
+
+    /// Notes how long after the posting of a Binding the watch showed the pod bound.
+    pub fn watch_lagged(&self, lag: Duration) {
+        self.watch_lag.observe(lag.as_secs_f64());
+    }
+
+    /// Notes that a pod of a size was placed so many seconds after its creation.
+    pub fn placed(&self, size: &'static str, after_seconds: u64) {
+        self.demand.placed(size, after_seconds);
+    }
+
+    /// Adds what the pods of a namespace and priority class held and used since the last time.
+    pub fn used(&self, namespace: &str, priority_class: &str, used: TeamUse) {
+        self.demand.used(namespace, priority_class, used);
     }
 
     /// Notes a call of a verb.
@@ -292,40 +307,20 @@ impl Metrics {
         self.guard.evicted(result);
     }
 
-    /// Sets the gauges of the service.
-    pub fn set_service(&self, is_ready: bool, claims: usize, waiting: usize) {
+    /// Sets the gauges of the service. The oldest report is in seconds since 1970; 0: none.
+    pub fn set_service(&self, is_ready: bool, claims: usize, oldest_report: u64) {
         self.ready.set(i64::from(is_ready));
         self.claims.set(i64::try_from(claims).unwrap_or(i64::MAX));
-        self.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        self.oldest_report.set(whole(oldest_report));
     }
 
-    /// Sets the gauges of the fleet.
-    pub fn set_fleet(&self, packing: &Packing, nodes: NodeCounts, typical_requests: usize) {
-        self.typical_requests.set(i64::try_from(typical_requests).unwrap_or(i64::MAX));
-        for (state, value) in
-            [("reporting", nodes.reporting), ("silent", nodes.silent), ("never", nodes.never)]
-        {
-            self.nodes.with_label_values(&[state]).set(value);
-        }
-        let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        self.gpus.with_label_values(&["occupied"]).set(count(packing.occupied));
-        self.gpus.with_label_values(&["empty"]).set(count(packing.devices - packing.occupied));
-        self.overbooked.set(count(packing.overbooked));
-        for (state, share) in [
-            ("capacity", packing.capacity_share),
-            ("booked", packing.booked_share),
-            ("free", packing.free_share),
-            ("fragmented", packing.fragmented_share()),
-        ] {
-            self.share.with_label_values(&[state]).set(ratio(share));
-        }
-        for (state, memory) in
-            [("capacity", packing.capacity_memory), ("booked", packing.booked_memory)]
-        {
-            self.memory.with_label_values(&[state]).set(bytes(memory));
-        }
-        self.efficiency.set(ratio(packing.efficiency()));
-        self.fragmentation.set(ratio(packing.fragmentation()));
+    /// Sets the gauges of the fleet and of what waits.
+    pub fn set_fleet(&self, fleet: &Fleet, queue: &Queue) {
+        self.fleet.show(fleet);
+        self.demand.show(queue);
+        let (namespaces, classes) = self.demand.folded();
+        self.fleet.folded.with_label_values(&["namespace"]).set(namespaces);
+        self.fleet.folded.with_label_values(&["priority_class"]).set(classes);
     }
 
     /// All families in the text format.
@@ -336,45 +331,6 @@ impl Metrics {
     }
 }
 
-/// A share as whoever reads a dashboard knows it: in GPUs.
-#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the books are not")]
-fn ratio(share: Share) -> f64 {
-    share.millionths() as f64 / Share::WHOLE.millionths() as f64
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the books are not")]
-fn bytes(memory: MemMib) -> f64 {
-    memory.mib() as f64 * 1_048_576.0
-}
-
-fn valid<T>(made: prometheus::Result<T>) -> T {
-    made.expect("families are constants, and a test makes them")
-}
-
-fn counter(name: &str, help: &str) -> IntCounter {
-    valid(IntCounter::new(name, help))
-}
-
-fn counters(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-    valid(IntCounterVec::new(Opts::new(name, help), labels))
-}
-
-fn int_gauge(name: &str, help: &str) -> IntGauge {
-    valid(IntGauge::new(name, help))
-}
-
-fn int_gauges(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-    valid(IntGaugeVec::new(Opts::new(name, help), labels))
-}
-
-fn gauge(name: &str, help: &str) -> Gauge {
-    valid(Gauge::new(name, help))
-}
-
-fn gauges(name: &str, help: &str, labels: &[&str]) -> GaugeVec {
-    valid(GaugeVec::new(Opts::new(name, help), labels))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -382,13 +338,14 @@ mod tests {
     #[test]
     fn every_series_exists_before_its_first_event() {
         let metrics = Metrics::new();
-        metrics.set_fleet(&Packing::default(), NodeCounts::default(), 0);
+        metrics.set_fleet(&Fleet::default(), &Queue::default());
         let text = String::from_utf8(metrics.text()).unwrap();
         for part in [
             "gpupack_verb_duration_seconds_count{outcome=\"refused\",verb=\"bind\"} 0",
             "gpupack_refusals_total{reason=\"silent\"} 0",
             "gpupack_binds_total{outcome=\"conflict\"} 0",
             "gpupack_nodes{state=\"never\"} 0",
+            "gpupack_waiting_pods{reason=\"memory\",size=\"0.5\"} 0",
             "gpupack_ready 0",
             "gpupack_build_info{component=\"extender\"",
         ] {

@@ -2,6 +2,7 @@
 
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
+use gpupack::extender::teams::account;
 use http_bed::{Bed, data, hello, pod, read};
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -123,7 +124,7 @@ async fn operators_see_readiness_metrics_page_and_set_the_log_level() {
     for line in [
         "gpupack_ready 1",
         r#"gpupack_nodes{state="reporting"} 3"#,
-        r#"gpupack_gpus{state="empty"} 4"#,
+        r#"gpupack_gpus{model="NVIDIA A100-SXM4-80GB",pool="gpu-b",state="empty"} 2"#,
         r#"gpupack_reports_total{result="accepted"} 3"#,
         r#"gpupack_verb_duration_seconds_count{outcome="ok",verb="filter"} 1"#,
     ] {
@@ -183,4 +184,57 @@ async fn moves_that_would_help_are_proposed() {
     assert_eq!(proposal["to"]["node"], "gpu-c");
     let explanation = read(bed.get("/v1/explain?pod=team/whole").await.1.as_bytes());
     assert_eq!(explanation["moves"], proposal["moves"]);
+}
+
+#[tokio::test]
+async fn teams_are_told_what_they_held_and_used() {
+    let bed = Bed::warm().await;
+    let mut asked = pod("p", json!({"gpu-fraction": "0.25"}));
+    asked["spec"]["priorityClassName"] = json!("high");
+    bed.filter(asked, &["gpu-b"]).await;
+    let body = json!({"PodName": "p", "PodNamespace": "team", "PodUID": "p", "Node": "gpu-b"});
+    assert_eq!(bed.post("/v1/bind", body.to_string()).await.1["Error"], "");
+    let mut report = hello("gpu-b", "NVIDIA A100-SXM4-80GB", 81_920, 2);
+    report["sequence"] = json!(2);
+    let process = json!({"pid": 7, "pod_uid": "p", "memory_mib": 8_192});
+    for device in report["devices"].as_array_mut().unwrap() {
+        device["busy_percent"] = json!(40);
+        device["processes"] = json!([process]);
+    }
+    assert_eq!(bed.report("gpu-b", &report).await.0, StatusCode::OK);
+    account(&bed.app);
+    let (_, text) = bed.get("/metrics").await;
+    assert!(!text.contains("gpupack_share_seconds_total{"), "nothing before the first look");
+    tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+    account(&bed.app);
+    let (_, text) = bed.get("/metrics").await;
+    let value = |family: &str, kind: &str| -> f64 {
+        let series =
+            format!("{family}{{kind=\"{kind}\",namespace=\"team\",priority_class=\"high\"}} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&series));
+        line.unwrap_or_else(|| panic!("{series} in {text}")).parse().unwrap()
+    };
+    let near = |found: f64, wanted: f64| (found - wanted).abs() < wanted * 1e-6;
+    let booked = value("gpupack_share_seconds_total", "booked");
+    assert!(booked >= 0.25 * 0.03, "{booked}");
+    // Its GPU's only tenant has all of the busy time.
+    assert!(near(value("gpupack_share_seconds_total", "used"), booked / 0.25 * 0.4));
+    let memory = value("gpupack_memory_byte_seconds_total", "booked");
+    assert!(near(value("gpupack_memory_byte_seconds_total", "used"), memory * 0.4), "8 of 20 GiB");
+}
+
+#[tokio::test]
+async fn every_gpu_has_series_on_a_path_of_its_own() {
+    let bed = Bed::warm().await;
+    let (status, text) = bed.get("/metrics/gpus").await;
+    assert_eq!(status, StatusCode::OK);
+    let labels = r#"{UUID="GPU-gpu-b-1",Hostname="gpu-b",model="NVIDIA A100-SXM4-80GB",pool="gpu-b",gpu="1""#;
+    for line in [
+        format!("gpupack_device_share_gpus{labels}}} 0.000000"),
+        format!("gpupack_device_memory_bytes{labels},kind=\"booked\"}} 0"),
+        format!("gpupack_device_tenants{labels}}} 0"),
+        format!("gpupack_device_placeable{labels}}} 1"),
+    ] {
+        assert!(text.lines().any(|seen| seen == line), "{line} in {text}");
+    }
 }

@@ -7,8 +7,9 @@ use std::path::{Component, Path, PathBuf};
 use gpupack::agent::metrics::AgentMetrics;
 use gpupack::agent::probe::Sample;
 use gpupack::config::{KEYS, guard, webhook};
-use gpupack::metrics::{Metrics, NodeCounts};
-use gpupack::packing::fragmentation::Packing;
+use gpupack::metrics::{Fleet, Metrics, Queue, TeamUse};
+use gpupack::packing::device::{ModelName, PoolName};
+use gpupack::packing::figures::Figures;
 use gpupack::report::{Ailment, DeviceReport, DeviceUse, Kind};
 use source::{SourceFile, files, words};
 
@@ -319,13 +320,20 @@ fn every_configuration_key_is_documented() {
 #[test]
 fn every_metric_family_is_documented() {
     let metrics = Metrics::new();
-    metrics.set_fleet(&Packing::default(), NodeCounts::default(), 0);
+    let kinds = [((ModelName::new("T4"), PoolName::new("")), Figures::default())].into();
+    metrics.set_fleet(&Fleet { kinds, ..Fleet::default() }, &Queue::default());
+    metrics.used("team", "", TeamUse::default());
     let text = String::from_utf8(metrics.text()).expect("the text format is UTF-8");
     let mut exported = families(&text);
     assert!(exported.len() >= 20, "{exported:?}");
     let of_agent = agent_families();
     assert_eq!(of_agent.len(), 5, "{of_agent:?}");
     exported.extend(of_agent);
+    // Printed by hand, on a path of their own.
+    exported.extend(
+        ["share_gpus", "memory_bytes", "tenants", "placeable"]
+            .map(|name| format!("gpupack_device_{name}")),
+    );
     let files = files();
     let document = text_of(&files, "docs/metrics.md");
     let missing = unnamed(document, exported.iter().cloned());

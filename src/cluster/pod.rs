@@ -46,6 +46,8 @@ pub struct SeenPod {
     pub is_gated: bool,
     /// Its priority; zero where none is set.
     pub priority: i32,
+    /// Its priority class; empty where it has none.
+    pub priority_class: String,
     /// When it was created, in seconds since 1970; zero where that is not known.
     pub created_unix_seconds: i64,
     /// The version of the object that this was read from.
@@ -112,6 +114,9 @@ impl SeenPod {
             is_deleting: metadata.deletion_timestamp.is_some(),
             is_gated: spec.is_some_and(|s| s.scheduling_gates.iter().flatten().next().is_some()),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
+            priority_class: spec
+                .and_then(|spec| spec.priority_class_name.clone())
+                .unwrap_or_default(),
             created_unix_seconds: metadata
                 .creation_timestamp
                 .as_ref()

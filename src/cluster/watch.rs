@@ -32,6 +32,9 @@ pub trait Sink: Send + Sync {
 
     /// A pod is gone or terminal.
     fn pod_ended(&self, uid: &PodUid);
+
+    /// The watch of `pods` or `nodes` brought something, or failed and begins anew.
+    fn watched(&self, resource: &'static str, is_failure: bool);
 }
 
 /// Watches pods and nodes until `stop`; the ledger counts as listed once both lists are complete.
@@ -96,6 +99,7 @@ impl PodWatch {
             tracing::warn!(%error, "the watch of pods failed, it will be tried again");
         }));
         while let Some(event) = events.next().await {
+            self.sink.watched("pods", event.is_err());
             match event {
                 Err(()) => {}
                 Ok(watcher::Event::Init) => self.relisted = Some(BTreeSet::new()),
@@ -186,6 +190,7 @@ impl NodeWatch {
             tracing::warn!(%error, "the watch of nodes failed, it will be tried again");
         }));
         while let Some(event) = events.next().await {
+            self.sink.watched("nodes", event.is_err());
             match event {
                 Err(()) => {}
                 Ok(watcher::Event::Init) => self.relisted = Some(BTreeSet::new()),

@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
+use super::teams::Teams;
 use super::turns::Turns;
 use crate::clock::Clock;
 use crate::cluster::events::{Notice, NoticeReason, NoticeSender};
@@ -56,6 +58,10 @@ pub struct App {
     pub pending: DashMap<PodUid, Arc<SeenPod>>,
     /// The binds that are going on.
     pub binds: Turns,
+    /// Whose the pods are that hold something.
+    pub teams: Teams,
+    /// Bindings that the watch has not shown yet, with the time of their posting on the precise clock.
+    pub unseen_binds: DashMap<PodUid, Duration>,
     /// The clock.
     pub clock: Clock,
     /// The configuration.
@@ -78,6 +84,8 @@ impl App {
             waiting: WaitingPods::default(),
             pending: DashMap::new(),
             binds: Turns::default(),
+            teams: Teams::default(),
+            unseen_binds: DashMap::new(),
             clock,
             config,
             metrics: Metrics::new(),
@@ -214,6 +222,12 @@ impl Sink for App {
             let note = format!("its placement counts for nothing: {error}");
             self.tell(&pod.pod, NoticeReason::PlacementUnreadable, note);
         }
+        self.teams.see(pod);
+        if pod.node.is_some()
+            && let Some((_, accepted)) = self.unseen_binds.remove(&pod.pod.uid)
+        {
+            self.metrics.watch_lagged(self.clock.precise().saturating_sub(accepted));
+        }
         let is_ours = self.config.scheduler_names.contains(&pod.scheduler_name);
         let waits = pod.node.is_none() && !pod.is_deleting && is_ours;
         if !waits || pod.request == Ok(None) {
@@ -230,6 +244,11 @@ impl Sink for App {
 
     fn pod_ended(&self, uid: &PodUid) {
         self.settle_pod(uid);
+        self.unseen_binds.remove(uid);
+    }
+
+    fn watched(&self, resource: &'static str, is_failure: bool) {
+        self.metrics.watched(resource, is_failure);
     }
 }
 

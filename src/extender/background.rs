@@ -12,6 +12,7 @@ use super::app::{App, Truth, rooms};
 use super::bind::settle_abandoned;
 use super::guard::{Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected};
 use super::proposals::{Proposals, proposals};
+use super::teams;
 use super::wakes::Wakes;
 use crate::cluster::events::NoticeReason;
 use crate::cluster::target::PodKey;
@@ -24,6 +25,9 @@ use crate::packing::moves::MOST_MOVES;
 
 /// Beat of the slow loop: silence, claims and drains are exact to this.
 const BEAT: Duration = Duration::from_secs(1);
+
+/// Beats between two looks at what teams hold.
+const ACCOUNT_EVERY: u64 = 5;
 
 /// Beats between two audits of the whole ledger.
 const AUDIT_EVERY: u64 = 60;
@@ -109,6 +113,9 @@ async fn beats(app: &Arc<App>) {
         let now = app.clock.now();
         app.outbox.push(app.ledger.tick(now));
         app.forget_unseen();
+        if beat.is_multiple_of(ACCOUNT_EVERY) {
+            teams::account(app);
+        }
         if beat.is_multiple_of(AUDIT_EVERY) {
             audit(app);
         }

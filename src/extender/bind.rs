@@ -18,6 +18,7 @@ use crate::ledger::commands::ReserveError;
 use crate::ledger::reading::Readiness;
 use crate::metrics::{BindResult, Outcome};
 use crate::packing::device::{NodeName, PodUid};
+use crate::packing::figures::Size;
 
 /// Times a Binding is posted again after the pod changed under it: each needs a further change of
 /// the pod within milliseconds, so a third is hardly ever seen.
@@ -157,6 +158,13 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
         }
     }
     app.settle_pod(&uid);
+    let created = u64::try_from(pod.created_unix_seconds).unwrap_or(0);
+    if let Ok(Some(request)) = &pod.request
+        && created > 0
+    {
+        let waited = app.clock.unix_seconds().saturating_sub(created);
+        app.metrics.placed(Size::of(request), waited);
+    }
     let devices: Vec<&str> = placement.devices.iter().map(|device| device.id.as_str()).collect();
     tracing::info!(
         pod_uid = %uid, pod = %pod.pod, %node, devices = devices.join(","), "placed"
@@ -199,6 +207,7 @@ async fn decide(
             Err(error) => return Err(taken_back(app, turn, &pod.pod.uid, error.into())),
         };
         *turn.on_its_way = Some(target.clone());
+        app.unseen_binds.insert(target.uid().clone(), app.clock.precise());
         match cluster.writer.bind(&target).await {
             BindOutcome::Bound => {
                 settled_bound(app, turn, target.uid());
@@ -309,6 +318,7 @@ fn settled_bound(app: &App, turn: &mut Turn<'_>, uid: &PodUid) {
 }
 
 fn taken_back(app: &App, turn: &mut Turn<'_>, uid: &PodUid, error: BindError) -> BindError {
+    app.unseen_binds.remove(uid);
     *turn.on_its_way = None;
     app.outbox.push(app.ledger.forget(uid));
     error

@@ -13,15 +13,13 @@ use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::app::{App, Truth};
+use super::app::App;
 use super::inspect;
 use super::protocol::{ProtocolError, to_json};
 use super::verbs::{self, VerbAnswer};
-use super::{bind, proposals, reports, summary};
+use super::{bind, proposals, reports, scrape, summary};
 use crate::ledger::reading::Readiness;
-use crate::ledger::sightings::Outside;
-use crate::metrics::{NodeCounts, Outcome, OutsideFigures, Verb};
-use crate::packing::node::NodeState;
+use crate::metrics::{Outcome, Verb};
 use crate::report;
 
 /// The first page.
@@ -66,6 +64,7 @@ pub fn router(service: Service) -> Router {
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
+        .route("/metrics/gpus", get(device_metrics))
         .with_state(service)
 }
 
@@ -227,31 +226,17 @@ async fn ready(State(service): State<Service>) -> Response {
 }
 
 async fn metrics(State(service): State<Service>) -> Response {
-    let app = &service.app;
-    let mut counts = NodeCounts::default();
-    for state in app.ledger.node_states() {
-        match state {
-            NodeState::Reporting => counts.reporting += 1,
-            NodeState::Silent => counts.silent += 1,
-            NodeState::NeverReported => counts.never += 1,
-            NodeState::Gone => {}
-        }
-    }
-    let is_ready = app.readiness() == Readiness::Ready;
-    app.metrics.set_service(is_ready, app.ledger.claim_count(), app.waiting.refused_count());
-    if let Truth::Cluster(cluster) = &app.truth {
-        let counts = cluster.notices.counts();
-        app.metrics.set_events_lost(counts.dropped + counts.failed);
-    }
-    let Outside { over_users, excess, foreign } = app.ledger.outside();
-    app.metrics.set_outside(OutsideFigures { over_users, excess, foreign });
-    for (mode, counts) in app.ledger.protections(app.driver_limits()) {
-        app.metrics.set_tenants(mode.name(), counts);
-    }
-    let typical = app.ledger.typical_requests();
-    app.metrics.set_fleet(&app.ledger.packing(), counts, typical);
+    printed(look(&service.app, scrape::text).await)
+}
+
+async fn device_metrics(State(service): State<Service>) -> Response {
+    printed(look(&service.app, scrape::devices).await)
+}
+
+/// Metrics in the text format.
+fn printed(text: Result<Vec<u8>, Response>) -> Response {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    (kind, app.metrics.text()).into_response()
+    text.map_or_else(|refused| refused, |text| (kind, text).into_response())
 }
 
 async fn page() -> Response {

@@ -91,6 +91,7 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &[&str]) -> Vec<Opt
     app.outbox.push(app.ledger.drop_claim(uid));
     app.waiting.ask(App::waiting_pod(pod, question.clone()), now);
     app.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
+    app.teams.see(pod);
     app.ledger.learn(uid.clone(), question);
     let answers = app.ledger.answers(question, names);
     let mut misfits: BTreeMap<Misfit, usize> = BTreeMap::new();

@@ -7,7 +7,7 @@
 //! Lock order, so that nothing can wait in a circle: a session, `world`, a shape table or an entry of
 //! `pods`, an entry of `claims`, the books of one node, its outlook, what it supplies. `slots`, `ended`,
 //! entries of `owners`, details, the supply of the cluster and its changes may be taken under any of
-//! these, and nothing is taken under them. A gauge is taken before all of them.
+//! these, and nothing is taken under them. Gauges are taken before all of them.
 //!
 //! Calls about one pod come from several threads (verbs, watch, timers). What they find out about the
 //! pod and what they do about it is one step, since the pod's entry of `pods` is held meanwhile.
@@ -22,6 +22,7 @@ use super::changes::Changes;
 use super::details::NodeDetails;
 use super::effect::{Effect, Standing};
 use super::facts::Ended;
+use super::fleet::FleetGauge;
 use super::questions::ShapeTables;
 use super::reading::Gauge;
 use super::reports::Session;
@@ -119,6 +120,7 @@ pub struct Ledger {
     ended: Mutex<Ended>,
     pub(super) shapes: ShapeTables,
     pub(super) gauge: Mutex<Gauge>,
+    pub(super) fleet: Mutex<FleetGauge>,
     pub(super) next_session: AtomicU64,
     pub(super) is_listed: AtomicBool,
     pub(super) listed_at: AtomicU64,
@@ -153,6 +155,7 @@ impl Ledger {
             ended: Mutex::default(),
             shapes: ShapeTables::default(),
             gauge: Mutex::default(),
+            fleet: Mutex::default(),
             next_session: AtomicU64::new(settings.first_session),
             is_listed: AtomicBool::new(false),
             listed_at: AtomicU64::new(0),

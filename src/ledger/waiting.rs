@@ -154,6 +154,11 @@ impl WaitingPods {
         all
     }
 
+    /// Lets `look` see all waiting pods, in no order that means anything. They are held meanwhile.
+    pub fn look_at_each(&self, look: impl FnMut(&WaitingState)) {
+        self.pods().values().for_each(look);
+    }
+
     /// Pods that no node fitted last time.
     pub fn refused_count(&self) -> usize {
         self.pods().values().filter(|state| state.refused.is_some()).count()

@@ -2,7 +2,7 @@
 
 use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
-use super::{bytes, counters, gauges, int_gauge, int_gauges, valid};
+use super::make::{bytes, counters, gauges, int_gauge, int_gauges, valid};
 use crate::packing::units::MemMib;
 
 /// How an eviction ended.

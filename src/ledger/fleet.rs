@@ -1,0 +1,96 @@
+//! What operators see of the whole fleet: figures by model and pool, and who holds and uses what.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::books::{Ledger, locked};
+use super::details::NodeDetails;
+use crate::packing::device::{ModelName, PoolName};
+use crate::packing::figures::Figures;
+use crate::packing::mix::CompiledMix;
+use crate::packing::node::NodeLedger;
+
+/// A model of GPU in a pool.
+pub type Kind = (ModelName, PoolName);
+
+/// Keeps the figures of each node until it changes.
+#[derive(Debug, Default)]
+pub(super) struct FleetGauge {
+    /// Generation of the mix that the figures are measured against.
+    generation: Option<u64>,
+    /// By position of the node, with the version of its books.
+    nodes: Vec<Option<(u64, OfNode)>>,
+}
+
+/// The pool of a node, and the figures of its devices by model.
+type OfNode = (PoolName, Vec<(ModelName, Figures)>);
+
+impl Ledger {
+    /// The figures of the fleet, by model and pool. Only nodes that changed since the last call are
+    /// measured: O(changed nodes × typical requests × devices + nodes).
+    pub fn fleet(&self) -> BTreeMap<Kind, Figures> {
+        let mut gauge = locked(&self.fleet);
+        let (generation, mix): (u64, Arc<CompiledMix>) = {
+            let world = self.world();
+            (world.mix_generation, Arc::clone(&world.compiled))
+        };
+        if gauge.generation != Some(generation) {
+            *gauge = FleetGauge { generation: Some(generation), nodes: Vec::new() };
+        }
+        let slots = self.slots();
+        gauge.nodes.resize_with(slots.len(), || None);
+        let mut fleet: BTreeMap<Kind, Figures> = BTreeMap::new();
+        for (slot, known) in slots.iter().zip(&mut gauge.nodes) {
+            let version = slot.version.load(Ordering::Acquire);
+            if known.as_ref().is_none_or(|(seen, _)| *seen != version) {
+                *known = Some(slot.look(|books| (books.pool().clone(), Figures::of(books, &mix))));
+            }
+            let Some((_, (pool, figures))) = known else { continue };
+            for (model, figures) in figures {
+                fleet.entry((model.clone(), pool.clone())).or_default().add(figures);
+            }
+        }
+        fleet
+    }
+
+    /// Lets `look` see each node as [`Ledger::look_at_each`] does, with what agents say beside the books.
+    pub fn look_at_each_seen(&self, mut look: impl FnMut(&NodeLedger, &NodeDetails)) {
+        for slot in self.slots().iter() {
+            let books = slot.read();
+            if !books.is_forgettable() {
+                look(&books, &locked(&slot.details));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::fixture::{bound, ledger, uid};
+    use crate::packing::units::{Share, Timestamp};
+
+    #[test]
+    fn figures_follow_each_change() {
+        let ledger = ledger("A B");
+        let of = |fleet: &BTreeMap<Kind, Figures>| {
+            let (kind, figures) = fleet.iter().next().unwrap();
+            assert_eq!((fleet.len(), kind.1.as_str()), (1, ""));
+            (figures.share.booked, figures.devices)
+        };
+        assert_eq!(of(&ledger.fleet()), (Share::ZERO, [2, 0, 0, 0, 0, 0]));
+        ledger.see_pod(&bound("p", "n", "A", 500_000), Timestamp::START);
+        let half = (Share::from_millionths(500_000), [1, 1, 0, 0, 0, 0]);
+        assert_eq!(of(&ledger.fleet()), half);
+        assert_eq!(of(&ledger.fleet()), half, "kept");
+        ledger.forget(&uid("p"));
+        ledger.end_pod(&uid("p"), Timestamp::START);
+        let mut seen = 0;
+        ledger.look_at_each_seen(|node, details| {
+            assert!(details.sightings.on(&node.devices()[0].device().id).is_none());
+            seen += 1;
+        });
+        assert_eq!(seen, 1);
+    }
+}

@@ -1,0 +1,211 @@
+//! Families of the demand: what waits, how long placing took, and what teams hold and use.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use prometheus::{CounterVec, GaugeVec, HistogramOpts, HistogramVec, IntGaugeVec, Opts, Registry};
+
+use super::fleet::OTHER;
+use super::make::{count, gauges, int_gauges, ratio, valid, whole};
+use crate::packing::figures::{OTHER_SIZES, SIZES};
+use crate::packing::fit::Misfit;
+use crate::packing::units::Share;
+
+/// Why a pod waits of which no node was asked about.
+const NOT_ASKED: &str = "not_asked";
+
+/// Buckets of the time to placement, in seconds: a tenth of a second to a day.
+const PLACEMENT_BUCKETS: [f64; 14] =
+    [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3_600.0, 21_600.0, 86_400.0];
+
+/// Namespaces and priority classes that have series of their own, in the order in which they were
+/// first seen; the rest count as [`OTHER`], for ever, since a counter may not change its name.
+const MOST_NAMESPACES: usize = 200;
+const MOST_CLASSES: usize = 50;
+
+/// Pods that wait, by size and by the closest obstacle of each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Queue {
+    /// Pods by name of the size and obstacle.
+    pub pods: BTreeMap<(&'static str, Option<&'static str>), u64>,
+    /// Share that they ask for, in millionths, by name of the size.
+    pub share: BTreeMap<&'static str, u64>,
+    /// When the oldest one was created, in seconds since 1970, by obstacle.
+    pub oldest: BTreeMap<Option<&'static str>, u64>,
+}
+
+/// What a team held and used since the last time: millionths of a GPU, and MiB, times milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TeamUse {
+    /// Share that was booked.
+    pub share_booked: u128,
+    /// Share in which kernels ran, as far as that is known.
+    pub share_used: u128,
+    /// Memory that was booked.
+    pub memory_booked: u128,
+    /// Memory that was seen in use, as far as that is known.
+    pub memory_used: u128,
+}
+
+/// All families of the demand.
+pub(super) struct DemandFamilies {
+    waiting: IntGaugeVec,
+    waiting_share: GaugeVec,
+    oldest: GaugeVec,
+    placement: HistogramVec,
+    share: CounterVec,
+    memory: CounterVec,
+    names: Mutex<(Names, Names)>,
+}
+
+/// Values of a label that have series of their own.
+#[derive(Default)]
+struct Names(BTreeMap<String, bool>);
+
+impl Names {
+    /// The label of a value: its own while there are less than `most`.
+    fn label<'a>(&mut self, value: &'a str, most: usize) -> &'a str {
+        let known = self.0.len();
+        // What is folded need not be remembered for ever; so many are counted.
+        if known >= 16 * most && !self.0.contains_key(value) {
+            return OTHER;
+        }
+        let is_own = *self.0.entry(value.to_owned()).or_insert(known < most);
+        if is_own { value } else { OTHER }
+    }
+
+    fn folded(&self) -> i64 {
+        i64::try_from(self.0.values().filter(|is_own| !**is_own).count()).unwrap_or(i64::MAX)
+    }
+}
+
+fn sizes() -> impl Iterator<Item = &'static str> {
+    SIZES.into_iter().map(|size| size.name).chain(OTHER_SIZES)
+}
+
+fn reasons() -> impl Iterator<Item = &'static str> {
+    Misfit::LABELS.into_iter().chain([NOT_ASKED])
+}
+
+impl DemandFamilies {
+    /// Registers all families; those of sizes and obstacles have each series at zero.
+    pub(super) fn register(registry: &Registry) -> Self {
+        let counters = |name: &str, help: &str| {
+            let labels = ["namespace", "priority_class", "kind"];
+            valid(CounterVec::new(Opts::new(name, help), &labels))
+        };
+        let families = Self {
+            waiting: int_gauges(
+                "gpupack_waiting_pods",
+                "GPU pods that no node fitted last time, by size and by the closest obstacle.",
+                &["size", "reason"],
+            ),
+            waiting_share: gauges(
+                "gpupack_waiting_share_gpus",
+                "Compute share that waiting pods ask for by fraction or whole, in GPUs.",
+                &["size"],
+            ),
+            oldest: gauges(
+                "gpupack_waiting_oldest_created_timestamp_seconds",
+                "When the oldest waiting pod was created; 0 where none waits.",
+                &["reason"],
+            ),
+            placement: valid(HistogramVec::new(
+                HistogramOpts::new(
+                    "gpupack_time_to_placement_seconds",
+                    "From the creation of a pod to its accepted bind, in whole seconds.",
+                )
+                .buckets(PLACEMENT_BUCKETS.to_vec()),
+                &["size"],
+            )),
+            share: counters(
+                "gpupack_share_seconds_total",
+                "Compute share times time, in GPU-seconds: booked, and in which kernels ran.",
+            ),
+            memory: counters(
+                "gpupack_memory_byte_seconds_total",
+                "Device memory times time: booked, and seen in use.",
+            ),
+            names: Mutex::default(),
+        };
+        valid(registry.register(Box::new(families.waiting.clone())));
+        valid(registry.register(Box::new(families.waiting_share.clone())));
+        valid(registry.register(Box::new(families.oldest.clone())));
+        valid(registry.register(Box::new(families.placement.clone())));
+        valid(registry.register(Box::new(families.share.clone())));
+        valid(registry.register(Box::new(families.memory.clone())));
+        sizes().for_each(|size| drop(families.placement.with_label_values(&[size])));
+        families.show(&Queue::default());
+        families
+    }
+
+    /// Sets the gauges of what waits.
+    pub(super) fn show(&self, queue: &Queue) {
+        for size in sizes() {
+            for reason in reasons() {
+                let obstacle = Some(reason).filter(|reason| *reason != NOT_ASKED);
+                let pods = queue.pods.get(&(size, obstacle)).copied().unwrap_or(0);
+                self.waiting.with_label_values(&[size, reason]).set(count(pods));
+            }
+            let share = queue.share.get(size).copied().unwrap_or(0);
+            let share = Share::from_millionths(share);
+            self.waiting_share.with_label_values(&[size]).set(ratio(share));
+        }
+        for reason in reasons() {
+            let obstacle = Some(reason).filter(|reason| *reason != NOT_ASKED);
+            let created = queue.oldest.get(&obstacle).copied().unwrap_or(0);
+            self.oldest.with_label_values(&[reason]).set(whole(created));
+        }
+    }
+
+    /// Notes that a pod was placed so many seconds after its creation.
+    pub(super) fn placed(&self, size: &'static str, after_seconds: u64) {
+        self.placement.with_label_values(&[size]).observe(whole(after_seconds));
+    }
+
+    /// Adds what the pods of a namespace and priority class held and used.
+    pub(super) fn used(&self, namespace: &str, class: &str, used: TeamUse) {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let namespace = names.0.label(namespace, MOST_NAMESPACES);
+        let class = names.1.label(class, MOST_CLASSES);
+        let gpu_seconds = 1e-9;
+        let byte_seconds = 1_048_576.0 / 1e3;
+        for (family, kind, amount, unit) in [
+            (&self.share, "booked", used.share_booked, gpu_seconds),
+            (&self.share, "used", used.share_used, gpu_seconds),
+            (&self.memory, "booked", used.memory_booked, byte_seconds),
+            (&self.memory, "used", used.memory_used, byte_seconds),
+        ] {
+            family.with_label_values(&[namespace, class, kind]).inc_by(float(amount) * unit);
+        }
+    }
+
+    /// Namespaces and priority classes without series of their own.
+    pub(super) fn folded(&self) -> (i64, i64) {
+        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        (names.0.folded(), names.1.folded())
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a counter is a float")]
+fn float(whole: u128) -> f64 {
+    whole as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_series_of_its_own_is_other_for_ever() {
+        let mut names = Names::default();
+        assert_eq!(
+            [names.label("a", 2), names.label("b", 2), names.label("c", 2)],
+            ["a", "b", OTHER]
+        );
+        assert_eq!([names.label("c", 2), names.label("a", 2)], [OTHER, "a"]);
+        assert_eq!(names.folded(), 1);
+        (0..1_000).for_each(|at| assert_eq!(names.label(&format!("n{at}"), 2), OTHER));
+        assert_eq!((names.0.len(), names.folded()), (32, 30), "as many as are worth remembering");
+    }
+}

@@ -1,0 +1,260 @@
+//! Families of the fleet: what is booked, free and of no use, by model and pool.
+
+use std::collections::BTreeMap;
+
+use prometheus::{Gauge, GaugeVec, IntGauge, IntGaugeVec, Registry};
+
+use super::NodeCounts;
+use super::make::{bytes, count, gauge, gauges, int_gauge, int_gauges, ratio, valid};
+use crate::packing::device::{ModelName, PoolName};
+use crate::packing::figures::{DeviceState, FREE_STEPS, Figures, SIZES, TENANT_STEPS};
+use crate::packing::fragmentation::Packing;
+use crate::packing::units::Share;
+
+/// Models in pools that have series of their own; the rest are one, called [`OTHER`].
+const MOST_KINDS: usize = 200;
+
+/// The label of all that has no series of its own.
+pub(super) const OTHER: &str = "other";
+
+/// Labels of every series of a kind of device.
+const KIND: [&str; 2] = ["model", "pool"];
+
+/// The fleet at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Fleet {
+    /// How full and fragmented the whole of it is.
+    pub packing: Packing,
+    /// The figures of each model in each pool.
+    pub kinds: BTreeMap<(ModelName, PoolName), Figures>,
+    /// Nodes by the state of their agent.
+    pub nodes: NodeCounts,
+    /// Types of requests that free room is judged by.
+    pub typical_requests: usize,
+}
+
+/// All families of the fleet.
+pub(super) struct FleetFamilies {
+    typical_requests: IntGauge,
+    nodes: IntGaugeVec,
+    efficiency: Gauge,
+    fragmentation: Gauge,
+    gpus: IntGaugeVec,
+    overbooked: IntGaugeVec,
+    occupied: IntGaugeVec,
+    fullness: GaugeVec,
+    by_free_share: IntGaugeVec,
+    by_tenants: IntGaugeVec,
+    share: GaugeVec,
+    memory: GaugeVec,
+    largest_share: GaugeVec,
+    largest_memory: GaugeVec,
+    fitting: IntGaugeVec,
+    stranded: GaugeVec,
+    pub(super) folded: IntGaugeVec,
+}
+
+impl FleetFamilies {
+    /// Registers all families. Those by model and pool have no series until there are devices.
+    #[expect(clippy::too_many_lines, reason = "one entry per family, in the order of the fields")]
+    pub(super) fn register(registry: &Registry) -> Self {
+        let by = |more: &'static str| [KIND[0], KIND[1], more];
+        let families = Self {
+            typical_requests: int_gauge(
+                "gpupack_typical_requests",
+                "Types of requests that free room is judged by.",
+            ),
+            nodes: int_gauges("gpupack_nodes", "Nodes by the state of their agent.", &["state"]),
+            efficiency: gauge(
+                "gpupack_packing_efficiency_ratio",
+                "Mean fullness of the occupied GPUs: the larger of booked share and booked memory.",
+            ),
+            fragmentation: gauge(
+                "gpupack_fragmentation_ratio",
+                "Part of the free compute share that no typical request can use, in the mean.",
+            ),
+            gpus: int_gauges("gpupack_gpus", "Devices, each in one state.", &by("state")),
+            overbooked: int_gauges(
+                "gpupack_gpus_overbooked",
+                "Devices on which facts from outside put more than they have.",
+                &KIND,
+            ),
+            occupied: int_gauges("gpupack_gpus_occupied", "Devices with tenants.", &KIND),
+            fullness: gauges(
+                "gpupack_gpus_fullness",
+                "Sum over the devices with tenants of the larger of booked share and booked memory: \
+                 over gpupack_gpus_occupied it is the packing efficiency.",
+                &KIND,
+            ),
+            by_free_share: int_gauges(
+                "gpupack_gpus_by_free_share",
+                "Devices that take tenants, by free compute share in tenths, rounded down.",
+                &by("free"),
+            ),
+            by_tenants: int_gauges(
+                "gpupack_gpus_by_tenants",
+                "Devices that take tenants, by number of tenants.",
+                &by("tenants"),
+            ),
+            share: gauges(
+                "gpupack_share_gpus",
+                "Compute share in GPUs, each part in one state: the sum is what there is.",
+                &by("state"),
+            ),
+            memory: gauges(
+                "gpupack_memory_bytes",
+                "Device memory, each part in one state: the sum is what there is.",
+                &by("state"),
+            ),
+            largest_share: gauges(
+                "gpupack_largest_fit_share_gpus",
+                "Largest compute share of one GPU that would still fit.",
+                &KIND,
+            ),
+            largest_memory: gauges(
+                "gpupack_largest_fit_bytes",
+                "Largest memory of one GPU that would still fit.",
+                &KIND,
+            ),
+            fitting: int_gauges(
+                "gpupack_fitting_requests",
+                "Requests of this size that would fit now, if all free room went to them.",
+                &by("size"),
+            ),
+            stranded: gauges(
+                "gpupack_stranded_bytes",
+                "Free memory of devices on which not one request of this size fits.",
+                &by("size"),
+            ),
+            folded: int_gauges(
+                "gpupack_metrics_folded_series",
+                "Values of a label that have no series of their own and count as other.",
+                &["label"],
+            ),
+        };
+        families.register_all(registry);
+        families.folded.with_label_values(&["model_pool"]);
+        families.show(&Fleet::default());
+        families
+    }
+
+    fn register_all(&self, registry: &Registry) {
+        let int = [
+            &self.nodes,
+            &self.gpus,
+            &self.overbooked,
+            &self.occupied,
+            &self.by_free_share,
+            &self.by_tenants,
+            &self.fitting,
+            &self.folded,
+        ];
+        for family in int {
+            valid(registry.register(Box::new(family.clone())));
+        }
+        let float = [
+            &self.fullness,
+            &self.share,
+            &self.memory,
+            &self.largest_share,
+            &self.largest_memory,
+            &self.stranded,
+        ];
+        for family in float {
+            valid(registry.register(Box::new(family.clone())));
+        }
+        valid(registry.register(Box::new(self.typical_requests.clone())));
+        valid(registry.register(Box::new(self.efficiency.clone())));
+        valid(registry.register(Box::new(self.fragmentation.clone())));
+    }
+
+    /// Sets all gauges. Kinds that are gone lose their series.
+    pub(super) fn show(&self, fleet: &Fleet) {
+        self.typical_requests.set(i64::try_from(fleet.typical_requests).unwrap_or(i64::MAX));
+        let NodeCounts { reporting, silent, never } = fleet.nodes;
+        for (state, value) in [("reporting", reporting), ("silent", silent), ("never", never)] {
+            self.nodes.with_label_values(&[state]).set(value);
+        }
+        self.efficiency.set(ratio(fleet.packing.efficiency()));
+        self.fragmentation.set(ratio(fleet.packing.fragmentation()));
+        let by_kind = [
+            &self.gpus,
+            &self.overbooked,
+            &self.occupied,
+            &self.by_free_share,
+            &self.by_tenants,
+            &self.fitting,
+        ];
+        by_kind.into_iter().for_each(IntGaugeVec::reset);
+        let by_kind = [
+            &self.fullness,
+            &self.share,
+            &self.memory,
+            &self.largest_share,
+            &self.largest_memory,
+            &self.stranded,
+        ];
+        by_kind.into_iter().for_each(GaugeVec::reset);
+        let (mut others, mut folded) = (Figures::default(), 0);
+        for (at, ((model, pool), figures)) in fleet.kinds.iter().enumerate() {
+            if at < MOST_KINDS {
+                self.show_kind([model.as_str(), pool.as_str()], figures);
+            } else {
+                others.add(figures);
+                folded += 1;
+            }
+        }
+        if folded > 0 {
+            self.show_kind([OTHER, OTHER], &others);
+        }
+        self.folded.with_label_values(&["model_pool"]).set(folded);
+    }
+
+    fn show_kind(&self, kind: [&str; 2], figures: &Figures) {
+        let with = |more| [kind[0], kind[1], more];
+        for (state, devices) in DeviceState::ALL.into_iter().zip(figures.devices) {
+            self.gpus.with_label_values(&with(state.name())).set(count(devices));
+        }
+        self.overbooked.with_label_values(&kind).set(count(figures.overbooked));
+        let (occupied, fullness) = figures.occupied;
+        self.occupied.with_label_values(&kind).set(count(occupied));
+        self.fullness.with_label_values(&kind).set(ratio(Share::from_millionths(fullness)));
+        for (step, devices) in figures.by_free_share.into_iter().enumerate() {
+            self.by_free_share.with_label_values(&with(FREE[step])).set(count(devices));
+        }
+        for (step, devices) in figures.by_tenants.into_iter().enumerate() {
+            self.by_tenants.with_label_values(&with(TENANTS[step])).set(count(devices));
+        }
+        let share = figures.share;
+        for (state, part) in [
+            ("booked", share.booked),
+            ("stranded", share.stranded),
+            ("free", share.free),
+            ("unavailable", share.unavailable),
+        ] {
+            self.share.with_label_values(&with(state)).set(ratio(part));
+        }
+        let memory = figures.memory;
+        for (state, part) in [
+            ("booked", memory.booked),
+            ("outside", memory.outside),
+            ("free", memory.free),
+            ("unavailable", memory.unavailable),
+        ] {
+            self.memory.with_label_values(&with(state)).set(bytes(part));
+        }
+        self.largest_share.with_label_values(&kind).set(ratio(figures.largest_share));
+        self.largest_memory.with_label_values(&kind).set(bytes(figures.largest_memory));
+        for (size, room) in SIZES.into_iter().zip(figures.room) {
+            self.fitting.with_label_values(&with(size.name)).set(count(room.fitting));
+            self.stranded.with_label_values(&with(size.name)).set(bytes(room.stranded));
+        }
+    }
+}
+
+/// Labels of free share in tenths, rounded down.
+const FREE: [&str; FREE_STEPS] =
+    ["0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1"];
+
+/// Labels of numbers of tenants.
+const TENANTS: [&str; TENANT_STEPS] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "more"];

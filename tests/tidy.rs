@@ -10,7 +10,9 @@ use gpupack::config::{KEYS, guard, webhook};
 use gpupack::metrics::{Fleet, Metrics, Queue, TeamUse};
 use gpupack::packing::device::{ModelName, PoolName};
 use gpupack::packing::figures::Figures;
-use gpupack::report::{Ailment, DeviceReport, DeviceUse, Kind};
+use gpupack::report::{
+    Ailment, BookedDevice, Booking, BookingState, DeviceReport, DeviceUse, Kind,
+};
 use source::{SourceFile, files, words};
 
 mod source;
@@ -255,7 +257,14 @@ fn agent_families() -> Vec<String> {
         unreadable: 0,
     };
     let metrics = AgentMetrics::new();
-    metrics.show("n", &sample, &[]);
+    let part = BookedDevice { uuid: "GPU-a".to_owned(), memory_mib: 1, share_millionths: 1 };
+    let booking = Booking {
+        pod_uid: "p".to_owned(),
+        pod: "d/p".to_owned(),
+        state: BookingState::Confirmed,
+        devices: vec![part],
+    };
+    metrics.show("n", &sample, &[booking]);
     families(&String::from_utf8(metrics.text()).expect("the text format is UTF-8"))
 }
 
@@ -327,7 +336,7 @@ fn every_metric_family_is_documented() {
     let mut exported = families(&text);
     assert!(exported.len() >= 20, "{exported:?}");
     let of_agent = agent_families();
-    assert_eq!(of_agent.len(), 5, "{of_agent:?}");
+    assert_eq!(of_agent.len(), 8, "{of_agent:?}");
     exported.extend(of_agent);
     // Printed by hand, on a path of their own.
     exported.extend(

@@ -21,11 +21,14 @@ use crate::report::{Booking, DeviceReport, DeviceUse, ProcessUse};
 /// Labels of every series of a GPU.
 const LABELS: [&str; 4] = ["UUID", "gpu", "Hostname", "model"];
 
-/// Figures of the GPUs of one node; a handle, cheap to copy.
+/// Labels of every series of a tenant of a GPU.
+const TENANT_LABELS: [&str; 4] = ["UUID", "Hostname", "namespace", "pod"];
+
+/// Figures of the GPUs of the nodes of one process; a handle, cheap to copy.
 #[derive(Clone, Debug)]
 pub struct AgentMetrics(Arc<Mutex<Families>>);
 
-/// The families, and the devices that have series in them.
+/// The families, and the devices and tenants that have series in them.
 #[derive(Debug)]
 struct Families {
     registry: Registry,
@@ -33,7 +36,11 @@ struct Families {
     busy: GaugeVec,
     healthy: IntGaugeVec,
     xids: IntCounterVec,
-    shown: BTreeSet<[String; 4]>,
+    share: GaugeVec,
+    tenant_memory: IntGaugeVec,
+    tenant_share: GaugeVec,
+    /// Labels of devices and of tenants, by node.
+    shown: BTreeMap<String, [BTreeSet<[String; 4]>; 2]>,
 }
 
 impl Default for AgentMetrics {
@@ -54,6 +61,13 @@ impl AgentMetrics {
         let busy = opts("gpupack_gpu_busy_ratio", "Part of the time in which a kernel ran.");
         let healthy = opts("gpupack_gpu_healthy", "1 when the device may take new tenants.");
         let xids = opts("gpupack_gpu_xid_errors_total", "Xids since the agent's start.");
+        let share = opts("gpupack_gpu_share_gpus", "Booked compute share of a device, in GPUs.");
+        let tenant_memory = opts(
+            "gpupack_tenant_memory_bytes",
+            "Memory of a tenant on a device: booked, used, and the limit that the driver confirms.",
+        );
+        let tenant_share =
+            opts("gpupack_tenant_share_gpus", "Compute share of a device that a tenant holds.");
         let build = opts("gpupack_build_info", "Always 1; the running version.")
             .const_label("version", env!("CARGO_PKG_VERSION"))
             .const_label("component", "agent");
@@ -64,7 +78,13 @@ impl AgentMetrics {
                 busy: GaugeVec::new(busy, &labels(&[]))?,
                 healthy: IntGaugeVec::new(healthy, &labels(&[]))?,
                 xids: IntCounterVec::new(xids, &labels(&["class"]))?,
-                shown: BTreeSet::new(),
+                share: GaugeVec::new(share, &labels(&[]))?,
+                tenant_memory: IntGaugeVec::new(
+                    tenant_memory,
+                    &[&TENANT_LABELS[..], &["kind"]].concat(),
+                )?,
+                tenant_share: GaugeVec::new(tenant_share, &TENANT_LABELS)?,
+                shown: BTreeMap::new(),
             };
             let build = prometheus::IntGauge::with_opts(build)?;
             build.set(1);
@@ -73,6 +93,9 @@ impl AgentMetrics {
             families.registry.register(Box::new(families.busy.clone()))?;
             families.registry.register(Box::new(families.healthy.clone()))?;
             families.registry.register(Box::new(families.xids.clone()))?;
+            families.registry.register(Box::new(families.share.clone()))?;
+            families.registry.register(Box::new(families.tenant_memory.clone()))?;
+            families.registry.register(Box::new(families.tenant_share.clone()))?;
             Ok::<_, prometheus::Error>(families)
         };
         Self(Arc::new(Mutex::new(families().expect("the names are constants, each used once"))))
@@ -137,10 +160,60 @@ impl Families {
             }
             shown.insert(labels);
         }
-        for gone in self.shown.difference(&shown) {
+        let tenants = self.show_tenants(node, &uses, bookings);
+        let [devices_before, tenants_before] = self
+            .shown
+            .insert(node.to_owned(), [shown.clone(), tenants.clone()])
+            .unwrap_or_default();
+        for gone in devices_before.difference(&shown) {
             self.forget(gone);
         }
-        self.shown = shown;
+        for gone in tenants_before.difference(&tenants) {
+            let labels = gone.each_ref().map(String::as_str);
+            for kind in ["booked", "used", "limit"] {
+                drop(self.tenant_memory.remove_label_values(&with(&labels, kind)));
+            }
+            drop(self.tenant_share.remove_label_values(&labels));
+        }
+    }
+
+    /// Shows the tenants of all devices of a node; gives their labels.
+    fn show_tenants(
+        &self,
+        node: &str,
+        uses: &BTreeMap<&str, &DeviceUse>,
+        bookings: &[Booking],
+    ) -> BTreeSet<[String; 4]> {
+        let mut shown = BTreeSet::new();
+        for booking in bookings {
+            let (namespace, pod) = booking.pod.split_once('/').unwrap_or(("", &booking.pod));
+            for part in &booking.devices {
+                let labels = [part.uuid.as_str(), node, namespace, pod];
+                let seen = uses.get(part.uuid.as_str());
+                let used = seen.and_then(|seen| used_by(&booking.pod_uid, seen));
+                let told = seen.and_then(|seen| {
+                    seen.tenants.iter().find(|tenant| tenant.pod_uid == booking.pod_uid)
+                });
+                let limit = told.and_then(|tenant| tenant.limit_mib);
+                let is_listed = seen.is_some_and(|seen| seen.processes.is_some());
+                for (kind, mib) in
+                    [("booked", Some(part.memory_mib)), ("used", used), ("limit", limit)]
+                {
+                    let labels = with(&labels, kind);
+                    match mib {
+                        Some(mib) => self.tenant_memory.with_label_values(&labels).set(bytes(mib)),
+                        // Between two lists what the last one showed stays.
+                        None if is_listed => {
+                            drop(self.tenant_memory.remove_label_values(&labels));
+                        }
+                        None => {}
+                    }
+                }
+                self.tenant_share.with_label_values(&labels).set(gpus(part.share_millionths));
+                shown.insert(labels.map(str::to_owned));
+            }
+        }
+        shown
     }
 
     /// Shows one device.
@@ -161,6 +234,9 @@ impl Families {
         let held = held(&device.uuid, bookings);
         let booked = held.values().fold(0, |sum: u64, mib| sum.saturating_add(*mib));
         let capacity = device.memory_mib.saturating_sub(device.reserved_mib);
+        let parts = bookings.iter().flat_map(|booking| &booking.devices);
+        let share = parts.filter(|part| part.uuid == device.uuid).map(|part| part.share_millionths);
+        self.share.with_label_values(labels).set(gpus(share.fold(0, u64::saturating_add)));
         self.set_memory(labels, "capacity", Some(capacity));
         self.set_memory(labels, "reserved", Some(device.reserved_mib));
         self.set_memory(labels, "booked", Some(booked));
@@ -180,10 +256,7 @@ impl Families {
     fn set_memory(&self, labels: &[&str; 4], kind: &str, mib: Option<u64>) {
         let labels = with(labels, kind);
         match mib {
-            Some(mib) => {
-                let bytes = i64::try_from(mib.saturating_mul(1 << 20)).unwrap_or(i64::MAX);
-                self.memory.with_label_values(&labels).set(bytes);
-            }
+            Some(mib) => self.memory.with_label_values(&labels).set(bytes(mib)),
             None => drop(self.memory.remove_label_values(&labels)),
         }
     }
@@ -196,13 +269,31 @@ impl Families {
         }
         drop(self.busy.remove_label_values(&labels));
         drop(self.healthy.remove_label_values(&labels));
+        drop(self.share.remove_label_values(&labels));
         for class in ["application", "device"] {
             drop(self.xids.remove_label_values(&with(&labels, class)));
         }
     }
 }
 
-/// The labels of a device and one more.
+fn bytes(mib: u64) -> i64 {
+    i64::try_from(mib.saturating_mul(1 << 20)).unwrap_or(i64::MAX)
+}
+
+/// A share as a gauge shows it: in GPUs.
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the books are not")]
+fn gpus(millionths: u64) -> f64 {
+    millionths as f64 / 1e6
+}
+
+/// MiB that the processes of a pod use, as the list shows; none without a list, and where the driver
+/// cannot say it of one of them.
+fn used_by(uid: &str, seen: &DeviceUse) -> Option<u64> {
+    let mut own = seen.processes.as_ref()?.iter().filter(|it| it.pod_uid.as_deref() == Some(uid));
+    own.try_fold(0_u64, |sum, process| sum.checked_add(process.memory_mib?))
+}
+
+/// The labels of a device or tenant and one more.
 fn with<'a, T: AsRef<str>>(labels: &'a [T; 4], more: &'a str) -> [&'a str; 5] {
     let [uuid, gpu, host, model] = labels.each_ref().map(AsRef::as_ref);
     [uuid, gpu, host, model, more]
@@ -251,107 +342,4 @@ impl Outside {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::agent::health::XidCounts;
-    use crate::report::{Ailment, BookedDevice, BookingState, Kind};
-
-    fn sample(uses: Vec<DeviceUse>) -> Sample {
-        let gpu = |uuid: &String| DeviceReport {
-            memory_mib: 1_000,
-            reserved_mib: 100,
-            ..DeviceReport::new(uuid.clone(), 3, "Tesla \"T4\"".to_owned(), Kind::Gpu)
-        };
-        let inventory: Vec<_> = uses.iter().map(|it| gpu(&it.uuid)).collect();
-        Sample {
-            inventory: inventory.into(),
-            uses,
-            driver: None,
-            xids: BTreeMap::from([("GPU-a".to_owned(), XidCounts { application: 2, device: 1 })]),
-            unreadable: 0,
-        }
-    }
-
-    fn process(pod: Option<&str>, memory_mib: Option<u64>) -> ProcessUse {
-        ProcessUse { pid: 1, pod_uid: pod.map(str::to_owned), memory_mib }
-    }
-
-    fn seen(processes: Option<Vec<ProcessUse>>) -> DeviceUse {
-        DeviceUse {
-            used_mib: Some(700),
-            busy_percent: Some(25),
-            healthy: true,
-            ailment: None,
-            processes,
-            ..DeviceUse::unread("GPU-a".to_owned(), Ailment::Lost)
-        }
-    }
-
-    fn booking(pod: &str, memory_mib: u64) -> Booking {
-        let part = BookedDevice { uuid: "GPU-a".to_owned(), memory_mib, share_millionths: 1 };
-        let (pod_uid, state) = (pod.to_owned(), BookingState::Confirmed);
-        Booking { pod_uid, pod: format!("d/{pod}"), state, devices: vec![part] }
-    }
-
-    /// The value of the series whose line has all `parts`.
-    fn value(metrics: &AgentMetrics, parts: &[&str]) -> Option<String> {
-        let text = String::from_utf8(metrics.text()).unwrap();
-        let line = text.lines().find(|line| parts.iter().all(|part| line.contains(part)));
-        line.and_then(|line| line.rsplit_once(' ')).map(|(_, value)| value.to_owned())
-    }
-
-    #[test]
-    fn every_gpu_has_its_series_until_it_is_gone() {
-        let metrics = AgentMetrics::new();
-        let processes =
-            vec![process(Some("p"), Some(400)), process(Some("q"), Some(50)), process(None, None)];
-        let bookings = [booking("p", 300), booking("idle", 200)];
-        metrics.show("n1", &sample(vec![seen(Some(processes))]), &bookings);
-        let labels = r#"Hostname="n1",UUID="GPU-a",gpu="3""#;
-        for (kind, mib) in [
-            ("capacity", 900_u64),
-            ("reserved", 100),
-            ("booked", 500),
-            ("observed", 700),
-            ("overuse", 100),
-            ("foreign", 50),
-        ] {
-            let kind = format!("kind=\"{kind}\"");
-            let found = value(&metrics, &["gpupack_gpu_memory_bytes{", labels, &kind]);
-            assert_eq!(found, Some((mib << 20).to_string()), "{kind}");
-        }
-        assert_eq!(value(&metrics, &["gpupack_gpu_busy_ratio{", labels]).unwrap(), "0.25");
-        assert_eq!(value(&metrics, &["gpupack_gpu_healthy{", labels]).unwrap(), "1");
-        let xids = |class: &str| value(&metrics, &["gpupack_gpu_xid_errors_total{", class]);
-        assert_eq!(
-            (xids("application").unwrap(), xids("device").unwrap()),
-            ("2".into(), "1".into())
-        );
-        metrics.show("n1", &sample(vec![seen(None)]), &bookings);
-        let foreign = || value(&metrics, &["kind=\"foreign\""]);
-        assert_eq!(foreign().unwrap(), (50_u64 << 20).to_string(), "known from the last list");
-        let lost = sample(vec![DeviceUse::unread("GPU-a".to_owned(), Ailment::Lost)]);
-        metrics.show("n1", &lost, &bookings);
-        assert_eq!((foreign(), value(&metrics, &["kind=\"observed\""])), (None, None));
-        assert_eq!(value(&metrics, &["gpupack_gpu_healthy{"]).unwrap(), "0");
-        metrics.show("n1", &sample(Vec::new()), &bookings);
-        assert_eq!(value(&metrics, &["GPU-a"]), None);
-        assert_eq!(value(&metrics, &["gpupack_build_info{", "agent"]).unwrap(), "1");
-    }
-
-    #[test]
-    fn memory_outside_the_books_is_told_apart() {
-        let held = BTreeMap::from([("p", 100), ("q", 100)]);
-        for (processes, overuse_mib, foreign_mib) in [
-            (vec![], 0, 0),
-            (vec![process(Some("p"), Some(60)), process(Some("p"), Some(60))], 20, 0),
-            (vec![process(Some("p"), Some(60)), process(Some("q"), Some(60))], 0, 0),
-            (vec![process(Some("x"), Some(7)), process(None, Some(8))], 0, 15),
-            (vec![process(Some("p"), None), process(None, None)], 0, 0),
-            (vec![process(None, Some(u64::MAX)), process(None, Some(1))], 0, u64::MAX),
-        ] {
-            let found = Outside::of(&processes, &held);
-            assert_eq!(found, Outside { overuse_mib, foreign_mib }, "{processes:?}");
-        }
-    }
-}
+mod tests;

@@ -29,7 +29,7 @@ pub struct AgentConfig {
     pub period: Duration,
     /// The clock of this process.
     pub clock: Clock,
-    /// Where figures of the GPUs go, where anybody wants them; for one node only.
+    /// Where figures of the GPUs go, where anybody wants them.
     pub metrics: Option<AgentMetrics>,
 }
 

@@ -19,6 +19,7 @@ use super::demo_summary::Summary;
 use super::demo_view::{self, Look};
 use super::logging::{self, LogArgs};
 use crate::agent::fleet::Fleet;
+use crate::agent::metrics::{self, AgentMetrics};
 use crate::agent::probe::{Probe, ProcessSampling};
 use crate::agent::run::{AgentConfig, run_fleet};
 use crate::agent::session::Session;
@@ -88,6 +89,9 @@ pub struct DemoArgs {
     /// Address to listen on [default: a free port of the loopback interface]
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
+    /// Address on which the simulated agents show their metrics; nowhere unless given
+    #[arg(long, value_name = "ADDR")]
+    agent_metrics: Option<SocketAddr>,
     /// Place everything, print the summary and exit; pods do not end
     #[arg(long)]
     once: bool,
@@ -254,9 +258,9 @@ async fn live(
             extenders: vec![base.to_owned()],
             period,
             clock: app.clock,
-            metrics: None,
+            metrics: args.agent_metrics.map(agent_metrics).transpose()?,
         };
-        run_fleet(&config, &fleet, std::future::pending()).await
+        run_fleet(&config, &fleet, std::future::pending()).await.map_err(anyhow::Error::from)
     };
     let life = async {
         if is_large {
@@ -280,6 +284,15 @@ async fn live(
             bail!("the simulated agents ended")
         }
     }
+}
+
+/// The metrics of all simulated agents, served on an address of their own.
+fn agent_metrics(address: SocketAddr) -> Result<AgentMetrics> {
+    let listener = metrics::listen(address)
+        .with_context(|| format!("cannot listen on `{address}` (`--agent-metrics`)"))?;
+    let shown = AgentMetrics::new();
+    tokio::spawn(shown.clone().serve(listener));
+    Ok(shown)
 }
 
 /// The first report of each node, without HTTP: the handler is called directly.
@@ -345,56 +358,4 @@ fn tell_filled(args: &DemoArgs, app: &App) {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        args: DemoArgs,
-    }
-
-    fn parsed(line: &str) -> Result<DemoArgs, clap::Error> {
-        let words = std::iter::once("demo").chain(line.split_whitespace());
-        Command::try_parse_from(words).map(|command| command.args)
-    }
-
-    #[test]
-    fn amounts_have_defaults_and_limits() {
-        let args = parsed("").unwrap();
-        assert_eq!((args.gpus(), args.fill.millionths()), (160, 750_000));
-        for (text, millionths) in [("0", 0), ("0.0", 0), ("0.5", 500_000), ("1", 1_000_000)] {
-            let args = parsed(&format!("--fill {text}")).unwrap();
-            assert_eq!(args.fill.millionths(), millionths, "{text}");
-        }
-        for bad in [
-            "--fill 1.5",
-            "--fill -1",
-            "--fill x",
-            "--nodes 0",
-            "--gpus-per-node 65",
-            "--arrival-rate -1",
-            "--arrival-rate nan",
-            "--arrival-rate 1e-9",
-            "--pods x",
-            "--listen 8080",
-            "--output xml",
-        ] {
-            assert!(parsed(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn pods_come_at_a_pace_that_suits_the_fleet() {
-        let arrivals = |line| parsed(line).unwrap().arrivals();
-        let live = arrivals("");
-        assert_eq!((live.pods, live.per_second, live.is_alive), (None, Some(4.0), true));
-        assert_eq!(arrivals("--nodes 5000").per_second, Some(20.0));
-        let once = arrivals("--once --pods 7");
-        assert_eq!((once.pods, once.per_second, once.is_alive), (Some(7), None, false));
-        assert_eq!(arrivals("--once").pods, Some(0));
-        assert_eq!(arrivals("--arrival-rate 0").per_second, Some(0.0));
-    }
-}
+mod tests;

@@ -1,0 +1,51 @@
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+struct Command {
+    #[command(flatten)]
+    args: DemoArgs,
+}
+
+fn parsed(line: &str) -> Result<DemoArgs, clap::Error> {
+    let words = std::iter::once("demo").chain(line.split_whitespace());
+    Command::try_parse_from(words).map(|command| command.args)
+}
+
+#[test]
+fn amounts_have_defaults_and_limits() {
+    let args = parsed("").unwrap();
+    assert_eq!((args.gpus(), args.fill.millionths()), (160, 750_000));
+    for (text, millionths) in [("0", 0), ("0.0", 0), ("0.5", 500_000), ("1", 1_000_000)] {
+        let args = parsed(&format!("--fill {text}")).unwrap();
+        assert_eq!(args.fill.millionths(), millionths, "{text}");
+    }
+    for bad in [
+        "--fill 1.5",
+        "--fill -1",
+        "--fill x",
+        "--nodes 0",
+        "--gpus-per-node 65",
+        "--arrival-rate -1",
+        "--arrival-rate nan",
+        "--arrival-rate 1e-9",
+        "--pods x",
+        "--listen 8080",
+        "--output xml",
+    ] {
+        assert!(parsed(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn pods_come_at_a_pace_that_suits_the_fleet() {
+    let arrivals = |line| parsed(line).unwrap().arrivals();
+    let live = arrivals("");
+    assert_eq!((live.pods, live.per_second, live.is_alive), (None, Some(4.0), true));
+    assert_eq!(arrivals("--nodes 5000").per_second, Some(20.0));
+    let once = arrivals("--once --pods 7");
+    assert_eq!((once.pods, once.per_second, once.is_alive), (Some(7), None, false));
+    assert_eq!(arrivals("--once").pods, Some(0));
+    assert_eq!(arrivals("--arrival-rate 0").per_second, Some(0.0));
+}

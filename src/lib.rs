@@ -78,6 +78,7 @@ pub mod cluster {
     mod values;
     pub mod annotations;
     pub mod placement;
+    pub mod mps;
     pub mod host;
     pub mod pod;
     pub mod labels;

@@ -204,9 +204,13 @@ pub struct TenantReport {
     /// process of it has no limit that the driver confirms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_mib: Option<u64>,
-    /// Whether a process of it is a client of MPS. The limits of such clients cannot be read back.
+    /// Whether a process of it is a client of MPS.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_mps_client: bool,
+    /// What MPS holds it to, by the environment of its processes: their limits together. None: at least one
+    /// is no client of the device's daemon, or has no limit that can be read, or the daemon does not serve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps_limit_mib: Option<u64>,
 }
 
 impl DeviceUse {

@@ -11,13 +11,16 @@ use super::app::{App, ClusterTruth, Truth};
 use super::protocol::{ExtenderBindingArgs, ExtenderBindingResult, ProtocolError};
 use super::turns::Turn;
 use super::verbs::VerbAnswer;
+use crate::cluster::mps::ClientLimits;
 use crate::cluster::pod::SeenPod;
 use crate::cluster::target::{BindTarget, PodKey, TargetError};
 use crate::cluster::write::{BindOutcome, Cause, Settled};
+use crate::config::webhook::MemoryLimit;
 use crate::ledger::commands::ReserveError;
 use crate::ledger::reading::Readiness;
 use crate::metrics::{BindResult, Outcome};
 use crate::packing::device::{NodeName, PodUid};
+use crate::packing::reservation::Placement;
 
 /// Times a Binding is posted again after the pod changed under it: each needs a further change of
 /// the pod within milliseconds, so a third is hardly ever seen.
@@ -151,7 +154,8 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
     match &app.truth {
         Truth::Books => app.ledger.confirm(&uid),
         Truth::Cluster(cluster) => {
-            let target = |pod: &SeenPod| BindTarget::new(pod, &placement);
+            let limits = client_limits(app, &placement);
+            let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
             decide(app, cluster, &mut turn, &pod, target).await?;
             app.tell_placed(&pod, &placement);
         }
@@ -162,6 +166,20 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
         pod_uid = %uid, pod = %pod.pod, %node, devices = devices.join(","), "placed"
     );
     Ok(())
+}
+
+/// The limits that the containers of a pod get with `placement`.
+fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
+    let settings = &app.config.webhook;
+    let [placed] = &placement.devices[..] else { return ClientLimits::default() };
+    if settings.memory_limit != MemoryLimit::Mps {
+        return ClientLimits::default();
+    }
+    let node = app.ledger.node(placement.node.as_str());
+    let books =
+        node.as_ref().and_then(|node| node.devices().iter().find(|it| it.device().id == placed.id));
+    let model = books.map(|books| &books.device().model);
+    ClientLimits::of(placed.demand, model, settings.thread_cap)
 }
 
 /// Whether the books, where they are the truth, have the pod on this node already.

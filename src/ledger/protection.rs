@@ -1,7 +1,8 @@
 //! What holds tenants to their memory: what is intended, beside what was verified on the node.
 //!
-//! Verified is only what the driver confirms when asked, or what the hardware is: a limit that was read
-//! back, a MIG instance. A limit that nobody can read back, as those of MPS clients, stays an intention.
+//! Verified is only what was read back, or what the hardware is: a limit that the driver confirms, the limits
+//! of clients of MPS whose daemon serves them, a MIG instance. Clients of MPS must co-operate: a program that
+//! does not want to be held is not, so such limits never count as isolation by hardware.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -49,13 +50,15 @@ impl Mode {
     }
 }
 
-/// Whether containers that share a GPU are given to the driver to be limited.
+/// Whether containers that share a GPU are given to the driver to be limited, or to MPS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverLimits {
     /// They are not.
     Unused,
-    /// They are.
+    /// They are, to the driver.
     Intended,
+    /// They are, as clients of MPS.
+    OfClients,
 }
 
 /// What an agent tells of a pod with processes on a device.
@@ -65,6 +68,8 @@ pub struct Told {
     pub limit: Option<MemMib>,
     /// Whether a process of it is a client of MPS.
     pub is_mps_client: bool,
+    /// What MPS holds all its processes to together, where each is a client of a daemon that serves.
+    pub mps_limit: Option<MemMib>,
 }
 
 /// The protection of one tenant of one device.
@@ -128,7 +133,14 @@ impl Protections {
                 let told = told.get(id).and_then(|pods| pods.get(uid)).copied().unwrap_or_default();
                 let earlier = before.get(uid);
                 let found = protection(device, *held, told, limits);
-                let is_awaited = found.intended == Mode::Driver && found.verified != Mode::Driver;
+                let is_promised = match found.intended {
+                    Mode::Driver => true,
+                    Mode::Mps => {
+                        limits == DriverLimits::OfClients || device.guard() == PoolGuard::Mps
+                    }
+                    Mode::None | Mode::Mig | Mode::Whole => false,
+                };
+                let is_awaited = is_promised && found.verified != found.intended;
                 let since = earlier.and_then(|earlier| earlier.unverified).unwrap_or(now);
                 let mut seen = Seen {
                     told,
@@ -145,7 +157,8 @@ impl Protections {
                         node: books.name().clone(),
                         device: id.clone(),
                         pod: pod.pod.clone(),
-                        limit: told.limit,
+                        intended: found.intended,
+                        limit: told.limit.or(told.mps_limit),
                     });
                 }
                 all.insert(uid.clone(), seen);
@@ -167,16 +180,22 @@ fn protection(books: &DeviceBooks, held: Demand, told: Told, limits: DriverLimit
         DeviceKind::MigInstance { .. } | DeviceKind::Gpu | DeviceKind::MigParent => {}
     }
     let is_gpu = books.device().kind == DeviceKind::Gpu;
-    let is_held = told.limit.is_some_and(|limit| limit <= held.memory);
+    let within = |limit: Option<MemMib>| limit.is_some_and(|limit| limit <= held.memory);
+    let (is_held, is_held_by_mps) = (within(told.limit), within(told.mps_limit));
     let is_promised = is_gpu && limits == DriverLimits::Intended;
     let intended = match books.guard() {
         PoolGuard::Driver => Mode::Driver,
         _ if is_promised || is_held => Mode::Driver,
         PoolGuard::Mps => Mode::Mps,
-        _ if told.is_mps_client => Mode::Mps,
+        _ if limits == DriverLimits::OfClients || told.is_mps_client => Mode::Mps,
         PoolGuard::None | PoolGuard::Hardware => Mode::None,
     };
-    Protection { intended, verified: if is_held { Mode::Driver } else { Mode::None } }
+    let verified = match (is_held, is_held_by_mps) {
+        (true, _) => Mode::Driver,
+        (false, true) => Mode::Mps,
+        (false, false) => Mode::None,
+    };
+    Protection { intended, verified }
 }
 
 /// How many tenants each mode is meant to protect, and is known to.
@@ -250,12 +269,18 @@ mod tests {
     }
 
     fn limit(mib: u64) -> Option<Told> {
-        Some(Told { limit: Some(MemMib::new(mib)), is_mps_client: false })
+        Some(Told { limit: Some(MemMib::new(mib)), ..Told::default() })
+    }
+
+    /// A client of MPS, whose processes are held to so much.
+    fn client(mib: Option<u64>) -> Option<Told> {
+        Some(Told { limit: None, is_mps_client: true, mps_limit: mib.map(MemMib::new) })
     }
 
     #[test]
     fn only_what_is_read_back_is_verified() {
-        let mps = Some(Told { limit: None, is_mps_client: true });
+        let mps = client(None);
+        let of_clients = DriverLimits::OfClients;
         let (unused, intended) = (DriverLimits::Unused, DriverLimits::Intended);
         for (told, limits, modes_then) in [
             (None, unused, "none none"),
@@ -266,6 +291,13 @@ mod tests {
             (mps, intended, "driver none"),
             (limit(501), intended, "driver none"),
             (limit(500), intended, "driver driver"),
+            (None, of_clients, "mps none"),
+            (mps, of_clients, "mps none"),
+            (client(Some(501)), of_clients, "mps none"),
+            (client(Some(500)), of_clients, "mps mps"),
+            (client(Some(500)), unused, "mps mps"),
+            (client(Some(500)), intended, "driver mps"),
+            (limit(500), of_clients, "driver driver"),
         ] {
             let ledger = tenanted(500_000);
             list(&ledger, told, limits, 0);
@@ -289,7 +321,20 @@ mod tests {
         ] {
             assert_eq!(list(&ledger, told, limits, at), is_effect, "{told:?} at {at}");
         }
+        let clients = tenanted(500_000);
+        for (told, at, is_effect) in [
+            (client(None), 0, false),
+            (client(Some(501)), 10, true),
+            (client(Some(500)), 11, false),
+            (None, 12, false),
+            (None, 22, true),
+        ] {
+            let found = list(&clients, told, DriverLimits::OfClients, at);
+            assert_eq!(found, is_effect, "{told:?} at {at}");
+        }
         let unasked = tenanted(500_000);
+        assert!(!list(&unasked, client(None), DriverLimits::Unused, 0));
+        assert!(!list(&unasked, client(None), DriverLimits::Unused, 99), "its own affair");
         assert!(!list(&unasked, None, DriverLimits::Unused, 0));
         assert!(!list(&unasked, None, DriverLimits::Unused, 99), "nobody asked for it");
     }

@@ -142,8 +142,12 @@ pub(super) fn tenants(
         for tenant in &seen.tenants {
             text("pod_uid", &tenant.pod_uid, MAX_NAME_BYTES)?;
             let limit = tenant.limit_mib.map(|mib| memory(&id, mib)).transpose()?;
+            let mps_limit = tenant.mps_limit_mib.map(|mib| memory(&id, mib)).transpose()?;
+            // A limit of a client, without any client, says nothing.
+            let mps_limit = mps_limit.filter(|_| tenant.is_mps_client);
             let is_mps_client = tenant.is_mps_client;
-            told.insert(PodUid::new(tenant.pod_uid.clone()), Told { limit, is_mps_client });
+            let tenant = PodUid::new(tenant.pod_uid.clone());
+            told.insert(tenant, Told { limit, is_mps_client, mps_limit });
         }
         all.insert(id, told);
     }
@@ -241,17 +245,24 @@ mod tests {
             pod_uid: uid.to_owned(),
             limit_mib,
             is_mps_client: true,
+            mps_limit_mib: limit_mib.map(|mib| mib / 7),
         };
+        let beyond = TenantReport { mps_limit_mib: Some(u64::MAX), ..tenant("p", None) };
         let seen = |processes, tenants| DeviceUse {
             processes,
             tenants,
             ..DeviceUse::unread("GPU-a".to_owned(), Ailment::Xid)
         };
         let all = tenants(&[seen(Some(Vec::new()), vec![tenant("p", Some(7))])]).unwrap();
-        let told = Told { limit: Some(MemMib::new(7)), is_mps_client: true };
+        let limit = Some(MemMib::new(7));
+        let told = Told { limit, is_mps_client: true, mps_limit: Some(MemMib::new(1)) };
         assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], told);
         assert!(tenants(&[seen(None, vec![tenant("p", None)])]).unwrap().is_empty());
-        for bad in [tenant("", None), tenant("p\n", None), tenant("p", Some(u64::MAX))] {
+        let nobody = TenantReport { is_mps_client: false, ..tenant("p", Some(7)) };
+        let all = tenants(&[seen(Some(Vec::new()), vec![nobody])]).unwrap();
+        let told = Told { limit, ..Told::default() };
+        assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], told);
+        for bad in [tenant("", None), tenant("p\n", None), tenant("p", Some(u64::MAX)), beyond] {
             let seen = seen(Some(Vec::new()), vec![bad]);
             assert!(!seen.is_believable(), "{seen:?}");
         }

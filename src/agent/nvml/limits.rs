@@ -101,6 +101,7 @@ pub(super) fn tenants(
             pod_uid: pod.to_owned(),
             limit_mib: limit_mib.filter(|mib| *mib <= MAX_DEVICE_MEMORY.mib()),
             is_mps_client,
+            mps_limit_mib: None,
         }
     });
     reports.filter(|it| it.limit_mib.is_some() || it.is_mps_client).collect()

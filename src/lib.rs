@@ -127,6 +127,9 @@ pub mod agent {
     pub mod probe;
     pub mod nvml;
     pub mod processes;
+    mod mps_clients;
+    mod mps_control;
+    pub mod mps;
     pub mod fleet;
     pub mod mixed;
     pub mod simulated;

@@ -187,6 +187,9 @@ pub struct DeviceUse {
     /// Number of the newest Xid that the driver told about it, an application's fault or its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_xid: Option<u64>,
+    /// How its control daemon of MPS is; none where nobody looks after one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps: Option<MpsState>,
     /// Processes on it. None: not looked for this time. Empty: looked for, there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<Vec<ProcessUse>>,
@@ -223,6 +226,7 @@ impl DeviceUse {
             healthy: false,
             ailment: Some(ailment),
             last_xid: None,
+            mps: None,
             processes: None,
             tenants: Vec::new(),
         }
@@ -278,6 +282,39 @@ impl Ailment {
             Self::Absurd => "absurd",
             Self::NoMemory => "no_memory",
             Self::KubeletOwned => "kubelet_owned",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// How a control daemon of MPS is; what is worse for its clients is greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MpsState {
+    /// It answers, and has no server: it has no clients.
+    Idle,
+    /// It answers, and each of its servers takes clients.
+    Serving,
+    /// A server is not ready yet.
+    Starting,
+    /// A server takes no clients any more, or does not say.
+    Faulted,
+    /// Nobody answers at its pipes.
+    Absent,
+    /// Something that only a newer agent knows.
+    #[serde(other)]
+    Other,
+}
+
+impl MpsState {
+    /// Its name, as on the wire.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Serving => "serving",
+            Self::Starting => "starting",
+            Self::Faulted => "faulted",
+            Self::Absent => "absent",
             Self::Other => "other",
         }
     }

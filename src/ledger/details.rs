@@ -45,13 +45,15 @@ pub struct Slot {
     pub size: u32,
 }
 
-/// What ails a device, or did.
+/// What ails a device, or did, and how its daemon of MPS is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
     /// Why it takes no new tenants, as the agent names it.
     pub ailment: Option<&'static str>,
     /// Number of the newest Xid since the agent's start, an application's fault or its own.
     pub last_xid: Option<u64>,
+    /// How its control daemon of MPS is, as the agent names it; none where nobody looks after one.
+    pub mps: Option<&'static str>,
 }
 
 /// What an agent says of its node beside the books.
@@ -109,7 +111,7 @@ mod tests {
         let ledger = fixture::ledger("A");
         let id = DeviceId::new("A").unwrap();
         let driver = Driver { version: "580".to_owned(), cuda: None };
-        let sick = Condition { ailment: Some("xid"), last_xid: Some(79) };
+        let sick = Condition { ailment: Some("xid"), last_xid: Some(79), mps: Some("idle") };
         let details = DeviceDetails { minor: Some(3), ..DeviceDetails::default() };
         let devices = BTreeMap::from([(id.clone(), details)]);
         let report = DetailsReport {

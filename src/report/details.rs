@@ -161,6 +161,7 @@ pub(super) fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condit
         let condition = Condition {
             ailment: seen.ailment.filter(|_| !seen.healthy).map(super::Ailment::name),
             last_xid: seen.last_xid,
+            mps: seen.mps.map(super::MpsState::name),
         };
         if condition != Condition::default() {
             all.insert(DeviceId::new(&seen.uuid)?, condition);

@@ -71,37 +71,57 @@ pub(super) struct Listed {
     pub(super) mps_clients: BTreeSet<u32>,
 }
 
-/// What the driver tells of the pods that have processes on a device: those of which it tells anything.
+/// What holds a pod that has processes on a device.
+struct Held {
+    /// What each container of it is held to by the driver, in bytes.
+    containers: BTreeMap<String, Option<u64>>,
+    /// Whether a process of it is a client of MPS.
+    is_mps_client: bool,
+    /// What its processes are held to by MPS, in MiB; none when one is held by nothing.
+    mps_mib: Option<u64>,
+}
+
+/// What is told of the pods that have processes on a device: those of which anything is.
 ///
 /// A pod is held to the sum of what its containers are held to, and only if each of its processes is: one
 /// without a limit could take everything. A container is held to the least limit of its control groups.
+/// MPS holds each client to its own limit, so a pod is held to the sum of its processes' limits; what a
+/// client of it may take is told by `mps_mib`.
 pub(super) fn tenants(
     (limits, device): (Option<&MemoryLimits>, &Device<'_>),
     listed: &Listed,
     pods: &PodsByProcess,
+    mps_mib: impl Fn(u32) -> Option<u64>,
 ) -> Vec<TenantReport> {
-    let mut by_pod: BTreeMap<&str, (BTreeMap<String, Option<u64>>, bool)> = BTreeMap::new();
+    let mut by_pod: BTreeMap<&str, Held> = BTreeMap::new();
+    let unheld = || Held { containers: BTreeMap::new(), is_mps_client: false, mps_mib: Some(0) };
     for process in &listed.processes {
         let Some(pod) = &process.pod_uid else { continue };
-        let (containers, is_mps_client) = by_pod.entry(pod).or_default();
-        *is_mps_client |= listed.mps_clients.contains(&process.pid);
+        let held = by_pod.entry(pod).or_insert_with(unheld);
+        let is_client = listed.mps_clients.contains(&process.pid);
+        held.is_mps_client |= is_client;
+        held.mps_mib = held
+            .mps_mib
+            .filter(|_| is_client)
+            .and_then(|sum| sum.checked_add(mps_mib(process.pid)?));
         let groups = limits.map(|_| pods.groups_of(process.pid)).unwrap_or_default();
         // Without a container's name all are one, without a limit.
         let container = groups.first().cloned().unwrap_or_default();
         let read = |group: &String| limits?.hard(device, group).ok()?;
         let hard = groups.iter().filter_map(read).min();
-        let known = containers.entry(container).or_insert(hard);
+        let known = held.containers.entry(container).or_insert(hard);
         // The laxest of its processes: `None`, no limit, is laxer than any.
         *known = known.zip(hard).map(|(known, hard)| known.max(hard));
     }
-    let reports = by_pod.into_iter().map(|(pod, (containers, is_mps_client))| {
-        let sum = containers.values().try_fold(0_u64, |sum, hard| sum.checked_add((*hard)?));
+    let believable = |mib: &u64| *mib <= MAX_DEVICE_MEMORY.mib();
+    let reports = by_pod.into_iter().map(|(pod, held)| {
+        let sum = held.containers.values().try_fold(0_u64, |sum, hard| sum.checked_add((*hard)?));
         let limit_mib = sum.map(|bytes| bytes.div_ceil(1 << 20));
         TenantReport {
             pod_uid: pod.to_owned(),
-            limit_mib: limit_mib.filter(|mib| *mib <= MAX_DEVICE_MEMORY.mib()),
-            is_mps_client,
-            mps_limit_mib: None,
+            limit_mib: limit_mib.filter(believable),
+            is_mps_client: held.is_mps_client,
+            mps_limit_mib: held.mps_mib.filter(believable),
         }
     });
     reports.filter(|it| it.limit_mib.is_some() || it.is_mps_client).collect()

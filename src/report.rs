@@ -12,8 +12,11 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use self::condition::{Ailment, MpsState};
 use crate::packing::reservation::{Reservation, ReservationState};
 
+/// How a device is.
+mod condition;
 /// Reports in the words of the core, and everything that is not believed.
 pub mod checked;
 /// What a report says beside the books.
@@ -229,93 +232,6 @@ impl DeviceUse {
             mps: None,
             processes: None,
             tenants: Vec::new(),
-        }
-    }
-}
-
-/// Why a device takes no new tenants. Its bookings stay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Ailment {
-    /// The driver is away, in the middle of an upgrade or hangs: nothing is known of any device.
-    DriverAway,
-    /// It has fallen off the bus.
-    Lost,
-    /// The driver wants it to be reset.
-    ResetRequired,
-    /// The driver wants the node to be rebooted.
-    RebootRequired,
-    /// The driver wants its traffic to other GPUs to end.
-    DrainRequired,
-    /// The driver says that it is not available.
-    Unavailable,
-    /// An Xid that is no application's fault; the number is in [`DeviceUse::last_xid`].
-    Xid,
-    /// It does not answer, or not in full.
-    NotAnswering,
-    /// Another device has the same UUID.
-    UuidTwice,
-    /// What it says of itself cannot be.
-    Absurd,
-    /// It has no memory of its own that could be shared.
-    NoMemory,
-    /// Kubelet hands it out by itself.
-    KubeletOwned,
-    /// Something that only a newer agent knows.
-    #[serde(other)]
-    Other,
-}
-
-impl Ailment {
-    /// Its name, as on the wire.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::DriverAway => "driver_away",
-            Self::Lost => "lost",
-            Self::ResetRequired => "reset_required",
-            Self::RebootRequired => "reboot_required",
-            Self::DrainRequired => "drain_required",
-            Self::Unavailable => "unavailable",
-            Self::Xid => "xid",
-            Self::NotAnswering => "not_answering",
-            Self::UuidTwice => "uuid_twice",
-            Self::Absurd => "absurd",
-            Self::NoMemory => "no_memory",
-            Self::KubeletOwned => "kubelet_owned",
-            Self::Other => "other",
-        }
-    }
-}
-
-/// How a control daemon of MPS is; what is worse for its clients is greater.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MpsState {
-    /// It answers, and has no server: it has no clients.
-    Idle,
-    /// It answers, and each of its servers takes clients.
-    Serving,
-    /// A server is not ready yet.
-    Starting,
-    /// A server takes no clients any more, or does not say.
-    Faulted,
-    /// Nobody answers at its pipes.
-    Absent,
-    /// Something that only a newer agent knows.
-    #[serde(other)]
-    Other,
-}
-
-impl MpsState {
-    /// Its name, as on the wire.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Serving => "serving",
-            Self::Starting => "starting",
-            Self::Faulted => "faulted",
-            Self::Absent => "absent",
-            Self::Other => "other",
         }
     }
 }

@@ -180,12 +180,13 @@ mod tests {
     fn a_client_of_another_daemon_is_held_by_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let at = |path: &str| folder.path().join(path);
-        for path in ["mps/pipe", "mps/other", "proc/7/root/run"] {
-            std::fs::create_dir_all(at(path)).unwrap();
+        let run = at("proc/7").join("root").join("run");
+        for made in [&at("mps/pipe"), &at("mps/other"), &run] {
+            std::fs::create_dir_all(made).unwrap();
         }
-        let link = |to: &str, path: &str| std::os::unix::fs::symlink(at(to), at(path)).unwrap();
-        link("mps/pipe", "proc/7/root/run/mine");
-        link("mps/other", "proc/7/root/run/other");
+        for (to, name) in [("mps/pipe", "mine"), ("mps/other", "other")] {
+            std::os::unix::fs::symlink(at(to), run.join(name)).unwrap();
+        }
         let limit = |pipes: &str| {
             let text =
                 format!("CUDA_MPS_PIPE_DIRECTORY={pipes}\0CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5M\0");

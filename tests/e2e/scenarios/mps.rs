@@ -20,7 +20,7 @@ fn shares_become_clients_with_the_limits_of_their_placement() {
         let plane = bed.plane;
         let webhook = json!({"memory_limit": "mps", "mps_thread_percentage": "share"});
         let settings = json!({"webhook": webhook});
-        let fleet = Fleet::new().with("mps", 1, (2, A100));
+        let fleet = Fleet::new().with("mps", 1, (3, A100));
         let stage = bed.stage(Setup { settings: settings.clone(), ..Setup::of(fleet) }).await;
         let _webhook = Webhook::start(plane, &stage.cluster, settings).await;
         policies(&stage.cluster).await;

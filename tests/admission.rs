@@ -314,6 +314,11 @@ fn what_would_get_round_the_limits_of_mps_is_refused_with_the_mend() {
         (at(main, environment("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")), ["PERCENTAGE`", "remove"]),
         (at("/spec/containers/0/envFrom", from), ["`CUDA_MPS_`", "another prefix"]),
         (at("/spec/containers/0/volumeMounts", mount("d", "/dev/shm/")), ["`/dev/shm/`", "remove"]),
+        (at("/spec/containers/0/volumeMounts", mount("d", "/dev/./shm")), ["shm`", "remove"]),
+        (
+            at("/spec/containers/0/volumeMounts", mount("d", "/var/run/gpupack-mps/control")),
+            ["/control`", "remove"],
+        ),
         (at("/spec/containers/1/volumeMounts", mount("gpupack-mps", "/x")), ["`side`", "remove"]),
         (at("/spec/volumes", mine), ["volume `gpupack-mps`", "another name"]),
         (at("/spec/volumes", folder("/run/gpupack/mps/GPU-a")), ["(`/run/gpupack/mps`)", "remove"]),

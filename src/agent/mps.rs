@@ -5,7 +5,7 @@
 //! without limits, so the list of servers is watched, and not the daemon alone. Daemons end with the agent's
 //! container, whoever wants them to or not: its processes are killed with it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::process::Child;
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use super::mps_clients;
 use super::mps_control::Control;
@@ -182,21 +182,22 @@ impl Shared {
 async fn look_after(shared: Arc<Shared>) {
     let mut news = shared.devices.subscribe();
     let mut keepers = JoinSet::new();
-    let mut kept: BTreeSet<String> = BTreeSet::new();
+    let mut running: BTreeMap<String, AbortHandle> = BTreeMap::new();
     loop {
         let devices = news.borrow_and_update().clone();
         if devices.is_over {
             break;
         }
-        for (uuid, duty) in &devices.duties {
-            if !kept.contains(uuid) {
-                keepers.spawn(Keeper::new(&shared, uuid, *duty).keep());
-            }
+        // The one of a device that went and came back may still be ending: then the next one waits for it.
+        running.retain(|_, keeper| !keeper.is_finished());
+        for (uuid, duty) in devices.duties {
+            running
+                .entry(uuid)
+                .or_insert_with_key(|uuid| keepers.spawn(Keeper::new(&shared, uuid, duty).keep()));
         }
-        kept = devices.duties.into_keys().collect();
-        while keepers.try_join_next().is_some() {}
-        if news.changed().await.is_err() {
-            break;
+        tokio::select! {
+            _ = news.changed() => {}
+            Some(_) = keepers.join_next() => {}
         }
     }
     while keepers.join_next().await.is_some() {}

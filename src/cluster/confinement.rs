@@ -124,7 +124,7 @@ fn reached<'a>(path: &str, folder: &'a HostFolder) -> Option<&'a str> {
 }
 
 /// A path without empty parts, `.` and `..`, and with `/var/run` as what it is a link to.
-fn plain(path: &str) -> String {
+pub(super) fn plain(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
         match part {

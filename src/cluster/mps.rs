@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{EnvVar, HostPathVolumeSource, PodSpec, Volume, VolumeMount};
 
 use crate::cluster::admission_error::AdmissionError;
+use crate::cluster::confinement::plain;
 use crate::cluster::containers::ContainerView;
 use crate::cluster::injection::{UUIDS_VARIABLE, literal, placed};
 use crate::cluster::placement::{MPS_MEMORY, MPS_THREADS};
@@ -96,15 +97,19 @@ pub(super) fn mounts() -> [VolumeMount; 2] {
 /// Which of the `wanted` mounts a container lacks.
 ///
 /// # Errors
-/// [`AdmissionError::MpsMount`] where it mounts the volume in another way, or something else at such a
-/// place.
+/// [`AdmissionError::MpsMount`] where it mounts the volume in another way, or something else at or below
+/// such a place.
 pub(super) fn missing_mounts(
     container: &ContainerView<'_>,
     wanted: &[VolumeMount],
 ) -> Result<Vec<VolumeMount>, AdmissionError> {
-    let place = |mount: &VolumeMount| mount.mount_path.trim_end_matches('/').to_owned();
     for mount in container.mounts.iter().filter(|mount| !wanted.contains(*mount)) {
-        if mount.name == VOLUME || wanted.iter().any(|ours| place(ours) == place(mount)) {
+        let place = plain(&mount.mount_path);
+        let is_there = |ours: &VolumeMount| {
+            let rest = place.strip_prefix(&ours.mount_path);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if mount.name == VOLUME || wanted.iter().any(is_there) {
             let (container, path) = (shown(container.name), shown(&mount.mount_path));
             return Err(AdmissionError::MpsMount { container, path });
         }

@@ -335,3 +335,43 @@ fn taken_back(app: &App, turn: &mut Turn<'_>, uid: &PodUid, error: BindError) ->
 fn gone(pod: &impl ToString) -> BindError {
     BindError::Gone { pod: pod.to_string() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::Config;
+    use crate::ledger::fixture::ledger;
+    use crate::packing::device::DeviceId;
+    use crate::packing::request::Demand;
+    use crate::packing::reservation::{PlacedDevice, Protection};
+    use crate::packing::units::{MemMib, Share};
+
+    /// The limits that are written for so much of each of these devices.
+    fn limits(settings: &str, devices: &[&str]) -> String {
+        let config = Config::from_yaml(&format!("webhook: {{{settings}}}")).unwrap();
+        let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Books);
+        let demand = Demand { memory: MemMib::new(250), share: Share::from_millionths(255_000) };
+        let id = |name: &&str| PlacedDevice { id: DeviceId::new(name).unwrap(), demand };
+        let devices = devices.iter().map(id).collect();
+        let placement =
+            Placement { node: NodeName::new("n"), devices, protection: Protection::None };
+        let written = client_limits(&app, &placement).annotations();
+        written.into_values().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn limits_of_clients_are_written_where_they_are_configured() {
+        let capped = "memory_limit: mps, mps_thread_percentage: share";
+        for (settings, devices, written) in [
+            ("", &["A"][..], ""),
+            ("memory_limit: driver", &["A"], ""),
+            ("memory_limit: mps", &["A"], "0=250M"),
+            ("memory_limit: mps", &["A", "B"], ""),
+            (capped, &["A"], "0=250M 25"),
+            (capped, &["gone"], "0=250M 100"),
+        ] {
+            assert_eq!(limits(settings, devices), written, "{settings} {devices:?}");
+        }
+    }
+}

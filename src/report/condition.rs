@@ -88,3 +88,33 @@ impl MpsState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{DeviceUse, TenantReport};
+    use super::*;
+
+    #[test]
+    fn states_of_mps_are_spelt_as_on_the_wire_and_may_be_missing_or_newer() {
+        let read = |field: &str| {
+            let seen = format!(r#"{{"uuid":"GPU-a","healthy":true{field}}}"#);
+            serde_json::from_str::<DeviceUse>(&seen).unwrap().mps
+        };
+        for state in [
+            MpsState::Idle,
+            MpsState::Serving,
+            MpsState::Starting,
+            MpsState::Faulted,
+            MpsState::Absent,
+            MpsState::Other,
+        ] {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.name());
+            assert_eq!(read(&format!(r#","mps":"{}""#, state.name())), Some(state));
+        }
+        assert_eq!(read(r#","mps":"partitioned""#), Some(MpsState::Other));
+        assert_eq!(read(""), None);
+        let older = r#"{"pod_uid":"p","limit_mib":7,"is_mps_client":true}"#;
+        let older: TenantReport = serde_json::from_str(older).unwrap();
+        assert_eq!((older.is_mps_client, older.mps_limit_mib), (true, None));
+    }
+}

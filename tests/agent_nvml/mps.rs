@@ -176,6 +176,12 @@ fn each_gpu_has_a_daemon_that_is_started_again_and_ends_with_the_agent() {
     assert_eq!(node.read("GPU-b", "quit"), "-t 1\n");
     assert!(!is_alive(&other));
 
+    // One goes away and comes back at once: whoever looks after it then, it runs in the end.
+    let inventory = node.probe.sample(ProcessSampling::Skip, node.clock.now()).unwrap().inventory;
+    node.daemons.learn(&[]);
+    node.daemons.learn(&inventory);
+    std::thread::sleep(Duration::from_millis(300));
+    node.until("GPU-a", Some(MpsState::Idle));
     let last = node.read("GPU-a", "pid");
     assert!(is_alive(&last));
     node.threads.block_on(node.loops.take().unwrap().end());
@@ -308,7 +314,10 @@ fn the_agent_as_a_process_runs_the_daemons_and_ends_them_when_it_is_told_to_stop
     let flags =
         [&flags[..], &[program.as_os_str(), OsStr::new("--mps-folder"), folder.as_os_str()]];
     let agent = AgentProcess::start_with(&world, &extender, &flags.concat());
-    let pid = until("a daemon", || std::fs::read_to_string(folder.join("GPU-a/pipe/pid")).ok());
+    let pid = until("a daemon", || {
+        let pid = std::fs::read_to_string(folder.join("GPU-a/pipe/pid")).ok();
+        pid.filter(|pid| pid.ends_with('\n'))
+    });
     extender.until("the daemon", |node| (node["devices"][0]["mps"] == "idle").then_some(()));
     assert!(is_alive(&pid));
     assert!(agent.end().success());

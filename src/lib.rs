@@ -82,6 +82,7 @@ pub mod cluster {
     mod values;
     pub mod annotations;
     pub mod placement;
+    pub mod mps;
     pub mod host;
     pub mod pod;
     pub mod labels;
@@ -132,6 +133,9 @@ pub mod agent {
     pub mod probe;
     pub mod nvml;
     pub mod processes;
+    mod mps_clients;
+    mod mps_control;
+    pub mod mps;
     pub mod fleet;
     pub mod mixed;
     pub mod simulated;

@@ -12,8 +12,11 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use self::condition::{Ailment, MpsState};
 use crate::packing::reservation::{Reservation, ReservationState};
 
+/// How a device is.
+mod condition;
 /// Reports in the words of the core, and everything that is not believed.
 pub mod checked;
 /// What a report says beside the books.
@@ -187,6 +190,9 @@ pub struct DeviceUse {
     /// Number of the newest Xid that the driver told about it, an application's fault or its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_xid: Option<u64>,
+    /// How its control daemon of MPS is; none where nobody looks after one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps: Option<MpsState>,
     /// Processes on it. None: not looked for this time. Empty: looked for, there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<Vec<ProcessUse>>,
@@ -207,9 +213,13 @@ pub struct TenantReport {
     /// Whether a process of it is known to have no limit; where limits cannot be read, it is not known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_unlimited: bool,
-    /// Whether a process of it is a client of MPS. The limits of such clients cannot be read back.
+    /// Whether a process of it is a client of MPS.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_mps_client: bool,
+    /// What MPS holds it to, by the environment of its processes: their limits together. None: at least one
+    /// is no client of the device's daemon, or has no limit that can be read, or the daemon does not serve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps_limit_mib: Option<u64>,
 }
 
 impl DeviceUse {
@@ -222,62 +232,9 @@ impl DeviceUse {
             healthy: false,
             ailment: Some(ailment),
             last_xid: None,
+            mps: None,
             processes: None,
             tenants: Vec::new(),
-        }
-    }
-}
-
-/// Why a device takes no new tenants. Its bookings stay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Ailment {
-    /// The driver is away, in the middle of an upgrade or hangs: nothing is known of any device.
-    DriverAway,
-    /// It has fallen off the bus.
-    Lost,
-    /// The driver wants it to be reset.
-    ResetRequired,
-    /// The driver wants the node to be rebooted.
-    RebootRequired,
-    /// The driver wants its traffic to other GPUs to end.
-    DrainRequired,
-    /// The driver says that it is not available.
-    Unavailable,
-    /// An Xid that is no application's fault; the number is in [`DeviceUse::last_xid`].
-    Xid,
-    /// It does not answer, or not in full.
-    NotAnswering,
-    /// Another device has the same UUID.
-    UuidTwice,
-    /// What it says of itself cannot be.
-    Absurd,
-    /// It has no memory of its own that could be shared.
-    NoMemory,
-    /// Kubelet hands it out by itself.
-    KubeletOwned,
-    /// Something that only a newer agent knows.
-    #[serde(other)]
-    Other,
-}
-
-impl Ailment {
-    /// Its name, as on the wire.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::DriverAway => "driver_away",
-            Self::Lost => "lost",
-            Self::ResetRequired => "reset_required",
-            Self::RebootRequired => "reboot_required",
-            Self::DrainRequired => "drain_required",
-            Self::Unavailable => "unavailable",
-            Self::Xid => "xid",
-            Self::NotAnswering => "not_answering",
-            Self::UuidTwice => "uuid_twice",
-            Self::Absurd => "absurd",
-            Self::NoMemory => "no_memory",
-            Self::KubeletOwned => "kubelet_owned",
-            Self::Other => "other",
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use gpupack::cluster::admission::Admission;
 use gpupack::config::WebhookConfig;
-use gpupack::config::webhook::{MemoryLimit, Unmanaged, WholeGpus};
+use gpupack::config::webhook::{MemoryLimit, ThreadCap, Unmanaged, WholeGpus};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use serde_json::{Value, json};
@@ -62,6 +62,8 @@ fn any_variable() -> impl Strategy<Value = Value> {
         Just("NVIDIA_VISIBLE_DEVICES"),
         Just("NVIDIA_GPU_MEMORY_LIMIT"),
         Just("GPUPACK_MEMORY_MIB"),
+        Just("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
+        Just("CUDA_MPS_PIPE_DIRECTORY"),
         Just("A"),
         Just("B"),
     ];
@@ -71,6 +73,8 @@ fn any_variable() -> impl Strategy<Value = Value> {
         Just(json!({"value": "all"})),
         Just(json!({"valueFrom": path("devices")})),
         Just(json!({"valueFrom": path("memory-mib")})),
+        Just(json!({"valueFrom": path("mps-memory-limit")})),
+        Just(json!({"value": "/run/gpupack-mps"})),
         Just(json!({"valueFrom": path("devices"), "value": ""})),
         Just(json!({})),
     ];
@@ -78,6 +82,24 @@ fn any_variable() -> impl Strategy<Value = Value> {
         variable["name"] = name.into();
         variable
     })
+}
+
+fn any_mount() -> impl Strategy<Value = Value> {
+    let name = prop_oneof![Just("gpupack-mps"), Just("data")];
+    let path = prop_oneof![Just("/dev/shm"), Just("/run/gpupack-mps"), Just("/data")];
+    let part = prop_oneof![Just(None), Just(Some("$(GPUPACK_DEVICE_UUIDS)/pipe"))];
+    (name, path, part).prop_map(|(name, path, part)| match part {
+        Some(part) => json!({"name": name, "mountPath": path, "subPathExpr": part}),
+        None => json!({"name": name, "mountPath": path}),
+    })
+}
+
+fn any_volume() -> impl Strategy<Value = Value> {
+    let name = prop_oneof![Just("gpupack-mps"), Just("data")];
+    let path = prop_oneof![Just("/run/gpupack/mps"), Just("/run/gpupack"), Just("/data")];
+    (name, path).prop_map(
+        |(name, path)| json!({"name": name, "hostPath": {"path": path, "type": "Directory"}}),
+    )
 }
 
 fn any_container() -> impl Strategy<Value = Value> {
@@ -92,10 +114,12 @@ fn any_container() -> impl Strategy<Value = Value> {
         let amount = prop_oneof![Just("0"), Just("1"), Just("500k"), Just("x")];
         proptest::option::of(proptest::collection::btree_map(resource.clone(), amount, 0..3))
     };
-    (env, proptest::option::of((amounts(), amounts()))).prop_map(|(env, resources)| {
+    let mounts = proptest::option::weighted(0.2, proptest::collection::vec(any_mount(), 0..3));
+    let parts = (env, mounts, proptest::option::of((amounts(), amounts())));
+    parts.prop_map(|(env, mounts, resources)| {
         let resources =
             resources.map(|(limits, requests)| json!({"limits": limits, "requests": requests}));
-        json!({"name": "", "env": env, "resources": resources})
+        json!({"name": "", "env": env, "volumeMounts": mounts, "resources": resources})
     })
 }
 
@@ -115,16 +139,17 @@ fn any_pod() -> impl Strategy<Value = Value> {
         proptest::option::of(proptest::collection::vec(any_container(), 0..3)),
         word(&["", "default-scheduler", "gpupack", "other"]),
         word(&["", "nvidia", "kata"]),
+        proptest::option::weighted(0.3, proptest::collection::vec(any_volume(), 0..3)),
         proptest::option::of((".{0,8}", any_json())),
     )
-        .prop_map(|(annotations, mut regular, mut init, scheduler, class, odd)| {
+        .prop_map(|(annotations, mut regular, mut init, scheduler, class, volumes, odd)| {
             let all = regular.iter_mut().chain(init.iter_mut().flatten());
             for (number, container) in all.enumerate() {
                 container["name"] = format!("c{number}").into();
             }
             let mut pod = json!({"metadata": {"annotations": annotations}, "spec": {
                 "containers": regular, "initContainers": init, "schedulerName": scheduler,
-                "runtimeClassName": class,
+                "runtimeClassName": class, "volumes": volumes,
             }});
             if let Some((field, value)) = odd {
                 pod["spec"][&field] = value;
@@ -137,7 +162,8 @@ fn any_rules() -> impl Strategy<Value = Admission> {
     let unmanaged =
         proptest::sample::select(&[Unmanaged::Refuse, Unmanaged::Blank, Unmanaged::Allow]);
     let whole_gpus = proptest::sample::select(&[WholeGpus::Kubelet, WholeGpus::TakenOver]);
-    let limits = proptest::sample::select(&[MemoryLimit::None, MemoryLimit::Driver]);
+    let limits =
+        proptest::sample::select(&[MemoryLimit::None, MemoryLimit::Driver, MemoryLimit::Mps]);
     (unmanaged, whole_gpus, limits).prop_map(|(unmanaged, whole_gpus, memory_limit)| {
         rules(WebhookConfig { unmanaged, whole_gpus, memory_limit, ..WebhookConfig::default() })
     })
@@ -183,6 +209,165 @@ proptest! {
         prop_assert!(granted == 1 || !is_whole && granted == 0, "{} containers", granted);
         prop_assert_eq!(&done["spec"]["schedulerName"], "gpupack");
     }
+}
+
+/// What a container of a pod has to do with MPS: its variables, and its mounts of the volume or of
+/// places that a client needs.
+fn of_mps(container: &Value) -> (Vec<String>, Vec<String>) {
+    let list = |field: &str| container[field].as_array().cloned().unwrap_or_default();
+    let variables = list("env").into_iter().filter_map(|variable| {
+        let name = variable["name"].as_str()?.strip_prefix("CUDA_MPS_")?.to_owned();
+        let path = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str();
+        Some(format!("{name}={}", path.or(variable["value"].as_str()).unwrap_or_default()))
+    });
+    let mounts = list("volumeMounts").into_iter().filter_map(|mount| {
+        let (name, path) = (mount["name"].as_str()?, mount["mountPath"].as_str()?);
+        let is_ours = name == "gpupack-mps" || ["/dev/shm", "/run/gpupack-mps"].contains(&path);
+        let part = mount["subPathExpr"].as_str().or(mount["subPath"].as_str()).unwrap_or_default();
+        is_ours.then(|| format!("{name} {part} {path}"))
+    });
+    let (mut variables, mut mounts): (Vec<_>, Vec<_>) = (variables.collect(), mounts.collect());
+    variables.sort();
+    mounts.sort();
+    (variables, mounts)
+}
+
+/// The variables and mounts of a client of MPS.
+fn client() -> (Vec<String>, Vec<String>) {
+    let limit = "metadata.annotations['placed.gpupack.dev/mps-memory-limit']";
+    let pipe = "PIPE_DIRECTORY=/run/gpupack-mps".to_owned();
+    let pipes = "gpupack-mps $(GPUPACK_DEVICE_UUIDS)/pipe /run/gpupack-mps";
+    let mounts = vec![pipes.to_owned(), "gpupack-mps shm /dev/shm".to_owned()];
+    (vec![format!("PINNED_DEVICE_MEM_LIMIT={limit}"), pipe], mounts)
+}
+
+proptest! {
+    /// Under MPS the container with the GPU is a client with our limit and our mounts, once each, and
+    /// no other container reaches the folders of the daemons.
+    #[test]
+    fn a_share_under_mps_is_a_client_and_nobody_else_reaches_the_daemons(pod in any_pod()) {
+        let memory_limit = MemoryLimit::Mps;
+        let rules = rules(WebhookConfig { memory_limit, ..WebhookConfig::default() });
+        let Some(done) = answered(&rules, &pod) else { return Ok(()) };
+        let again = answered(&rules, &done);
+        prop_assert_eq!(again.as_ref(), Some(&done), "applied twice");
+        let lists = ["containers", "initContainers"].map(|list| done["spec"][list].as_array());
+        let containers: Vec<&Value> = lists.into_iter().flatten().flatten().collect();
+        let variables = |c: &&&Value| {
+            c["env"].as_array().is_some_and(|env| env.iter().any(|v| v["name"] == "GPUPACK_MEMORY_MIB"))
+        };
+        let annotations = &done["metadata"]["annotations"];
+        let is_share = annotations["gpu-fraction"] == "0.5" || annotations["gpu-memory"] == "9";
+        if done["spec"]["schedulerName"] != "gpupack" || !is_share || containers.is_empty() {
+            return Ok(());
+        }
+        for other in containers.iter().filter(|c| !variables(c)) {
+            let (own, mounts) = of_mps(other);
+            prop_assert!(own.is_empty(), "{:?}", own);
+            prop_assert!(mounts.iter().all(|it| !it.starts_with("gpupack-mps")), "{:?}", mounts);
+        }
+        for granted in containers.iter().filter(variables) {
+            prop_assert_eq!(of_mps(granted), client());
+        }
+        let folder = json!({"path": "/run/gpupack/mps", "type": "Directory"});
+        for volume in done["spec"]["volumes"].as_array().unwrap() {
+            let is_ours = volume["name"] == "gpupack-mps" && volume["hostPath"] == folder;
+            let is_other = volume["name"] == "data" && volume["hostPath"]["path"] == "/data";
+            prop_assert!(is_ours || is_other, "{}", volume);
+        }
+    }
+}
+
+/// Half a GPU for `main`, beside a container `side`, changed.
+fn half(change: impl FnOnce(&mut Value)) -> Value {
+    let mut pod = json!({"metadata": {"annotations": {"gpu-fraction": "0.5"}},
+        "spec": {"containers": [{"name": "main"}, {"name": "side"}]}});
+    change(&mut pod);
+    pod
+}
+
+/// Why a pod is refused under MPS; empty where it is not.
+fn refused(pod: &Value, sub_resource: &str) -> String {
+    let memory_limit = MemoryLimit::Mps;
+    let rules = rules(WebhookConfig { memory_limit, ..WebhookConfig::default() });
+    let answer = rules.review(review(pod, sub_resource).to_string().as_bytes()).unwrap();
+    answer.refusal.map(|refusal| refusal.to_string()).unwrap_or_default()
+}
+
+#[test]
+fn what_would_get_round_the_limits_of_mps_is_refused_with_the_mend() {
+    let mount = |name: &str, path: &str| json!([{"name": name, "mountPath": path}]);
+    let folder = |path: &str| json!([{"name": "v", "hostPath": {"path": path}}]);
+    let mine = json!([{"name": "gpupack-mps", "emptyDir": {}}]);
+    let environment = |name: &str| json!([{"name": name, "value": "1"}]);
+    let from = json!([{"prefix": "CUDA_MPS_", "configMapRef": {"name": "x"}}]);
+    let at = |path: &'static str, value: Value| {
+        half(|pod| {
+            let (parent, field) = path.rsplit_once('/').unwrap();
+            pod.pointer_mut(parent).unwrap()[field] = value;
+        })
+    };
+    let main = "/spec/containers/0/env";
+    for (pod, parts) in [
+        (at(main, environment("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")), ["`main` sets", "remove"]),
+        (at(main, environment("CUDA_MPS_PIPE_DIRECTORY")), ["PIPE_DIRECTORY`", "remove"]),
+        (at(main, environment("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")), ["PERCENTAGE`", "remove"]),
+        (at("/spec/containers/0/envFrom", from), ["`CUDA_MPS_`", "another prefix"]),
+        (at("/spec/containers/0/volumeMounts", mount("d", "/dev/shm/")), ["`/dev/shm/`", "remove"]),
+        (at("/spec/containers/0/volumeMounts", mount("d", "/dev/./shm")), ["shm`", "remove"]),
+        (
+            at("/spec/containers/0/volumeMounts", mount("d", "/var/run/gpupack-mps/control")),
+            ["/control`", "remove"],
+        ),
+        (at("/spec/containers/1/volumeMounts", mount("gpupack-mps", "/x")), ["`side`", "remove"]),
+        (at("/spec/volumes", mine), ["volume `gpupack-mps`", "another name"]),
+        (at("/spec/volumes", folder("/run/gpupack/mps/GPU-a")), ["(`/run/gpupack/mps`)", "remove"]),
+        (at("/spec/volumes", folder("/var/run/gpupack")), ["(`/run/gpupack/mps`)", "remove"]),
+        (
+            at("/metadata/annotations/gpu-fraction-num-devices", json!("2")),
+            ["parts of `2` GPUs", "a part of one GPU"],
+        ),
+    ] {
+        let message = refused(&pod, "");
+        for part in parts {
+            assert!(message.contains(part), "`{part}` is not in `{message}`: {pod}");
+        }
+    }
+    let debug = json!([{"name": "d", "volumeMounts": mount("gpupack-mps", "/x")}]);
+    let message = refused(&at("/spec/ephemeralContainers", debug), "ephemeralcontainers");
+    assert!(message.contains("container `d` mounts"), "{message}");
+    let ordinary = at("/spec/containers/1/volumeMounts", mount("d", "/dev/shm"));
+    assert_eq!(refused(&ordinary, ""), "", "only the client's shared memory is the daemon's");
+}
+
+#[test]
+fn only_shares_become_clients_and_percentages_only_where_asked_for() {
+    let settings = WebhookConfig { memory_limit: MemoryLimit::Mps, ..WebhookConfig::default() };
+    let main = |settings: &WebhookConfig, annotations: Value| {
+        let pod = half(|pod| pod["metadata"]["annotations"] = annotations);
+        let done = answered(&rules(settings.clone()), &pod).unwrap();
+        of_mps(&done["spec"]["containers"][0])
+    };
+    let plain = (Vec::new(), Vec::new());
+    assert_eq!(main(&settings, json!({"gpu-memory": "100"})), client());
+    let hardware = json!({"gpu-memory": "100", "gpupack.dev/isolation": "hardware"});
+    for alone in [json!({"gpu-fraction": "1"}), hardware] {
+        assert_eq!(main(&settings, alone), plain);
+    }
+    let several = json!({"gpu-fraction": "1", "gpu-fraction-num-devices": "2"});
+    assert_eq!(main(&settings, several), plain, "whole GPUs have no neighbours");
+    let own = half(|pod| {
+        pod["metadata"]["annotations"]["gpu-fraction"] = "1".into();
+        pod["spec"]["containers"][0]["env"] =
+            json!([{"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/tmp/own"}]);
+    });
+    assert_eq!(refused(&own, ""), "", "on a GPU of its own a pod may run MPS as it likes");
+    let capped = WebhookConfig { thread_cap: ThreadCap::Share, ..settings };
+    let (variables, _) = main(&capped, json!({"gpu-fraction": "0.5"}));
+    let percentage =
+        "ACTIVE_THREAD_PERCENTAGE=metadata.annotations['placed.gpupack.dev/mps-thread-percentage']";
+    assert_eq!(variables[0], percentage);
+    assert_eq!(main(&WebhookConfig::default(), json!({"gpu-fraction": "0.5"})), plain);
 }
 
 #[test]

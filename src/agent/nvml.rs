@@ -20,6 +20,7 @@ use self::raw::EventSet;
 use self::sweep::{Failure, Seen, Sweep, Sweeper};
 use self::trouble::{Trouble, library_error, unless_unsupported};
 use super::health::GpuHealth;
+use super::mps::MpsDaemons;
 use super::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use super::processes::PodsByProcess;
 use crate::packing::device::MAX_DEVICES_PER_NODE;
@@ -50,6 +51,8 @@ pub struct NvmlProbe {
     library: PathBuf,
     /// Finds the pod of a process.
     pods: PodsByProcess,
+    /// The daemons of MPS, where anybody looks after them.
+    mps: Option<MpsDaemons>,
     /// The library while it is open.
     open: Option<Opened>,
     /// Devices as they were last read well, by UUID: what a lost device is reported as.
@@ -81,7 +84,13 @@ impl NvmlProbe {
     pub fn new(library: Option<PathBuf>, pods: PodsByProcess) -> Self {
         let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
         let (known, health) = (BTreeMap::new(), BTreeMap::new());
-        Self { library, pods, open: None, known, health }
+        Self { library, pods, mps: None, open: None, known, health }
+    }
+
+    /// The same probe, which also reads back what holds clients of MPS.
+    #[must_use]
+    pub fn with_mps(self, daemons: MpsDaemons) -> Self {
+        Self { mps: Some(daemons), ..self }
     }
 
     /// Opens the library.
@@ -114,6 +123,7 @@ impl NvmlProbe {
         &mut self,
         open: &mut Opened,
         processes: ProcessSampling,
+        now: Timestamp,
     ) -> Result<Sweep, ProbeError> {
         open.read_events(&self.known, &mut self.health)?;
         let sweeper = Sweeper {
@@ -125,6 +135,7 @@ impl NvmlProbe {
             known: &self.known,
             limits: open.limits.as_ref(),
             pods: &self.pods,
+            mps: self.mps.as_ref().map(|daemons| (daemons, now)),
             processes,
         };
         sweeper.sweep()
@@ -311,8 +322,11 @@ impl NvmlProbe {
             Some(open) => open,
             None => self.open(now)?,
         };
-        let sweep = self.sweep(&mut open, processes)?;
+        let sweep = self.sweep(&mut open, processes, now)?;
         let sample = self.settle(sweep, &mut open);
+        if let Some(daemons) = &self.mps {
+            daemons.learn(&sample.inventory);
+        }
         let is_away =
             |seen: &DeviceUse| matches!(seen.ailment, Some(Ailment::Lost | Ailment::ResetRequired));
         // Kept only now: after an error of the whole library it is closed, and opened anew.

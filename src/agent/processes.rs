@@ -50,10 +50,14 @@ impl PodsByProcess {
         uptime(&read_lossily(&self.root.join("uptime"), MAX_STAT_BYTES)?)
     }
 
+    /// The folder of the process `pid`.
+    pub(super) fn folder_of(&self, pid: u32) -> PathBuf {
+        self.root.join(pid.to_string())
+    }
+
     /// The control groups that limit the process `pid`, see [`groups_in_cgroup`].
     pub fn groups_of(&self, pid: u32) -> Vec<String> {
-        let file = self.root.join(pid.to_string()).join("cgroup");
-        read_lossily(&file, MAX_CGROUP_BYTES)
+        read_lossily(&self.folder_of(pid).join("cgroup"), MAX_CGROUP_BYTES)
             .map(|text| groups_in_cgroup(&text))
             .unwrap_or_default()
     }
@@ -62,7 +66,7 @@ impl PodsByProcess {
     /// has ended, or may not be read. A process that began later only has the id of one that ended;
     /// where the time of the list is not known, that goes unseen.
     pub fn pod_of(&self, pid: u32, listed: Option<BootTicks>) -> Option<PodUid> {
-        let folder = self.root.join(pid.to_string());
+        let folder = self.folder_of(pid);
         let began = || began(&read_lossily(&folder.join("stat"), MAX_STAT_BYTES)?);
         let before = began()?;
         if listed.is_some_and(|listed| before > listed) {

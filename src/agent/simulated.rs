@@ -108,6 +108,7 @@ impl Probe for SimulatedProbe {
                 healthy: device.healthy,
                 ailment: None,
                 last_xid: None,
+                mps: None,
                 processes: whole.then_some(processes),
                 tenants: Vec::new(),
             }

@@ -11,6 +11,7 @@ use super::signals::stop_asked;
 use crate::agent::fleet::Fleet;
 use crate::agent::kubelet::{BesideKubelet, KubeletDevices, SOCKET};
 use crate::agent::metrics::{AgentMetrics, listen};
+use crate::agent::mps::{ASK_EVERY, Duty, MpsDaemons, MpsSettings};
 use crate::agent::nvml::NvmlProbe;
 use crate::agent::processes::PodsByProcess;
 use crate::agent::run::{AgentConfig, run_fleet, run_node};
@@ -50,6 +51,19 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH", default_value = SOCKET, conflicts_with = "simulate")]
     pub kubelet_socket: PathBuf,
 
+    /// Control daemons of MPS, one per GPU: `off` looks at none, `rely` reads back what those hold that somebody
+    /// else runs, `manage` runs them, too.
+    #[arg(long, value_name = "HOW", default_value = "off", conflicts_with = "simulate")]
+    pub mps: MpsChoice,
+
+    /// Folder of their pipes, `<UUID>/pipe`: the webhook's `mps_folder`.
+    #[arg(long, value_name = "PATH", default_value = "/run/gpupack/mps")]
+    pub mps_folder: PathBuf,
+
+    /// NVIDIA's control program of MPS.
+    #[arg(long, value_name = "PATH", default_value = "nvidia-cuda-mps-control")]
+    pub mps_control: PathBuf,
+
     /// Address and port on which figures of the GPUs are shown to Prometheus, for instance
     /// `0.0.0.0:9410`; nowhere unless given.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "simulate")]
@@ -58,6 +72,31 @@ pub struct AgentArgs {
     /// Verbosity and looks of the log lines.
     #[command(flatten)]
     pub log: LogArgs,
+}
+
+/// What becomes of the control daemons of MPS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum MpsChoice {
+    /// Nobody looks at them.
+    Off,
+    /// Somebody else runs them.
+    Rely,
+    /// The agent runs them.
+    Manage,
+}
+
+impl AgentArgs {
+    /// The daemons to look after.
+    fn daemons(&self, clock: Clock) -> Option<MpsDaemons> {
+        let duty = match self.mps {
+            MpsChoice::Off => return None,
+            MpsChoice::Rely => Duty::Rely,
+            MpsChoice::Manage => Duty::Manage,
+        };
+        let (folder, program) = (self.mps_folder.clone(), self.mps_control.clone());
+        let settings = MpsSettings { folder, program, duty, ask_every: ASK_EVERY };
+        Some(MpsDaemons::new(settings, clock))
+    }
 }
 
 /// Runs the agent until it is told to stop (SIGTERM or SIGINT).
@@ -95,6 +134,7 @@ async fn run_until_told(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
         tokio::spawn(metrics.clone().serve(listener));
         tracing::info!(%address, "showing metrics");
     }
+    let daemons = args.daemons(clock);
     let config = AgentConfig { extenders: args.extender, period, clock, metrics };
     match (args.simulate, args.node) {
         (Some(file), only) => {
@@ -110,11 +150,19 @@ async fn run_until_told(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
         }
         (None, Some(node)) => {
             let pods = PodsByProcess::new(args.proc_root);
-            let probe = NvmlProbe::new(args.nvml_library, pods);
+            let mut probe = NvmlProbe::new(args.nvml_library, pods);
+            if let Some(daemons) = &daemons {
+                probe = probe.with_mps(daemons.clone());
+            }
+            let loops = daemons.map(|daemons| daemons.start());
             let kubelet = KubeletDevices::new(args.kubelet_socket);
             kubelet.refresh().await; // before anybody can be placed there
             tokio::spawn(kubelet.clone().run());
-            run_node(&config, &node, BesideKubelet { probe, kubelet }, stop).await?;
+            let result = run_node(&config, &node, BesideKubelet { probe, kubelet }, stop).await;
+            if let Some(loops) = loops {
+                loops.end().await;
+            }
+            result?;
         }
         (None, None) => bail!("the name of this node is missing: give `--node` or `--simulate`"),
     }
@@ -147,6 +195,8 @@ mod tests {
             "--node n",
             "--extender http://a:1 --node n --period-ms 1",
             "--extender http://a:1 --simulate f --nvml-library l",
+            "--extender http://a:1 --simulate f --mps rely",
+            "--extender http://a:1 --node n --mps sometimes",
         ] {
             assert!(parsed(bad).is_err(), "{bad}");
         }

@@ -20,12 +20,13 @@ use crate::cluster::admission_error::AdmissionError;
 use crate::cluster::annotations::{CONTAINER, ContainerAsk, DEVICE_COUNT, FRACTION, parse_request};
 use crate::cluster::confinement::{refuse_container, refuse_pod};
 use crate::cluster::containers::{ContainerList, ContainerView, containers};
-use crate::cluster::injection::{Changes, blank, granted, markers};
+use crate::cluster::injection::{Changes, Clients, blank, granted, markers};
+use crate::cluster::mps;
 use crate::cluster::placement::refuse_reserved_keys;
 use crate::cluster::pod::container_asks;
 use crate::cluster::request_error::{RequestError, shown};
 use crate::cluster::resources::{WHOLE, asks_for};
-use crate::config::webhook::{Unmanaged, WebhookConfig, WholeGpus};
+use crate::config::webhook::{MemoryLimit, Unmanaged, WebhookConfig, WholeGpus};
 use crate::packing::request::GpuRequest;
 
 /// The scheduler of pods that name none.
@@ -198,10 +199,20 @@ impl Admission {
         if let Some(node) = spec.node_name.as_deref().filter(|node| !node.is_empty()) {
             return Err(AdmissionError::NodeName { node: shown(node) });
         }
-        refuse_pod(annotations, spec)?;
+        let clients = match self.settings.memory_limit {
+            MemoryLimit::Mps if mps::is_client(request)? => Clients::Granted,
+            MemoryLimit::Mps | MemoryLimit::Driver | MemoryLimit::None => Clients::None,
+        };
+        let folder = &self.settings.mps_folder;
+        let volume = (clients == Clients::Granted).then(|| mps::volume(folder));
+        refuse_pod(annotations, spec, folder, volume.as_ref())?;
         let all = containers(spec);
         let mut changes = Changes::default();
         self.direct(spec, &mut changes)?;
+        let has_volume = mps::has_volume(spec, volume.as_ref())?;
+        if let Some(volume) = volume.filter(|_| !has_volume) {
+            changes.volume(spec, &volume);
+        }
         let taken =
             container_asks(spec).into_iter().find(|ask| asks_for(ask, |name| name == WHOLE));
         let first = spec.containers.first().map_or("", |container| container.name.as_str());
@@ -216,12 +227,18 @@ impl Admission {
             wanted.push((CONTAINER, gets.to_owned()));
         }
         changes.annotate(annotations, &wanted);
-        let (granted, blank) = (granted(request, self.settings.memory_limit), blank());
+        let (mut granted, blank) = (granted(request, self.settings.memory_limit), blank());
+        let mut mounts = Vec::new();
+        if clients == Clients::Granted {
+            granted.extend(mps::variables(self.settings.thread_cap));
+            mounts.extend(mps::mounts());
+        }
         let markers = markers(request);
         for container in &all {
             refuse_container(container)?;
             let gets_it = container.name == gets && container.list != ContainerList::Ephemeral;
-            changes.variables(container, if gets_it { &granted } else { &blank })?;
+            changes.variables(container, if gets_it { &granted } else { &blank }, clients)?;
+            changes.mounts(container, if gets_it { &mounts } else { &[] })?;
             if container.list != ContainerList::Ephemeral {
                 changes.mark(container, if gets_it { &markers } else { &[] });
             }
@@ -283,10 +300,10 @@ impl Admission {
                 Err(AdmissionError::UnmanagedRuntimeClass { class: class.to_owned() })
             }
             Unmanaged::Blank => {
-                refuse_pod(annotations, spec)?;
+                refuse_pod(annotations, spec, &self.settings.mps_folder, None)?;
                 for container in &containers(spec) {
                     refuse_container(container)?;
-                    changes.variables(container, &blank())?;
+                    changes.variables(container, &blank(), Clients::None)?;
                 }
                 Ok(changes)
             }
@@ -320,7 +337,8 @@ impl Admission {
         let now = containers(spec);
         for added in now.iter().filter(is_ephemeral).filter(|c| !present.contains(c.name)) {
             refuse_container(added)?;
-            changes.variables(added, &blank())?;
+            changes.variables(added, &blank(), Clients::None)?;
+            changes.mounts(added, &[])?;
         }
         Ok(changes)
     }

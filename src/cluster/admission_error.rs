@@ -102,7 +102,7 @@ pub enum AdmissionError {
         /// Its path on the node.
         path: String,
         /// The path that it reaches.
-        guarded: &'static str,
+        guarded: String,
     },
     /// It names devices by a mount.
     #[error(
@@ -110,6 +110,33 @@ pub enum AdmissionError {
          devices: remove the mount"
     )]
     DeviceMount {
+        /// The container.
+        container: String,
+        /// The path in the container.
+        path: String,
+    },
+    /// It asks for parts of several GPUs where parts are limited by MPS.
+    #[error(
+        "the pod asks for parts of `{count}` GPUs: here MPS limits who shares a GPU, and a process can \
+         be the client of one GPU's MPS daemon only, so ask for a part of one GPU, or for whole GPUs \
+         (`gpu-fraction: \"1\"`)"
+    )]
+    SeveralUnderMps {
+        /// How many.
+        count: u32,
+    },
+    /// A volume of its own has the name of ours.
+    #[error(
+        "volume `gpupack-mps` is not the one that gpupack gives to clients of MPS: give it another name"
+    )]
+    MpsVolume,
+    /// It mounts what only clients of MPS do, or something else in its place.
+    #[error(
+        "container `{container}` mounts something at `{path}` that only gpupack mounts: MPS needs \
+         `/dev/shm` and `/run/gpupack-mps` of the container that gets the GPU, and the volume \
+         `gpupack-mps` is nobody else's, so remove the mount"
+    )]
+    MpsMount {
         /// The container.
         container: String,
         /// The path in the container.
@@ -138,6 +165,9 @@ impl AdmissionError {
             Self::HostNamespace { .. } => "host_namespace",
             Self::HostPath { .. } => "host_path",
             Self::DeviceMount { .. } => "device_mount",
+            Self::SeveralUnderMps { .. } => "several_under_mps",
+            Self::MpsVolume => "mps_volume",
+            Self::MpsMount { .. } => "mps_mount",
             Self::DeviceAnnotation { .. } => "device_annotation",
         }
     }

@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{PodSpec, SecurityContext};
+use k8s_openapi::api::core::v1::{PodSpec, SecurityContext, Volume};
 
 use crate::cluster::admission_error::AdmissionError;
 use crate::cluster::containers::ContainerView;
 use crate::cluster::request_error::shown;
+use crate::config::webhook::HostFolder;
 
 /// Capabilities that lift the confinement to devices.
 const CAPABILITIES: [&str; 2] = ["ALL", "SYS_ADMIN"];
@@ -39,23 +40,27 @@ const DEVICE_ANNOTATIONS: [&str; 6] = [
     "devices.nri.io/",
 ];
 
-/// Refuses what a whole pod could do: namespaces and paths of its node, devices by annotation.
+/// Refuses what a whole pod could do: namespaces and paths of its node, among them the `folder` of MPS,
+/// devices by annotation. A volume that is `ours` is none of its doing.
 ///
 /// # Errors
 /// The first [`AdmissionError`] found.
 pub(super) fn refuse_pod(
     annotations: &BTreeMap<String, String>,
     spec: &PodSpec,
+    folder: &HostFolder,
+    ours: Option<&Volume>,
 ) -> Result<(), AdmissionError> {
     for (field, value) in [("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)] {
         if value == Some(true) {
             return Err(AdmissionError::HostNamespace { field });
         }
     }
-    for volume in spec.volumes.iter().flatten() {
+    for volume in spec.volumes.iter().flatten().filter(|volume| Some(*volume) != ours) {
         let Some(source) = &volume.host_path else { continue };
-        if let Some(guarded) = reached(&source.path) {
+        if let Some(guarded) = reached(&source.path, folder) {
             let (volume, path) = (shown(&volume.name), shown(&source.path));
+            let guarded = guarded.to_owned();
             return Err(AdmissionError::HostPath { volume, path, guarded });
         }
     }
@@ -102,23 +107,24 @@ fn capability(security: &SecurityContext) -> Option<String> {
 }
 
 /// The guarded place that a mount of `path` reaches: itself, something below, or above.
-fn reached(path: &str) -> Option<&'static str> {
+fn reached<'a>(path: &str, folder: &'a HostFolder) -> Option<&'a str> {
     let path = plain(path);
     let below = |folder: &str, path: &str| {
         path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
-    GUARDED_PATHS.into_iter().find(|guarded| {
-        let place = guarded.trim_end_matches('*');
-        let is_inside = match place == *guarded {
-            true => below(place, &path),
-            false => path.starts_with(place),
+    let places = GUARDED_PATHS.into_iter().chain([folder.as_str()]);
+    places.into_iter().find(|guarded| {
+        let place = plain(guarded.trim_end_matches('*'));
+        let is_inside = match guarded.ends_with('*') {
+            true => path.starts_with(&place),
+            false => below(&place, &path),
         };
-        is_inside || path == "/" || below(&path, place)
+        is_inside || path == "/" || below(&path, &place)
     })
 }
 
 /// A path without empty parts, `.` and `..`, and with `/var/run` as what it is a link to.
-fn plain(path: &str) -> String {
+pub(super) fn plain(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
         match part {
@@ -165,8 +171,12 @@ mod tests {
             ("/etc/ssl", None),
             ("/var/lib", None),
             ("/mnt/../srv", None),
+            ("/run/gpupack/mps", Some("/var/run/gpupack/mps")),
+            ("/var/run/gpupack", Some("/var/run/gpupack/mps")),
+            ("/run/gpupack/mps/GPU-a/pipe", Some("/var/run/gpupack/mps")),
+            ("/run/gpupack/mps-data", None),
         ] {
-            assert_eq!(reached(path), expected, "{path}");
+            assert_eq!(reached(path, &"/var/run/gpupack/mps".parse().unwrap()), expected, "{path}");
         }
     }
 }

@@ -8,12 +8,15 @@ use std::collections::BTreeMap;
 
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, PatchOperation, RemoveOperation};
-use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, PodSpec};
+use k8s_openapi::api::core::v1::{
+    EnvVar, EnvVarSource, ObjectFieldSelector, PodSpec, Volume, VolumeMount,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 
 use crate::cluster::admission_error::AdmissionError;
 use crate::cluster::containers::{ContainerView, containers};
+use crate::cluster::mps;
 use crate::cluster::placement::{DEVICES, MEMORY_MIB, UUIDS};
 use crate::cluster::quantity::parse_count;
 use crate::cluster::request_error::shown;
@@ -46,6 +49,31 @@ const OWNED: [&str; 7] = [
     UUIDS_VARIABLE,
     MEMORY_VARIABLE,
 ];
+
+/// Those of MPS, where containers are its clients.
+const OWNED_OF_CLIENTS: [&str; 3] =
+    [mps::PIPE_VARIABLE, mps::MEMORY_VARIABLE, mps::THREADS_VARIABLE];
+
+/// Whether the containers of a pod are to be clients of MPS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Clients {
+    /// They are not; a program may use MPS inside of its container as it likes.
+    None,
+    /// The one that gets the GPU is.
+    Granted,
+}
+
+impl Clients {
+    /// Whether a variable is nobody's but ours.
+    fn own(self, variable: &str) -> bool {
+        self.owned().any(|name| name == variable)
+    }
+
+    fn owned(self) -> impl Iterator<Item = &'static str> {
+        let of_clients = OWNED_OF_CLIENTS.into_iter().filter(move |_| self == Self::Granted);
+        OWNED.into_iter().chain(of_clients)
+    }
+}
 
 /// The variables of the container that gets the devices of `request`.
 pub(super) fn granted(request: &GpuRequest, limit: MemoryLimit) -> Vec<EnvVar> {
@@ -81,12 +109,13 @@ pub fn takes_devices(spec: &PodSpec) -> bool {
     containers(spec).iter().flat_map(|c| c.env).any(|given| plain(given).value_from == wanted)
 }
 
-fn literal(name: &str, value: &str) -> EnvVar {
+/// A variable with this value.
+pub(super) fn literal(name: &str, value: &str) -> EnvVar {
     EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() }
 }
 
 /// A variable that kubelet fills from an annotation when the container starts.
-fn placed(name: &str, annotation: &str) -> EnvVar {
+pub(super) fn placed(name: &str, annotation: &str) -> EnvVar {
     let field_path = format!("metadata.annotations['{annotation}']");
     let field = ObjectFieldSelector { field_path, api_version: None };
     let source = EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() };
@@ -145,12 +174,13 @@ impl Changes {
         &mut self,
         container: &ContainerView<'_>,
         wanted: &[EnvVar],
+        clients: Clients,
     ) -> Result<(), AdmissionError> {
-        refuse_prefixes(container)?;
+        refuse_prefixes(container, clients)?;
         let mut present = Vec::new();
         let mut repeated = Vec::new();
         for (index, given) in container.env.iter().enumerate() {
-            if !OWNED.contains(&given.name.as_str()) {
+            if !clients.own(&given.name) {
                 continue;
             }
             match wanted.iter().position(|wanted| *wanted == plain(given)) {
@@ -178,6 +208,34 @@ impl Changes {
             self.add(&["spec", list, &place, "env", "0"], variable);
         }
         Ok(())
+    }
+
+    /// Gives a container the mounts that it lacks of the `wanted` ones.
+    ///
+    /// # Errors
+    /// [`AdmissionError::MpsMount`].
+    pub(super) fn mounts(
+        &mut self,
+        container: &ContainerView<'_>,
+        wanted: &[VolumeMount],
+    ) -> Result<(), AdmissionError> {
+        let missing = mps::missing_mounts(container, wanted)?;
+        let (list, place) = (container.list.field(), container.index.to_string());
+        if container.mounts.is_empty() && !missing.is_empty() {
+            self.add(&["spec", list, &place, "volumeMounts"], json!([]));
+        }
+        for mount in missing {
+            self.add(&["spec", list, &place, "volumeMounts", "-"], json!(mount));
+        }
+        Ok(())
+    }
+
+    /// Gives a pod a volume.
+    pub(super) fn volume(&mut self, spec: &PodSpec, volume: &Volume) {
+        if spec.volumes.as_ref().is_none_or(Vec::is_empty) {
+            self.add(&["spec", "volumes"], json!([]));
+        }
+        self.add(&["spec", "volumes", "-"], json!(volume));
     }
 
     /// Gives a container exactly the `markers`, in its limits.
@@ -242,9 +300,9 @@ impl Changes {
 
 /// Refuses an `envFrom` that is made to give one of our variables. What is in a ConfigMap or Secret
 /// is not known here; where we set a variable ourselves, ours wins over it.
-fn refuse_prefixes(container: &ContainerView<'_>) -> Result<(), AdmissionError> {
+fn refuse_prefixes(container: &ContainerView<'_>, clients: Clients) -> Result<(), AdmissionError> {
     for prefix in container.env_from.iter().filter_map(|source| source.prefix.as_deref()) {
-        let made = OWNED.into_iter().find(|name| !prefix.is_empty() && name.starts_with(prefix));
+        let made = clients.owned().find(|name| !prefix.is_empty() && name.starts_with(prefix));
         if let Some(variable) = made {
             let (container, prefix) = (shown(container.name), shown(prefix));
             return Err(AdmissionError::EnvFromPrefix { container, prefix, variable });

@@ -24,6 +24,10 @@ pub const UUIDS: &str = "placed.gpupack.dev/uuids";
 /// Booked memory per device in whole MiB; the least where devices differ, because a container has
 /// one limit for all its devices.
 pub const MEMORY_MIB: &str = "placed.gpupack.dev/memory-mib";
+/// What a client of MPS may take of its GPU, as MPS reads it: `0=4096M`. Where MPS is in use.
+pub const MPS_MEMORY: &str = "placed.gpupack.dev/mps-memory-limit";
+/// Percent of the multiprocessors that a client of MPS may use; 100 is no limit. Where MPS limits compute.
+pub const MPS_THREADS: &str = "placed.gpupack.dev/mps-thread-percentage";
 /// Devices and amounts as compact, versioned JSON.
 pub const PLACEMENT: &str = "placed.gpupack.dev/placement";
 /// Written to wake a waiting pod, or to make a late Binding fail; its value means nothing.

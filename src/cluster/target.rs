@@ -9,6 +9,7 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::cluster::mps::ClientLimits;
 use crate::cluster::placement::{PlacementError, encode};
 use crate::cluster::pod::SeenPod;
 use crate::cluster::request_error::shown;
@@ -95,12 +96,18 @@ pub struct BindTarget {
 }
 
 impl BindTarget {
-    /// The Binding of `pod` to the node and devices of `placement`.
+    /// The Binding of `pod` to the node and devices of `placement`, with the `limits` that its
+    /// containers are to get.
     ///
     /// # Errors
     /// [`TargetError`] where any part could not be written safely.
-    pub fn new(pod: &SeenPod, placement: &Placement) -> Result<Self, TargetError> {
-        let annotations = encode(placement)?;
+    pub fn new(
+        pod: &SeenPod,
+        placement: &Placement,
+        limits: &ClientLimits,
+    ) -> Result<Self, TargetError> {
+        let mut annotations = encode(placement)?;
+        annotations.extend(limits.annotations());
         let ours: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
         let bytes = pod.annotation_bytes.saturating_add(ours);
         if bytes > MAX_ANNOTATION_BYTES {
@@ -232,13 +239,16 @@ mod tests {
 
     #[test]
     fn a_target_needs_its_preconditions_and_room() {
-        let target = BindTarget::new(&pod("8", 10), &placement()).unwrap();
+        let target =
+            BindTarget::new(&pod("8", 10), &placement(), &ClientLimits::default()).unwrap();
         assert_eq!((target.key().to_string().as_str(), target.annotations.len()), ("a/p", 4));
-        let missing = BindTarget::new(&pod("", 10), &placement()).unwrap_err();
+        let missing =
+            BindTarget::new(&pod("", 10), &placement(), &ClientLimits::default()).unwrap_err();
         assert_eq!(missing, TargetError::Missing { field: "metadata.resourceVersion" });
-        let full = BindTarget::new(&pod("8", 262_000), &placement()).unwrap_err();
+        let full = BindTarget::new(&pod("8", 262_000), &placement(), &ClientLimits::default())
+            .unwrap_err();
         assert!(matches!(full, TargetError::AnnotationBytes { .. }));
         let nowhere = Placement { node: NodeName::new("n/1"), ..placement() };
-        assert!(BindTarget::new(&pod("8", 0), &nowhere).is_err());
+        assert!(BindTarget::new(&pod("8", 0), &nowhere, &ClientLimits::default()).is_err());
     }
 }

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use super::Reader;
 
@@ -38,6 +39,47 @@ pub enum MemoryLimit {
     /// NVIDIA's container toolkit (1.20.1 and later, driver r615 and later, cgroup v2), which reads
     /// the limit from the container's environment and refuses the container where it cannot set it.
     Driver,
+    /// MPS: each container that shares a GPU is a client of the daemon of that GPU, and its own
+    /// environment says how much memory it may take.
+    Mps,
+}
+
+/// Whether clients of MPS are held to a part of the multiprocessors, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ThreadCap {
+    /// They are not: each may use all of them while the others are idle.
+    #[default]
+    None,
+    /// To the share of each, but not on GPUs of the Hopper generation, where percentages below 100 are
+    /// said to leave parts of results unwritten.
+    Share,
+    /// On those too, rounded down to percentages of which nothing bad is known.
+    ShareOnHopper,
+}
+
+/// A folder of every node, as it may stand in a manifest: absolute, of letters, digits, `.`, `_` and `-`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostFolder(String);
+
+impl HostFolder {
+    /// The path.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for HostFolder {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let is_plain = |part: &str| {
+            let is_legal = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
+            !part.is_empty() && part != "." && part != ".." && part.chars().all(is_legal)
+        };
+        let parts = text.strip_prefix('/').ok_or(())?;
+        let is_sound = text.len() <= 200 && parts.split('/').all(is_plain);
+        if is_sound { Ok(Self(text.to_owned())) } else { Err(()) }
+    }
 }
 
 /// Checked section `webhook`.
@@ -57,6 +99,10 @@ pub struct WebhookConfig {
     pub whole_gpus: WholeGpus,
     /// What holds a container to its memory.
     pub memory_limit: MemoryLimit,
+    /// Folder of every node with the pipe directories of MPS, one per GPU.
+    pub mps_folder: HostFolder,
+    /// Whether MPS limits compute.
+    pub thread_cap: ThreadCap,
 }
 
 impl Default for WebhookConfig {
@@ -69,12 +115,14 @@ impl Default for WebhookConfig {
             unmanaged: Unmanaged::default(),
             whole_gpus: WholeGpus::default(),
             memory_limit: MemoryLimit::default(),
+            mps_folder: HostFolder("/run/gpupack/mps".to_owned()),
+            thread_cap: ThreadCap::default(),
         }
     }
 }
 
 /// All keys of the section, in the order of their documentation.
-pub const KEYS: [&str; 7] = [
+pub const KEYS: [&str; 9] = [
     "listen",
     "certificate_file",
     "key_file",
@@ -82,6 +130,8 @@ pub const KEYS: [&str; 7] = [
     "unmanaged_runtime_class",
     "take_over_whole_gpus",
     "memory_limit",
+    "mps_folder",
+    "mps_thread_percentage",
 ];
 
 impl WebhookConfig {
@@ -112,8 +162,26 @@ impl WebhookConfig {
             ),
             memory_limit: reader.word(
                 "memory_limit",
-                &[("none", MemoryLimit::None), ("driver", MemoryLimit::Driver)],
+                &[
+                    ("none", MemoryLimit::None),
+                    ("driver", MemoryLimit::Driver),
+                    ("mps", MemoryLimit::Mps),
+                ],
                 default.memory_limit,
+            ),
+            mps_folder: reader.parsed(
+                "mps_folder",
+                "an absolute path of letters, digits, `.`, `_` and `-` such as `/run/gpupack/mps`",
+                default.mps_folder,
+            ),
+            thread_cap: reader.word(
+                "mps_thread_percentage",
+                &[
+                    ("none", ThreadCap::None),
+                    ("share", ThreadCap::Share),
+                    ("share_even_on_hopper", ThreadCap::ShareOnHopper),
+                ],
+                default.thread_cap,
             ),
         }
     }
@@ -128,7 +196,7 @@ mod tests {
     fn every_key_is_read() {
         let text = "webhook:\n  listen: 0.0.0.0:9\n  certificate_file: /c\n  key_file: /k\n  \
             runtime_class: none\n  unmanaged_runtime_class: blank\n  take_over_whole_gpus: true\n  \
-            memory_limit: driver\n";
+            memory_limit: mps\n  mps_folder: /a/b.c\n  mps_thread_percentage: share\n";
         let expected = WebhookConfig {
             listen: "0.0.0.0:9".parse().unwrap(),
             certificate_file: PathBuf::from("/c"),
@@ -136,7 +204,9 @@ mod tests {
             runtime_class: None,
             unmanaged: Unmanaged::Blank,
             whole_gpus: WholeGpus::TakenOver,
-            memory_limit: MemoryLimit::Driver,
+            memory_limit: MemoryLimit::Mps,
+            mps_folder: "/a/b.c".parse().unwrap(),
+            thread_cap: ThreadCap::Share,
         };
         assert_eq!(Config::from_yaml(text).unwrap().webhook, expected);
         assert!(KEYS.iter().all(|key| text.contains(&format!("{key}:"))));
@@ -144,15 +214,41 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_of_the_nodes_is_absolute_and_plain() {
+        let folder = |text: &str| {
+            Config::from_yaml(&format!("webhook: {{mps_folder: '{text}'}}"))
+                .map(|config| config.webhook)
+        };
+        for good in ["/run/gpupack/mps", "/mps", "/a-b/c_d/.e"] {
+            assert_eq!(folder(good).unwrap().mps_folder.as_str(), good);
+        }
+        let long = format!("/{}", "a".repeat(200));
+        for bad in [
+            "/",
+            "run/mps",
+            "/run/",
+            "/run//mps",
+            "/run/../etc",
+            "/run/./mps",
+            "/a b",
+            "/$(A)",
+            &long,
+        ] {
+            let faults = folder(bad).unwrap_err().to_string();
+            assert!(faults.contains("`webhook.mps_folder:"), "{faults}");
+        }
+    }
+
+    #[test]
     fn faults_name_the_section() {
-        let text = "webhook:\n  take_over_whole_gpus: maybe\n  memory_limit: mps\n  lisen: x\n  \
+        let text = "webhook:\n  take_over_whole_gpus: maybe\n  memory_limit: cgroup\n  lisen: x\n  \
             unmanaged_runtime_class: [a]\n";
         let faults = Config::from_yaml(text).unwrap_err();
         assert_eq!(faults.faults.len(), 4, "{faults}");
         for part in [
             "`webhook.take_over_whole_gpus: maybe`",
             "`true` or `false`",
-            "`none` or `driver`",
+            "`none`, `driver` or `mps`",
             "`webhook.lisen` is unknown",
             "`refuse`, `blank` or `allow`",
         ] {

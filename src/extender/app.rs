@@ -169,6 +169,10 @@ impl App {
             Protection::None if self.driver_limits() == DriverLimits::Intended => {
                 "; the driver is meant to hold it to its memory, which `/v1/state` confirms once it runs"
             }
+            Protection::None if self.driver_limits() == DriverLimits::OfClients => {
+                "; MPS is meant to hold it to its memory, as far as its programs co-operate, which \
+                 `/v1/state` confirms once it runs"
+            }
             Protection::None => "; its memory is not protected from neighbours on the GPU",
             Protection::Mps => {
                 "; MPS is to hold each tenant of the GPU to its memory, which nobody has verified"
@@ -194,6 +198,7 @@ impl App {
         match self.config.webhook.memory_limit {
             MemoryLimit::None => DriverLimits::Unused,
             MemoryLimit::Driver => DriverLimits::Intended,
+            MemoryLimit::Mps => DriverLimits::OfClients,
         }
     }
 

@@ -225,8 +225,8 @@ fn tell(app: &App, effect: &Effect) {
         Effect::Foreign { node, device, used } => {
             tell_foreign_use(app, &Told { node, device, used: *used });
         }
-        Effect::Unprotected { node, device, pod, limit } => {
-            tell_unprotected(app, pod, *limit, (node, device));
+        Effect::Unprotected { node, device, pod, intended, limit } => {
+            tell_unprotected(app, pod, (*intended, *limit), (node, device));
         }
         Effect::Silent(node) => {
             tracing::warn!(%node, "the node's agent is silent: the node takes no new pods");

@@ -11,14 +11,17 @@ use super::app::{App, ClusterTruth, Truth};
 use super::protocol::{ExtenderBindingArgs, ExtenderBindingResult, ProtocolError};
 use super::turns::Turn;
 use super::verbs::VerbAnswer;
+use crate::cluster::mps::ClientLimits;
 use crate::cluster::pod::SeenPod;
 use crate::cluster::target::{BindTarget, PodKey, TargetError};
 use crate::cluster::write::{BindOutcome, Cause, Settled};
+use crate::config::webhook::MemoryLimit;
 use crate::ledger::commands::ReserveError;
 use crate::ledger::reading::Readiness;
 use crate::metrics::{BindResult, Outcome};
 use crate::packing::device::{NodeName, PodUid};
 use crate::packing::figures::Size;
+use crate::packing::reservation::Placement;
 
 /// Times a Binding is posted again after the pod changed under it: each needs a further change of
 /// the pod within milliseconds, so a third is hardly ever seen.
@@ -152,7 +155,8 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
     match &app.truth {
         Truth::Books => app.ledger.confirm(&uid),
         Truth::Cluster(cluster) => {
-            let target = |pod: &SeenPod| BindTarget::new(pod, &placement);
+            let limits = client_limits(app, &placement);
+            let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
             decide(app, cluster, &mut turn, &pod, target).await?;
             app.tell_placed(&pod, &placement);
         }
@@ -170,6 +174,20 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
         pod_uid = %uid, pod = %pod.pod, %node, devices = devices.join(","), "placed"
     );
     Ok(())
+}
+
+/// The limits that the containers of a pod get with `placement`.
+fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
+    let settings = &app.config.webhook;
+    let [placed] = &placement.devices[..] else { return ClientLimits::default() };
+    if settings.memory_limit != MemoryLimit::Mps {
+        return ClientLimits::default();
+    }
+    let node = app.ledger.node(placement.node.as_str());
+    let books =
+        node.as_ref().and_then(|node| node.devices().iter().find(|it| it.device().id == placed.id));
+    let model = books.map(|books| &books.device().model);
+    ClientLimits::of(placed.demand, model, settings.thread_cap)
 }
 
 /// Whether the books, where they are the truth, have the pod on this node already.
@@ -326,4 +344,44 @@ fn taken_back(app: &App, turn: &mut Turn<'_>, uid: &PodUid, error: BindError) ->
 
 fn gone(pod: &impl ToString) -> BindError {
     BindError::Gone { pod: pod.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::Config;
+    use crate::ledger::fixture::ledger;
+    use crate::packing::device::DeviceId;
+    use crate::packing::request::Demand;
+    use crate::packing::reservation::{PlacedDevice, Protection};
+    use crate::packing::units::{MemMib, Share};
+
+    /// The limits that are written for so much of each of these devices.
+    fn limits(settings: &str, devices: &[&str]) -> String {
+        let config = Config::from_yaml(&format!("webhook: {{{settings}}}")).unwrap();
+        let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Books);
+        let demand = Demand { memory: MemMib::new(250), share: Share::from_millionths(255_000) };
+        let id = |name: &&str| PlacedDevice { id: DeviceId::new(name).unwrap(), demand };
+        let devices = devices.iter().map(id).collect();
+        let placement =
+            Placement { node: NodeName::new("n"), devices, protection: Protection::None };
+        let written = client_limits(&app, &placement).annotations();
+        written.into_values().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn limits_of_clients_are_written_where_they_are_configured() {
+        let capped = "memory_limit: mps, mps_thread_percentage: share";
+        for (settings, devices, written) in [
+            ("", &["A"][..], ""),
+            ("memory_limit: driver", &["A"], ""),
+            ("memory_limit: mps", &["A"], "0=250M"),
+            ("memory_limit: mps", &["A", "B"], ""),
+            (capped, &["A"], "0=250M 25"),
+            (capped, &["gone"], "0=250M 100"),
+        ] {
+            assert_eq!(limits(settings, devices), written, "{settings} {devices:?}");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::ledger::details::NodeDetails;
+use crate::ledger::details::{Condition, NodeDetails};
 use crate::packing::details::DeviceDetails;
 use crate::packing::device::DeviceId;
 
@@ -15,6 +15,9 @@ pub struct DetailsView {
     /// Number of the newest Xid since its agent's start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_xid: Option<u64>,
+    /// How its control daemon of MPS is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mps: Option<&'static str>,
     /// Number of its device node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minor: Option<u32>,
@@ -57,9 +60,9 @@ impl DetailsView {
     /// What `node` knows of the device `id`.
     pub fn of(node: &NodeDetails, id: &DeviceId) -> Self {
         let condition = node.conditions.get(id).copied().unwrap_or_default();
-        let (ailment, last_xid) = (condition.ailment, condition.last_xid);
+        let Condition { ailment, last_xid, mps } = condition;
         let Some(device) = node.devices.get(id) else {
-            return Self { ailment, last_xid, ..Self::default() };
+            return Self { ailment, last_xid, mps, ..Self::default() };
         };
         let DeviceDetails { minor, numa_node, neighbours, slot, sm_count, can_limit_memory } =
             device;
@@ -68,6 +71,7 @@ impl DetailsView {
         Self {
             ailment,
             last_xid,
+            mps,
             minor: *minor,
             numa_node: *numa_node,
             neighbours: neighbours.iter().map(neighbour).collect(),

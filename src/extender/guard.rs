@@ -15,6 +15,7 @@ use crate::cluster::target::PodKey;
 use crate::config::guard::OverUse;
 use crate::ledger::details::NodeDetails;
 use crate::ledger::evictions::{Answer, Evictions};
+use crate::ledger::protection::Mode;
 use crate::ledger::sightings::{OnDevice, OverUser, Use};
 use crate::metrics::EvictionResult;
 use crate::packing::device::{DeviceId, NodeName, PodUid};
@@ -115,11 +116,11 @@ pub(super) fn tell_foreign_use(app: &App, told: &Told<'_>) {
     }
 }
 
-/// Tells a pod that the driver is not known to hold it to its memory, although it was meant to.
+/// Tells a pod that nothing is known to hold it to its memory, although driver or MPS was meant to.
 pub(super) fn tell_unprotected(
     app: &App,
     pod: &PodRef,
-    limit: Option<MemMib>,
+    (intended, limit): (Mode, Option<MemMib>),
     (node, device): (&NodeName, &DeviceId),
 ) {
     tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, ?limit, "intended protection is not verified");
@@ -127,11 +128,18 @@ pub(super) fn tell_unprotected(
         Some(limit) => format!("it is held to {limit}, which is more than its share"),
         None => "no limit could be read back for all its processes".to_owned(),
     };
-    let note = format!(
-        "its memory on {device} of node {node} is not protected: {found}. A limit takes driver r615, \
-         container toolkit 1.20.1 and cgroup v2 on the node, a pod created through the webhook, and an \
-         agent that sees the host's control groups"
-    );
+    let takes = match intended {
+        Mode::Mps => {
+            "Under MPS each of its processes must be a client of the GPU's daemon, all of them together \
+             limited to the share, in a pod created through the webhook; the daemon must serve, and the \
+             agent must be allowed to read the environment of processes"
+        }
+        Mode::None | Mode::Driver | Mode::Mig | Mode::Whole => {
+            "A limit takes driver r615, container toolkit 1.20.1 and cgroup v2 on the node, a pod created \
+             through the webhook, and an agent that sees the host's control groups"
+        }
+    };
+    let note = format!("its memory on {device} of node {node} is not protected: {found}. {takes}");
     app.tell(pod, NoticeReason::ProtectionNotVerified, note);
 }
 

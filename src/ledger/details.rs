@@ -21,13 +21,22 @@ pub struct Driver {
     pub cuda: Option<String>,
 }
 
-/// What ails a device, or did.
+/// What ails a device, or did, and how its daemon of MPS is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
     /// Why it takes no new tenants, as the agent names it.
     pub ailment: Option<&'static str>,
     /// Number of the newest Xid since the agent's start, an application's fault or its own.
     pub last_xid: Option<u64>,
+    /// How its control daemon of MPS is, as the agent names it; none where nobody looks after one.
+    pub mps: Option<&'static str>,
+}
+
+impl Condition {
+    /// Whether its daemon of MPS takes no clients, so that they run unlimited or not at all.
+    pub fn is_mps_away(&self) -> bool {
+        matches!(self.mps, Some("absent" | "faulted"))
+    }
 }
 
 /// What an agent says of its node beside the books.
@@ -85,7 +94,7 @@ mod tests {
         let ledger = fixture::ledger("A");
         let id = DeviceId::new("A").unwrap();
         let driver = Driver { version: "580".to_owned(), cuda: None };
-        let sick = Condition { ailment: Some("xid"), last_xid: Some(79) };
+        let sick = Condition { ailment: Some("xid"), last_xid: Some(79), mps: Some("idle") };
         let details = DeviceDetails { minor: Some(3), ..DeviceDetails::default() };
         let devices = BTreeMap::from([(id.clone(), details)]);
         let report = DetailsReport {

@@ -1,5 +1,6 @@
 //! What a change of the books means beyond them: whom to wake, what to tell.
 
+use super::protection::Mode;
 use crate::packing::device::{DeviceId, Health, NodeName};
 use crate::packing::mig::MigFault;
 use crate::packing::node::{DeviceBooks, NodeLedger};
@@ -65,7 +66,7 @@ pub enum Effect {
         /// What they use.
         used: MemMib,
     },
-    /// The driver was meant to hold a pod to its memory, and after some seconds it is not known to.
+    /// Driver or MPS was meant to hold a pod to its memory, and after some seconds it is not known to.
     Unprotected {
         /// The node.
         node: NodeName,
@@ -73,6 +74,8 @@ pub enum Effect {
         device: DeviceId,
         /// The pod.
         pod: PodRef,
+        /// What was meant to hold it.
+        intended: Mode,
         /// What it is held to, where that is more than it holds.
         limit: Option<MemMib>,
     },

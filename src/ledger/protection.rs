@@ -1,7 +1,8 @@
 //! What holds tenants to their memory: what is intended, beside what was verified on the node.
 //!
-//! Verified is only what the driver confirms when asked, or what the hardware is: a limit that was read
-//! back, a MIG instance. A limit that nobody can read back, as those of MPS clients, stays an intention.
+//! Verified is only what was read back, or what the hardware is: a limit that the driver confirms, the limits
+//! of clients of MPS whose daemon serves them, a MIG instance. Clients of MPS must co-operate: a program that
+//! does not want to be held is not, so such limits never count as isolation by hardware.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -50,13 +51,15 @@ impl Mode {
     }
 }
 
-/// Whether containers that share a GPU are given to the driver to be limited.
+/// Whether containers that share a GPU are given to the driver to be limited, or to MPS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverLimits {
     /// They are not.
     Unused,
-    /// They are.
+    /// They are, to the driver.
     Intended,
+    /// They are, as clients of MPS.
+    OfClients,
 }
 
 /// What an agent tells of a pod with processes on a device.
@@ -68,6 +71,8 @@ pub struct Told {
     pub is_unlimited: bool,
     /// Whether a process of it is a client of MPS.
     pub is_mps_client: bool,
+    /// What MPS holds all its processes to together, where each is a client of a daemon that serves.
+    pub mps_limit: Option<MemMib>,
 }
 
 /// The protection of one tenant of one device.
@@ -131,7 +136,15 @@ impl Protections {
                 let told = told.get(id).and_then(|pods| pods.get(uid)).copied().unwrap_or_default();
                 let earlier = before.get(uid);
                 let found = protection(device, *held, told, limits);
-                let is_awaited = found.intended == Mode::Driver && found.verified != Mode::Driver;
+                let is_promised = match found.intended {
+                    Mode::Driver => true,
+                    Mode::Mps => {
+                        limits == DriverLimits::OfClients
+                            || device.promised_guard() == PoolGuard::Mps
+                    }
+                    Mode::None | Mode::Mig | Mode::Whole => false,
+                };
+                let is_awaited = is_promised && found.verified != found.intended;
                 let since = earlier.and_then(|earlier| earlier.unverified).unwrap_or(now);
                 let mut seen = Seen {
                     told,
@@ -148,7 +161,8 @@ impl Protections {
                         node: books.name().clone(),
                         device: id.clone(),
                         pod: pod.pod.clone(),
-                        limit: told.limit,
+                        intended: found.intended,
+                        limit: told.limit.or(told.mps_limit),
                     });
                 }
                 all.insert(uid.clone(), seen);
@@ -170,41 +184,55 @@ fn protection(books: &DeviceBooks, held: Demand, told: Told, limits: DriverLimit
         DeviceKind::MigInstance { .. } | DeviceKind::Gpu | DeviceKind::MigParent => {}
     }
     let is_gpu = books.device().kind == DeviceKind::Gpu;
-    let is_held = told.limit.is_some_and(|limit| limit <= held.memory);
+    let within = |limit: Option<MemMib>| limit.is_some_and(|limit| limit <= held.memory);
+    let (is_held, is_held_by_mps) = (within(told.limit), within(told.mps_limit));
     let is_promised = is_gpu && limits == DriverLimits::Intended;
     let intended = match books.promised_guard() {
         PoolGuard::Driver => Mode::Driver,
         _ if is_promised || is_held => Mode::Driver,
         PoolGuard::Mps => Mode::Mps,
-        _ if told.is_mps_client => Mode::Mps,
+        _ if limits == DriverLimits::OfClients || told.is_mps_client => Mode::Mps,
         PoolGuard::None | PoolGuard::Hardware => Mode::None,
     };
-    Protection { intended, verified: if is_held { Mode::Driver } else { Mode::None } }
+    let verified = match (is_held, is_held_by_mps) {
+        (true, _) => Mode::Driver,
+        (false, true) => Mode::Mps,
+        (false, false) => Mode::None,
+    };
+    Protection { intended, verified }
 }
 
 /// What is known now of the protection that a pool promises, of the devices where that is news.
 ///
-/// It is missing where the driver has no limits at all, and where a tenant that should have one is known
-/// to have none, or a larger one, for longer than [`VERIFIED_WITHIN`]. What cannot be read proves nothing.
+/// It is missing where the driver has no limits at all or the daemon of MPS takes no clients, and where a
+/// tenant that should be held is known to be held by nothing, or to more than its share, for longer than
+/// [`VERIFIED_WITHIN`]. What cannot be read proves nothing.
 fn evidence(books: &NodeLedger, details: &NodeDetails) -> Vec<(DeviceId, Evidence)> {
     let of = |device: &DeviceBooks| {
-        if device.promised_guard() != PoolGuard::Driver {
-            return Evidence::Intended;
-        }
         let id = &device.device().id;
         let is_told_of = details.driver.is_some();
-        if is_told_of && !details.devices.get(id).is_some_and(|known| known.can_limit_memory) {
+        let can_limit = details.devices.get(id).is_some_and(|known| known.can_limit_memory);
+        let condition = details.conditions.get(id).copied().unwrap_or_default();
+        let (mode, is_hopeless) = match device.promised_guard() {
+            PoolGuard::Driver => (Mode::Driver, is_told_of && !can_limit),
+            PoolGuard::Mps => (Mode::Mps, condition.is_mps_away()),
+            PoolGuard::None | PoolGuard::Hardware => return Evidence::Intended,
+        };
+        if is_hopeless {
             return Evidence::Missing;
         }
         let listed = details.protections.devices.get(id);
         let held = |(uid, demand): (&PodUid, &Demand)| {
             let seen = listed?.get(uid)?;
-            let found = protection(device, *demand, seen.told, DriverLimits::Intended);
-            (found.intended == Mode::Driver).then_some((seen, found.verified == Mode::Driver))
+            let found = protection(device, *demand, seen.told, DriverLimits::Unused);
+            (found.intended == mode).then_some((seen, found.verified == mode))
         };
         let tenants: Vec<_> = device.tenants().iter().filter_map(held).collect();
-        let lacks =
-            |seen: &Seen| seen.is_told && (seen.told.is_unlimited || seen.told.limit.is_some());
+        let is_unheld = |told: &Told| match mode {
+            Mode::Mps => !told.is_mps_client || told.mps_limit.is_some(),
+            _ => told.is_unlimited || told.limit.is_some(),
+        };
+        let lacks = |seen: &Seen| seen.is_told && is_unheld(&seen.told);
         if tenants.iter().any(|(seen, _)| lacks(seen)) {
             Evidence::Missing
         } else if !tenants.is_empty() && tenants.iter().all(|(_, is_verified)| *is_verified) {
@@ -269,132 +297,4 @@ impl Ledger {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::details::{DetailsReport, Driver};
-    use super::*;
-    use crate::ledger::fixture::{bound, ledger, node, seconds, uid, uses};
-    use crate::packing::details::DeviceDetails;
-    use crate::packing::pool::{Guard, PoolRule};
-
-    /// The node with one GPU of 1000 MiB: `p` holds half of it, and more of it may be told.
-    fn tenanted(share: u64) -> Ledger {
-        let ledger = ledger("A");
-        ledger.see_pod(&bound("p", "n", "A", share), Timestamp::START);
-        ledger
-    }
-
-    /// A list with a process of `p`, of which this is told. Gives whether the lack is an effect now.
-    fn list(ledger: &Ledger, told: Option<Told>, limits: DriverLimits, at: u64) -> bool {
-        let told = told.map(|told| (uid("p"), told)).into_iter().collect();
-        let told = BTreeMap::from([(DeviceId::new("A").unwrap(), told)]);
-        let effects = ledger.note_protection("n", (&uses("A", &["p"]), &told), limits, seconds(at));
-        assert!(effects.iter().all(|it| matches!(it, Effect::Unprotected { .. })), "{effects:?}");
-        !effects.is_empty()
-    }
-
-    /// `intended verified` of the pod.
-    fn modes(ledger: &Ledger, limits: DriverLimits) -> String {
-        let books = node(ledger, "n");
-        let device = &books.devices()[0];
-        let held = device.tenants()[&uid("p")];
-        let found = ledger.details("n").protections.of(device, (&uid("p"), held), limits);
-        let census = ledger.protections(limits);
-        assert!(census[&found.intended].0 == 1 && census[&found.verified].1 == 1, "{census:?}");
-        format!("{} {}", found.intended.name(), found.verified.name())
-    }
-
-    fn limit(mib: u64) -> Option<Told> {
-        Some(Told { limit: Some(MemMib::new(mib)), ..Told::default() })
-    }
-
-    #[test]
-    fn only_what_is_read_back_is_verified() {
-        let mps = Some(Told { is_mps_client: true, ..Told::default() });
-        let (unused, intended) = (DriverLimits::Unused, DriverLimits::Intended);
-        for (told, limits, modes_then) in [
-            (None, unused, "none none"),
-            (mps, unused, "mps none"),
-            (limit(500), unused, "driver driver"),
-            (limit(501), unused, "none none"),
-            (None, intended, "driver none"),
-            (mps, intended, "driver none"),
-            (limit(501), intended, "driver none"),
-            (limit(500), intended, "driver driver"),
-        ] {
-            let ledger = tenanted(500_000);
-            list(&ledger, told, limits, 0);
-            assert_eq!(modes(&ledger, limits), modes_then, "{told:?} {limits:?}");
-        }
-        assert_eq!(modes(&tenanted(1_000_000), intended), "whole whole");
-    }
-
-    #[test]
-    fn a_lack_of_protection_is_told_once_after_some_seconds() {
-        let ledger = tenanted(500_000);
-        let (limits, too_much) = (DriverLimits::Intended, limit(501));
-        for (told, at, is_effect) in [
-            (None, 0, false),
-            (too_much, 9, false),
-            (too_much, 10, true),
-            (None, 99, false),
-            (limit(500), 100, false),
-            (None, 101, false),
-            (None, 111, true),
-        ] {
-            assert_eq!(list(&ledger, told, limits, at), is_effect, "{told:?} at {at}");
-        }
-        let unasked = tenanted(500_000);
-        assert!(!list(&unasked, None, DriverLimits::Unused, 0));
-        assert!(!list(&unasked, None, DriverLimits::Unused, 99), "nobody asked for it");
-    }
-
-    #[test]
-    fn what_a_pool_promises_is_held_against_what_was_found() {
-        let ledger = tenanted(500_000);
-        let rule = PoolRule { guard: Guard::Driver, ..PoolRule::default() };
-        let at = ledger.position("n").unwrap();
-        ledger.world_mut().change_classes(|classes| {
-            ledger.slot(at).change(|books| books.share_by(rule, classes));
-        });
-        let evidence = || node(&ledger, "n").devices()[0].evidence().name();
-        let unlimited = Some(Told { is_unlimited: true, ..Told::default() });
-        for (told, at, expected) in [
-            (None, 0, "intended"),
-            (None, 99, "intended"), // what cannot be read proves nothing
-            (limit(500), 100, "verified"),
-            (unlimited, 101, "intended"),
-            (unlimited, 111, "missing"),
-            (limit(501), 112, "missing"),
-            (limit(500), 113, "verified"),
-        ] {
-            list(&ledger, told, DriverLimits::Intended, at);
-            assert_eq!(evidence(), expected, "{told:?} at {at}");
-        }
-        let id = DeviceId::new("A").unwrap();
-        let driver = Driver { version: "580".to_owned(), cuda: None };
-        for (can_limit_memory, expected) in [(false, "missing"), (true, "verified")] {
-            let known = DeviceDetails { can_limit_memory, ..DeviceDetails::default() };
-            let devices = BTreeMap::from([(id.clone(), known)]);
-            let inventory = Some((Some(driver.clone()), devices));
-            let report = DetailsReport { inventory, ..DetailsReport::default() };
-            ledger.note_details("n", report);
-            list(&ledger, limit(500), DriverLimits::Intended, 120);
-            assert_eq!(evidence(), expected, "the driver knows limits: {can_limit_memory}");
-        }
-    }
-
-    #[test]
-    fn a_pod_without_processes_is_not_waited_for() {
-        let ledger = tenanted(500_000);
-        let told = BTreeMap::new();
-        for at in [0, 99] {
-            let seen = (&uses("A", &[])[..], &told);
-            let effects = ledger.note_protection("n", seen, DriverLimits::Intended, seconds(at));
-            assert_eq!(effects, []);
-        }
-        assert_eq!(modes(&ledger, DriverLimits::Intended), "driver none");
-        let seen = (&uses("A", &["p"])[..], &told);
-        let limits = DriverLimits::Intended;
-        assert_eq!(ledger.note_protection("nobody", seen, limits, seconds(0)), []);
-    }
-}
+mod tests;

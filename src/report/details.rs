@@ -143,8 +143,11 @@ pub(super) fn tenants(
         for tenant in &seen.tenants {
             text("pod_uid", &tenant.pod_uid, MAX_NAME_BYTES)?;
             let limit = tenant.limit_mib.map(|mib| memory(&id, mib)).transpose()?;
+            let mps_limit = tenant.mps_limit_mib.map(|mib| memory(&id, mib)).transpose()?;
+            // A limit of a client, without any client, says nothing.
+            let mps_limit = mps_limit.filter(|_| tenant.is_mps_client);
             let (is_unlimited, is_mps_client) = (tenant.is_unlimited, tenant.is_mps_client);
-            let said = Told { limit, is_unlimited, is_mps_client };
+            let said = Told { limit, is_unlimited, is_mps_client, mps_limit };
             told.insert(PodUid::new(tenant.pod_uid.clone()), said);
         }
         all.insert(id, told);
@@ -159,6 +162,7 @@ pub(super) fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condit
         let condition = Condition {
             ailment: seen.ailment.filter(|_| !seen.healthy).map(super::Ailment::name),
             last_xid: seen.last_xid,
+            mps: seen.mps.map(super::MpsState::name),
         };
         if condition != Condition::default() {
             all.insert(DeviceId::new(&seen.uuid)?, condition);
@@ -244,17 +248,25 @@ mod tests {
             limit_mib,
             is_unlimited: false,
             is_mps_client: true,
+            mps_limit_mib: limit_mib.map(|mib| mib / 7),
         };
+        let beyond = TenantReport { mps_limit_mib: Some(u64::MAX), ..tenant("p", None) };
         let seen = |processes, tenants| DeviceUse {
             processes,
             tenants,
             ..DeviceUse::unread("GPU-a".to_owned(), Ailment::Xid)
         };
         let all = tenants(&[seen(Some(Vec::new()), vec![tenant("p", Some(7))])]).unwrap();
-        let told = Told { limit: Some(MemMib::new(7)), is_unlimited: false, is_mps_client: true };
+        let limit = Some(MemMib::new(7));
+        let mps_limit = Some(MemMib::new(1));
+        let told = Told { limit, is_unlimited: false, is_mps_client: true, mps_limit };
         assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], told);
         assert!(tenants(&[seen(None, vec![tenant("p", None)])]).unwrap().is_empty());
-        for bad in [tenant("", None), tenant("p\n", None), tenant("p", Some(u64::MAX))] {
+        let nobody = TenantReport { is_mps_client: false, ..tenant("p", Some(7)) };
+        let all = tenants(&[seen(Some(Vec::new()), vec![nobody])]).unwrap();
+        let told = Told { limit, ..Told::default() };
+        assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], told);
+        for bad in [tenant("", None), tenant("p\n", None), tenant("p", Some(u64::MAX)), beyond] {
             let seen = seen(Some(Vec::new()), vec![bad]);
             assert!(!seen.is_believable(), "{seen:?}");
         }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gpupack::agent::nvml::NvmlProbe;
 use gpupack::agent::run::{AgentConfig, run_node};
 use gpupack::clock::Clock;
 use serde_json::{Value, json};
@@ -15,12 +16,16 @@ pub(crate) struct Loops(Option<tokio::runtime::Runtime>);
 
 impl Loops {
     pub(crate) fn start(world: &World, extender: &Extender, period: Duration) -> Self {
+        Self::start_with(world.probe(), extender, period)
+    }
+
+    /// Starts them with a probe of the caller's.
+    pub(crate) fn start_with(probe: NvmlProbe, extender: &Extender, period: Duration) -> Self {
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();
         let extenders = vec![extender.url()];
         let config = AgentConfig { extenders, period, clock: Clock::start(), metrics: None };
-        let probe = world.probe();
         threads.spawn(async move {
             run_node(&config, "n", probe, std::future::pending()).await.unwrap();
         });

@@ -15,6 +15,8 @@ mod loops;
 mod kubelet;
 /// What holds pods to their memory.
 mod protection;
+/// Daemons of MPS, and what holds their clients.
+mod mps;
 /// What is used outside of the books.
 mod guard;
 /// What the agent itself costs.

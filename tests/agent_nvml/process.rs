@@ -1,5 +1,6 @@
 //! `gpupack agent` as it runs on a node.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -16,6 +17,11 @@ pub(crate) struct AgentProcess {
 impl AgentProcess {
     /// Starts it, and waits until it shows its metrics.
     pub(crate) fn start(world: &World, extender: &Extender) -> Self {
+        Self::start_with(world, extender, &[])
+    }
+
+    /// Starts it with further flags.
+    pub(crate) fn start_with(world: &World, extender: &Extender, flags: &[&OsStr]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_gpupack"))
             .args(["agent", "--node", "n", "--metrics-listen", "127.0.0.1:0"])
             .args(["--extender", &extender.url()])
@@ -25,6 +31,7 @@ impl AgentProcess {
             .arg(world.proc_root())
             .arg("--kubelet-socket")
             .arg(world.proc_root().join("kubelet.sock"))
+            .args(flags)
             .env("NO_COLOR", "1")
             .stderr(Stdio::piped())
             .spawn()

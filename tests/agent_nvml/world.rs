@@ -34,6 +34,11 @@ impl World {
         std::fs::rename(written, self.folder.path().join("scenario.json")).unwrap();
     }
 
+    /// A path in the folder of this world.
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.folder.path().join(path)
+    }
+
     pub(crate) fn library(&self) -> PathBuf {
         self.folder.path().join("libnvidia-ml.so.1")
     }

@@ -14,6 +14,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use gpupack::cluster::events::{Notice, NoticeCounts, NoticeReason, notices};
+use gpupack::cluster::mps::ClientLimits;
 use gpupack::cluster::pod::SeenPod;
 use gpupack::cluster::target::{BindTarget, PodKey};
 use gpupack::cluster::write::{ApiWriter, BindOutcome, Cause, Settled, TouchOutcome};
@@ -32,7 +33,8 @@ fn target() -> BindTarget {
     let demand = Demand { memory: MemMib::new(4), share: Share::from_millionths(5) };
     let devices = vec![PlacedDevice { id: DeviceId::new("GPU-a").unwrap(), demand }];
     let node = NodeName::new("n1");
-    BindTarget::new(&pod, &Placement { node, devices, protection: Protection::None }).unwrap()
+    let placement = Placement { node, devices, protection: Protection::None };
+    BindTarget::new(&pod, &placement, &ClientLimits::default()).unwrap()
 }
 
 /// The outcome in one word, with the status where there is one.

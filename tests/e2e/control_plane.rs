@@ -200,6 +200,8 @@ fn start_apiserver(binaries: &Binaries, work: &Path, etcd_port: u16, port: u16) 
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         format!("--token-auth-file={}", token_file.display()),
         "--authorization-mode=RBAC".to_owned(),
+        // As kubeadm and others have it: the agent may be privileged.
+        "--allow-privileged=true".to_owned(),
         "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
         // It wants the account of every pod's namespace, which a controller would create.
         "--disable-admission-plugins=ServiceAccount".to_owned(),

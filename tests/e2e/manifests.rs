@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 /// Whether the API server keeps what it is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +36,17 @@ pub(crate) async fn apply(client: &Client, file: &str, mode: Mode) -> usize {
         apply_object(client, file, object, mode).await;
     }
     objects.len()
+}
+
+/// The shipped agent as the patch in `file` would make it. It must be there already.
+pub(crate) async fn patch_agent(client: &Client, file: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(file);
+    let text = std::fs::read_to_string(path).expect("a shipped file");
+    let patch: Value = serde_yaml_ng::from_str(&text).expect("a patch is one document");
+    let api: Api<DaemonSet> = Api::namespaced(client.clone(), "gpu-system");
+    let parameters = PatchParams { dry_run: true, ..PatchParams::default() }.validation_strict();
+    let patched = api.patch("gpupack-agent", &parameters, &Patch::Strategic(patch)).await;
+    json!(patched.unwrap_or_else(|error| panic!("{file}: {error}")))
 }
 
 /// Applies one object, made from a file.

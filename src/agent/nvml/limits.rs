@@ -73,7 +73,7 @@ pub(super) struct Listed {
 
 /// What holds a process, laxer ones later.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Held {
+enum Hold {
     /// To so many bytes.
     To(u64),
     /// It cannot be read.
@@ -82,7 +82,7 @@ enum Held {
     Not,
 }
 
-impl Held {
+impl Hold {
     /// The least limit of a process's control groups.
     fn of(groups: &[String], read: impl Fn(&str) -> Option<Option<u64>>) -> Self {
         let told: Vec<Option<Option<u64>>> = groups.iter().map(|group| read(group)).collect();
@@ -94,40 +94,62 @@ impl Held {
     }
 }
 
-/// What the driver tells of the pods that have processes on a device: those of which it tells anything.
+/// What holds a pod that has processes on a device.
+struct Held {
+    /// What the driver holds each container of it to.
+    containers: BTreeMap<String, Hold>,
+    /// Whether a process of it is a client of MPS.
+    is_mps_client: bool,
+    /// What its processes are held to by MPS, in MiB; none when one is held by nothing.
+    mps_mib: Option<u64>,
+}
+
+/// What is told of the pods that have processes on a device: those of which anything is.
 ///
 /// A pod is held to the sum of what its containers are held to, and only if each of its processes is: one
 /// without a limit could take everything. A container is held to the least limit of its control groups.
+/// MPS holds each client to its own limit, so a pod is held to the sum of its processes' limits; what a
+/// client of it may take is told by `mps_mib`.
 pub(super) fn tenants(
     (limits, device): (Option<&MemoryLimits>, &Device<'_>),
     listed: &Listed,
     pods: &PodsByProcess,
+    mps_mib: impl Fn(u32) -> Option<u64>,
 ) -> Vec<TenantReport> {
-    let mut by_pod: BTreeMap<&str, (BTreeMap<String, Held>, bool)> = BTreeMap::new();
+    let mut by_pod: BTreeMap<&str, Held> = BTreeMap::new();
+    let unheld = || Held { containers: BTreeMap::new(), is_mps_client: false, mps_mib: Some(0) };
     for process in &listed.processes {
         let Some(pod) = &process.pod_uid else { continue };
-        let (containers, is_mps_client) = by_pod.entry(pod).or_default();
-        *is_mps_client |= listed.mps_clients.contains(&process.pid);
+        let held = by_pod.entry(pod).or_insert_with(unheld);
+        let is_client = listed.mps_clients.contains(&process.pid);
+        held.is_mps_client |= is_client;
+        held.mps_mib = held
+            .mps_mib
+            .filter(|_| is_client)
+            .and_then(|sum| sum.checked_add(mps_mib(process.pid)?));
         let groups = limits.map(|_| pods.groups_of(process.pid)).unwrap_or_default();
-        let held = Held::of(&groups, |group| limits?.hard(device, group).ok());
+        let hold = Hold::of(&groups, |group| limits?.hard(device, group).ok());
         // Without a container's name all are one, of which nothing is known.
-        let container = containers.entry(groups.first().cloned().unwrap_or_default());
-        container.and_modify(|known| *known = held.max(*known)).or_insert(held);
+        let container = held.containers.entry(groups.first().cloned().unwrap_or_default());
+        container.and_modify(|known| *known = hold.max(*known)).or_insert(hold);
     }
-    let reports = by_pod.into_iter().map(|(pod, (containers, is_mps_client))| {
-        let bytes = |held: &Held| match held {
-            Held::To(bytes) => Some(*bytes),
-            Held::Unknown | Held::Not => None,
+    let believable = |mib: &u64| *mib <= MAX_DEVICE_MEMORY.mib();
+    let reports = by_pod.into_iter().map(|(pod, held)| {
+        let bytes = |hold: &Hold| match hold {
+            Hold::To(bytes) => Some(*bytes),
+            Hold::Unknown | Hold::Not => None,
         };
-        let sum = containers.values().try_fold(0_u64, |sum, held| sum.checked_add(bytes(held)?));
+        let holds = held.containers.values();
+        let sum = holds.clone().try_fold(0_u64, |sum, hold| sum.checked_add(bytes(hold)?));
         let told = sum.map(|bytes| bytes.div_ceil(1 << 20));
-        let limit_mib = told.filter(|mib| *mib <= MAX_DEVICE_MEMORY.mib());
+        let limit_mib = told.filter(believable);
         let is_absurd = told != limit_mib;
         TenantReport {
             pod_uid: pod.to_owned(),
             limit_mib,
-            is_unlimited: is_absurd || containers.values().any(|held| *held == Held::Not),
-            is_mps_client,
+            is_unlimited: is_absurd || holds.clone().any(|hold| *hold == Hold::Not),
+            is_mps_client: held.is_mps_client,
+            mps_limit_mib: held.mps_mib.filter(believable),
         }
     });
     let is_told = |it: &TenantReport| it.limit_mib.is_some() || it.is_unlimited || it.is_mps_client;

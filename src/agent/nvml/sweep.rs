@@ -9,6 +9,7 @@ use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use nvml_wrapper::{Device, Nvml};
 
 use super::super::health::{GpuHealth, RecoveryAction};
+use super::super::mps::MpsDaemons;
 use super::super::probe::{ProbeError, ProcessSampling};
 use super::super::processes::PodsByProcess;
 use super::details::Details;
@@ -16,8 +17,9 @@ use super::limits::{self, Listed, MemoryLimits};
 use super::raw::{self, EventSet, ProcessList};
 use super::trouble::{Trouble, library_error, required, unless_lost, unless_unsupported};
 use crate::packing::device::MAX_DEVICES_PER_NODE;
+use crate::packing::units::Timestamp;
 use crate::report::checked::MAX_PROCESSES_PER_DEVICE;
-use crate::report::{Ailment, DeviceReport, DeviceUse, Kind, ProcessUse};
+use crate::report::{Ailment, DeviceReport, DeviceUse, Kind, MpsState, ProcessUse};
 
 /// NVML counts bytes.
 const BYTES_PER_MIB: u64 = 1 << 20;
@@ -68,6 +70,8 @@ pub(super) struct Sweeper<'a> {
     pub(super) limits: Option<&'a MemoryLimits>,
     /// Finds the pod of a process.
     pub(super) pods: &'a PodsByProcess,
+    /// The daemons of MPS, where anybody looks after them, and the present time.
+    pub(super) mps: Option<(&'a MpsDaemons, Timestamp)>,
     /// Whether to list processes.
     pub(super) processes: ProcessSampling,
 }
@@ -246,12 +250,16 @@ impl Sweeper<'_> {
             (ProcessSampling::Skip, _) | (ProcessSampling::List, Kind::MigParent) => None,
             (ProcessSampling::List, Kind::Gpu | Kind::MigInstance) => self.processes_on(device)?,
         };
+        let mps = self.mps.and_then(|(daemons, now)| daemons.state(&report.uuid, now));
         let (processes, tenants) = match listed {
             None => (None, Vec::new()),
             Some(listed) => {
                 // The driver takes no MIG handle: an instance is a limit by itself.
                 let limits = self.limits.filter(|_| report.kind == Kind::Gpu);
-                let tenants = limits::tenants((limits, device), &listed, self.pods);
+                let uuid = report.uuid.as_str();
+                let serving = self.mps.filter(|_| mps == Some(MpsState::Serving));
+                let mps_mib = |pid| serving?.0.limit_mib(self.pods, pid, uuid);
+                let tenants = limits::tenants((limits, device), &listed, self.pods, mps_mib);
                 (Some(listed.processes), tenants)
             }
         };
@@ -265,6 +273,7 @@ impl Sweeper<'_> {
             healthy: true,
             ailment: memory.is_none().then_some(Ailment::NoMemory),
             last_xid: None,
+            mps,
             processes,
             tenants,
         };

@@ -1,5 +1,4 @@
 use super::*;
-use crate::config::webhook::MemoryLimit;
 use serde_json::json;
 
 /// Rules with the shipped settings, changed.

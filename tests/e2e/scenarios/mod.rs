@@ -9,6 +9,7 @@ mod guard;
 mod in_place;
 mod manifests;
 mod mixed;
+mod mps;
 mod refusals;
 mod restart;
 mod sharing;

@@ -1,0 +1,207 @@
+//! What holds a client of MPS, by the environment of its process.
+//!
+//! It is what the process was started with: a program may have changed its variables since, or written
+//! over them, so this finds mistakes and no malice. Whatever is not understood holds nobody.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+/// Most bytes of an environment that are read. Thousands of services make a few hundred KiB.
+const MAX_ENVIRONMENT_BYTES: u64 = 2 << 20;
+
+/// Where a client looks for its daemon unless it is told.
+const DEFAULT_PIPES: &str = "/tmp/nvidia-mps";
+
+/// A client as its environment describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Client {
+    /// Where it looks for its daemon, in its own file system.
+    pipes: PathBuf,
+    /// What it may take of the device, in MiB.
+    memory_mib: u64,
+}
+
+/// What the process with the folder `process` in the process table may take of the device `uuid`, in MiB,
+/// as a client of the daemon with these `pipes`.
+///
+/// None where its environment may not be read, says nothing of it or something else, or leads to another
+/// daemon.
+pub(super) fn limit_mib(process: &Path, uuid: &str, pipes: &Path) -> Option<u64> {
+    let client = Client::of(&environment(process)?, uuid)?;
+    let plain = client.pipes.strip_prefix("/").ok()?;
+    // A way up would lead out of the process's own root.
+    let is_plain = plain.components().all(|part| matches!(part, Component::Normal(_)));
+    let seen_inside = || std::fs::metadata(process.join("root").join(plain)).ok();
+    let identity = |it: &std::fs::Metadata| (it.dev(), it.ino());
+    let ours = std::fs::metadata(pipes).ok()?;
+    let is_same = is_plain && identity(&seen_inside()?) == identity(&ours);
+    is_same.then_some(client.memory_mib)
+}
+
+/// The environment of a process; none where it may not be read, or is longer than any.
+fn environment(process: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = File::open(process.join("environ")).ok()?;
+    file.take(MAX_ENVIRONMENT_BYTES + 1).read_to_end(&mut bytes).ok()?;
+    (bytes.len() as u64 <= MAX_ENVIRONMENT_BYTES).then_some(bytes)
+}
+
+impl Client {
+    /// The client that these variables make of a process with the device `uuid` alone. Of variables that
+    /// are there twice, programs take the first or the last: all must do.
+    fn of(environment: &[u8], uuid: &str) -> Option<Self> {
+        let values = |name: &'static str| {
+            environment.split(|byte| *byte == 0).filter_map(move |variable| {
+                let value = variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+                Some(std::str::from_utf8(value).ok())
+            })
+        };
+        let mut memory_mib = None;
+        for value in values("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") {
+            memory_mib = memory_mib.max(Some(allowed_mib(value?, uuid)?));
+        }
+        let mut pipes: Vec<Option<&str>> = values("CUDA_MPS_PIPE_DIRECTORY").collect();
+        pipes.dedup();
+        let pipes = match pipes[..] {
+            [] => DEFAULT_PIPES,
+            [only] => only?,
+            _ => return None,
+        };
+        Some(Self { pipes: PathBuf::from(pipes), memory_mib: memory_mib? })
+    }
+}
+
+/// The most that a list of limits, such as `0=4096M`, allows of the device `uuid`, in MiB. None where an
+/// entry names another device: MPS drops all limits for one that the process cannot see.
+fn allowed_mib(limits: &str, uuid: &str) -> Option<u64> {
+    let mut most = None;
+    for entry in limits.split(',') {
+        let (device, amount) = entry.split_once('=')?;
+        if device != "0" && device != uuid {
+            return None;
+        }
+        let (digits, unit) = match (amount.strip_suffix('M'), amount.strip_suffix('G')) {
+            (Some(digits), _) => (digits, 1),
+            (None, Some(digits)) => (digits, 1 << 10),
+            (None, None) => return None,
+        };
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let mib = digits.parse::<u64>().ok().filter(|_| is_number)?.checked_mul(unit)?;
+        most = most.max(Some(mib).filter(|mib| *mib > 0));
+        most?;
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_hold_where_every_entry_names_this_device() {
+        for (limits, mib) in [
+            ("0=4096M", Some(4_096)),
+            ("0=4G", Some(4_096)),
+            ("GPU-a=1M", Some(1)),
+            ("0=1M,GPU-a=7M", Some(7)),
+            ("0=8G,0=1M", Some(8_192)),
+            ("0=4G,1=4G", None),
+            ("1=4G", None),
+            ("GPU-b=4G", None),
+            ("GPU-=4G", None),
+            ("", None),
+            ("0", None),
+            ("0=", None),
+            ("0=M", None),
+            ("0=4", None),
+            ("0=4096", None),
+            ("0=4K", None),
+            ("0=4g", None),
+            ("0=+4G", None),
+            ("0=-4G", None),
+            ("0=4.5G", None),
+            ("0= 4G", None),
+            (" 0=4G", None),
+            ("0=4G,", None),
+            (",0=4G", None),
+            ("0=0M", None),
+            ("0=0M,0=4M", None),
+            ("0=4G=1", None),
+            ("0=99999999999999999999G", None),
+            ("0=18446744073709551615G", None),
+            ("0=4G;rm", None),
+        ] {
+            assert_eq!(allowed_mib(limits, "GPU-a"), mib, "{limits}");
+        }
+    }
+
+    #[test]
+    fn an_environment_that_lies_or_is_odd_makes_no_client() {
+        let client = |text: &[u8]| {
+            let client = Client::of(text, "GPU-a")?;
+            Some((client.pipes.to_str().unwrap().to_owned(), client.memory_mib))
+        };
+        let at = |pipes: &str, mib| Some((pipes.to_owned(), mib));
+        for (text, found) in [
+            (&b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4G\0"[..], at("/tmp/nvidia-mps", 4_096)),
+            (
+                b"A=\xff\xfe\0CUDA_MPS_PIPE_DIRECTORY=/p\0CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1M",
+                at("/p", 1),
+            ),
+            (
+                b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1M\0CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=9M\0",
+                at("/tmp/nvidia-mps", 9),
+            ),
+            (
+                b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1M\0CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=1=9M\0",
+                None,
+            ),
+            (
+                b"CUDA_MPS_PIPE_DIRECTORY=/a\0CUDA_MPS_PIPE_DIRECTORY=/b\0\
+                  CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1M\0",
+                None,
+            ),
+            (b"CUDA_MPS_PIPE_DIRECTORY=/\xff\0CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1M\0", None),
+            (b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1M\xff\0", None),
+            (b"XCUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1M\0", None),
+            (b"CUDA_MPS_PINNED_DEVICE_MEM_LIMITS=0=1M\0", None),
+            (b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT\0", None),
+            (b"CUDA_MPS_PIPE_DIRECTORY=/p\0", None),
+            (b"", None),
+            (b"\0\0\0", None),
+        ] {
+            assert_eq!(client(text), found, "{}", String::from_utf8_lossy(text));
+        }
+    }
+
+    #[test]
+    fn a_client_of_another_daemon_is_held_by_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |path: &str| folder.path().join(path);
+        let run = at("proc/7").join("root").join("run");
+        for made in [&at("mps/pipe"), &at("mps/other"), &run] {
+            std::fs::create_dir_all(made).unwrap();
+        }
+        for (to, name) in [("mps/pipe", "mine"), ("mps/other", "other")] {
+            std::os::unix::fs::symlink(at(to), run.join(name)).unwrap();
+        }
+        let limit = |pipes: &str| {
+            let text =
+                format!("CUDA_MPS_PIPE_DIRECTORY={pipes}\0CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5M\0");
+            std::fs::write(at("proc/7/environ"), text).unwrap();
+            limit_mib(&at("proc/7"), "GPU-a", &at("mps/pipe"))
+        };
+        assert_eq!(limit("/run/mine"), Some(5));
+        let outside = at("mps/pipe").display().to_string();
+        for bad in ["/run/other", "/run/none", "run/mine", "", "/", "/../../../mps/pipe", &outside]
+        {
+            assert_eq!(limit(bad), None, "{bad}");
+        }
+        assert_eq!(limit_mib(&at("proc/8"), "GPU-a", &at("mps/pipe")), None, "it has ended");
+        assert_eq!(limit_mib(&at("proc/7"), "GPU-a", &at("mps/gone")), None, "no daemon was there");
+        std::fs::write(at("proc/7/environ"), vec![b'A'; (2 << 20) + 1]).unwrap();
+        assert_eq!(limit_mib(&at("proc/7"), "GPU-a", &at("mps/pipe")), None, "longer than any");
+    }
+}

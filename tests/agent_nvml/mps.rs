@@ -1,0 +1,325 @@
+//! Daemons of MPS and their clients, against a stand-in for NVIDIA's control program.
+
+use std::ffi::OsStr;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gpupack::agent::mps::{Duty, MpsDaemons, MpsLoops, MpsSettings};
+use gpupack::agent::nvml::NvmlProbe;
+use gpupack::agent::probe::{Probe, ProcessSampling};
+use gpupack::clock::Clock;
+use gpupack::report::MpsState;
+use serde_json::{Value, json};
+
+use super::extender::Extender;
+use super::loops::Loops;
+use super::process::AgentProcess;
+use super::world::{POD, World, a100, h200_in_mig_mode, with};
+
+/// The control program: with `-f` a daemon, which lives as long as its file `pid`; else it answers one
+/// command from files beside the pipes. A file `hang` makes it slow.
+const CONTROL: &str = r#"#!/bin/sh
+cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
+if [ "$1" = -f ]; then
+    echo "$CUDA_VISIBLE_DEVICES $*" >>started
+    [ -e broken ] && exit 3
+    echo $$ >pid
+    while [ "$(cat pid 2>/dev/null)" = $$ ]; do sleep 0.05; done
+    exit 0
+fi
+read -r command argument rest
+[ -e hang ] && sleep 30
+kill -0 "$(cat pid 2>/dev/null)" 2>/dev/null || {
+    echo "Cannot find MPS control daemon process" >&2
+    exit 1
+}
+case "$command" in
+    get_server_list) cat servers 2>/dev/null || true ;;
+    get_server_status) cat "status-$argument" 2>/dev/null || echo ACTIVE ;;
+    quit) echo "$argument $rest" >quit; rm pid ;;
+    *) echo "Invalid command"; exit 1 ;;
+esac
+"#;
+
+/// A node whose daemons are looked after, quickly.
+struct Node {
+    world: World,
+    daemons: MpsDaemons,
+    probe: NvmlProbe,
+    clock: Clock,
+    loops: Option<MpsLoops>,
+    threads: tokio::runtime::Runtime,
+}
+
+impl Node {
+    fn start(scenario: &Value, duty: Duty) -> Self {
+        let world = World::new(scenario);
+        let program = control(&world);
+        let clock = Clock::start();
+        let ask_every = Duration::from_millis(100);
+        let folder = world.path("mps");
+        let daemons = MpsDaemons::new(MpsSettings { folder, program, duty, ask_every }, clock);
+        let threads =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let threads = threads.unwrap();
+        let loops = threads.block_on(async { daemons.start() });
+        let probe = world.probe().with_mps(daemons.clone());
+        Self { world, daemons, probe, clock, loops: Some(loops), threads }
+    }
+
+    /// Waits until the daemon of a GPU is so.
+    fn until(&mut self, uuid: &str, state: Option<MpsState>) {
+        let found = || self.daemons.state(uuid, self.clock.now());
+        until(&format!("{state:?} of {uuid}"), || (found() == state).then_some(()));
+    }
+
+    /// Writes a file beside the pipes of a GPU.
+    fn write(&self, uuid: &str, file: &str, text: &str) {
+        let folder = self.world.path(&format!("mps/{uuid}/pipe"));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("next"), text).unwrap();
+        std::fs::rename(folder.join("next"), folder.join(file)).unwrap();
+    }
+
+    /// What is in a file beside the pipes of a GPU.
+    fn read(&self, uuid: &str, file: &str) -> String {
+        let path = self.world.path(&format!("mps/{uuid}/pipe/{file}"));
+        std::fs::read_to_string(path).unwrap_or_default()
+    }
+
+    /// Adds a process of the pod with these variables, in a container that mounts the pipes of `uuid`.
+    fn client(&self, pid: u32, uuid: &str, variables: &[&str]) {
+        self.world.process(pid, &format!("0::/kubepods/pod{POD}/x\n"));
+        let folder = self.world.proc_root().join(pid.to_string());
+        std::fs::write(folder.join("environ"), variables.join("\0")).unwrap();
+        std::fs::create_dir_all(folder.join("root/run")).unwrap();
+        let pipes = self.world.path(&format!("mps/{uuid}/pipe"));
+        let mounted = folder.join("root/run/gpupack-mps");
+        if mounted.symlink_metadata().is_ok() {
+            std::fs::remove_file(&mounted).unwrap();
+        }
+        symlink(pipes, mounted).unwrap();
+    }
+
+    /// What is told of the pod on the first GPU: whether it is a client, and what it is held to.
+    fn told(&mut self) -> (bool, Option<u64>) {
+        let sample = self.probe.sample(ProcessSampling::List, self.clock.now()).unwrap();
+        match &sample.uses[0].tenants[..] {
+            [] => (false, None),
+            [only] => (only.is_mps_client, only.mps_limit_mib),
+            more => panic!("{more:?}"),
+        }
+    }
+}
+
+/// The stand-in, as a program of this world.
+fn control(world: &World) -> PathBuf {
+    let program = world.path("control");
+    std::fs::write(&program, CONTROL).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
+fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..2_000 {
+        if let Some(found) = found() {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("not within 20 s: {what}");
+}
+
+fn is_alive(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+    stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// A GPU with processes 10 and 11 of the pod, in these lists.
+fn gpu(lists: [&str; 2]) -> Value {
+    let process = |(pid, list): (u32, &str)| json!({"pid": pid, "used_mib": 500, "lists": [list]});
+    let processes: Vec<Value> = [10, 11].into_iter().zip(lists).map(process).collect();
+    json!({"gpus": [with(a100("GPU-a"), "processes", processes.into())]})
+}
+
+const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY=/run/gpupack-mps";
+const HALF: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=500M";
+
+#[test]
+fn each_gpu_has_a_daemon_that_is_started_again_and_ends_with_the_agent() {
+    let scenario = json!({"gpus": [a100("GPU-a"), a100("GPU-b"), h200_in_mig_mode()]});
+    let mut node = Node::start(&scenario, Duty::Manage);
+    node.probe.sample(ProcessSampling::Skip, node.clock.now()).unwrap();
+    for uuid in ["GPU-a", "GPU-b"] {
+        node.until(uuid, Some(MpsState::Idle));
+        assert_eq!(node.read(uuid, "started"), format!("{uuid} -f -multiuser-server\n"));
+    }
+    node.until("MIG-a", Some(MpsState::Absent));
+    assert!(!node.world.path("mps/GPU-p").exists() && !node.world.path("mps/MIG-a").exists());
+    let mode = std::fs::metadata(node.world.path("mps/shm")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o1777);
+
+    // One dies: the other is left alone.
+    let first = node.read("GPU-a", "pid");
+    let other = node.read("GPU-b", "pid");
+    std::fs::remove_file(node.world.path("mps/GPU-a/pipe/pid")).unwrap();
+    node.until("GPU-a", Some(MpsState::Absent));
+    node.until("GPU-a", Some(MpsState::Idle));
+    assert_ne!(node.read("GPU-a", "pid"), first);
+    assert_eq!(node.read("GPU-b", "pid"), other);
+
+    // A GPU is put into MIG mode: its daemon ends, and nobody looks for it.
+    node.world.play(&json!({"gpus": [a100("GPU-a"), with(a100("GPU-b"), "mig", json!([]))]}));
+    node.probe.sample(ProcessSampling::Skip, node.clock.now()).unwrap();
+    node.until("GPU-b", None);
+    assert_eq!(node.read("GPU-b", "quit"), "-t 1\n");
+    assert!(!is_alive(&other));
+
+    // One goes away and comes back at once: whoever looks after it then, it runs in the end.
+    let inventory = node.probe.sample(ProcessSampling::Skip, node.clock.now()).unwrap().inventory;
+    node.daemons.learn(&[]);
+    node.daemons.learn(&inventory);
+    std::thread::sleep(Duration::from_millis(300));
+    node.until("GPU-a", Some(MpsState::Idle));
+    let last = node.read("GPU-a", "pid");
+    assert!(is_alive(&last));
+    node.threads.block_on(node.loops.take().unwrap().end());
+    assert!(!is_alive(&last));
+    assert_eq!(node.daemons.state("GPU-a", node.clock.now()), None);
+}
+
+#[test]
+fn a_daemon_that_cannot_run_or_does_not_answer_is_tried_again_ever_more_rarely() {
+    let mut node = Node::start(&json!({"gpus": [a100("GPU-a")]}), Duty::Manage);
+    node.write("GPU-a", "broken", "");
+    let started = Duration::from_millis(2_500);
+    node.probe.sample(ProcessSampling::Skip, node.clock.now()).unwrap();
+    node.until("GPU-a", Some(MpsState::Absent));
+    std::thread::sleep(started);
+    let tries = node.read("GPU-a", "started").lines().count();
+    assert!((1..=3).contains(&tries), "{tries} tries in 2.5 s");
+    std::fs::remove_file(node.world.path("mps/GPU-a/pipe/broken")).unwrap();
+    node.until("GPU-a", Some(MpsState::Idle));
+    // It hangs: that is no answer, and in the end it is killed.
+    let hanging = node.read("GPU-a", "pid");
+    node.write("GPU-a", "hang", "");
+    node.until("GPU-a", Some(MpsState::Absent));
+    until("the end of the daemon that hangs", || (!is_alive(&hanging)).then_some(()));
+    std::fs::remove_file(node.world.path("mps/GPU-a/pipe/hang")).unwrap();
+    node.until("GPU-a", Some(MpsState::Idle));
+}
+
+#[test]
+fn daemons_of_others_are_looked_at_and_never_started_or_ended() {
+    let mut node = Node::start(&gpu(["mps", "mps"]), Duty::Rely);
+    node.probe.sample(ProcessSampling::Skip, node.clock.now()).unwrap();
+    node.until("GPU-a", Some(MpsState::Absent));
+    let me = std::process::id().to_string();
+    for (servers, status, state) in [
+        ("", "", MpsState::Idle),
+        ("70\n", "ACTIVE", MpsState::Serving),
+        ("70\n", "INITIALIZING", MpsState::Starting),
+        ("70\n", "FAULT", MpsState::Faulted),
+        ("70\n71\n", "ACTIVE", MpsState::Serving),
+        ("garbage\n", "ACTIVE", MpsState::Absent),
+        ("70\n", "\u{fffd}", MpsState::Faulted),
+    ] {
+        node.write("GPU-a", "servers", servers);
+        node.write("GPU-a", "status-70", status);
+        node.write("GPU-a", "pid", &me);
+        node.until("GPU-a", Some(state));
+    }
+    node.threads.block_on(node.loops.take().unwrap().end());
+    assert_eq!(node.read("GPU-a", "quit") + &node.read("GPU-a", "started"), "");
+    assert_eq!(node.read("GPU-a", "pid"), me);
+}
+
+#[test]
+fn a_pod_is_held_when_each_of_its_processes_is_a_client_with_a_limit() {
+    let mut node = Node::start(&gpu(["mps", "mps"]), Duty::Rely);
+    node.write("GPU-a", "servers", "70\n");
+    node.write("GPU-a", "pid", &std::process::id().to_string());
+    node.write("GPU-b", "pid", "");
+    node.told();
+    node.until("GPU-a", Some(MpsState::Serving));
+    let less = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=GPU-a=7M";
+    let two = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4G,1=4G";
+    for (variables, limit) in [
+        (&[PIPE, HALF][..], Some(1_000)),
+        (&["A=\u{fffd}", HALF, PIPE], Some(1_000)),
+        (&[PIPE, less], Some(507)),
+        (&[PIPE], None),
+        (&[HALF], None),
+        (&[PIPE, two], None),
+        (&["CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", HALF], None),
+        (&[], None),
+    ] {
+        node.client(10, "GPU-a", &[PIPE, HALF]);
+        node.client(11, "GPU-a", variables);
+        assert_eq!(node.told(), (true, limit), "{variables:?}");
+    }
+    node.client(11, "GPU-b", &[PIPE, HALF]);
+    assert_eq!(node.told(), (true, None), "it is the client of another daemon");
+    node.client(11, "GPU-a", &[PIPE, HALF]);
+    assert_eq!(node.told(), (true, Some(1_000)));
+    let environ = node.world.proc_root().join("11/environ");
+    std::fs::remove_file(&environ).unwrap();
+    std::fs::create_dir(&environ).unwrap();
+    assert_eq!(node.told(), (true, None), "it may not be read");
+    std::fs::remove_dir(&environ).unwrap();
+    for lists in [["mps", "compute"], ["compute", "compute"]] {
+        node.client(11, "GPU-a", &[PIPE, HALF]);
+        node.world.play(&gpu(lists));
+        let is_client = lists.contains(&"mps");
+        assert_eq!(node.told(), (is_client, None), "a process past MPS can take everything");
+    }
+}
+
+#[test]
+fn the_extender_shows_a_client_as_held_only_while_its_daemon_serves() {
+    let node = Node::start(&gpu(["mps", "mps"]), Duty::Manage);
+    for pid in [10, 11] {
+        node.client(pid, "GPU-a", &[PIPE, HALF]);
+    }
+    node.write("GPU-a", "servers", "70\n");
+    let extender = Extender::start();
+    extender.book(POD, "GPU-a", 1_000);
+    let probe = node.world.probe().with_mps(node.daemons.clone());
+    let _loops = Loops::start_with(probe, &extender, Duration::from_millis(100));
+    let wait = |daemon: &str, verified: &str| {
+        extender.until(&format!("{daemon}, {verified}"), |shown| {
+            let device = &shown["devices"][0];
+            let tenant = &device["tenants"][0];
+            let is_it = device["mps"] == daemon && tenant["intended"] == "mps";
+            (is_it && tenant["verified"] == verified).then_some(())
+        });
+    };
+    wait("serving", "mps");
+    // A server that lost its GPU vanishes, and its clients go on without limits.
+    node.write("GPU-a", "servers", "");
+    wait("idle", "none");
+    node.write("GPU-a", "servers", "70\n");
+    wait("serving", "mps");
+    node.client(11, "GPU-a", &[PIPE, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=501M"]);
+    wait("serving", "none");
+}
+
+#[test]
+fn the_agent_as_a_process_runs_the_daemons_and_ends_them_when_it_is_told_to_stop() {
+    let world = World::new(&json!({"gpus": [a100("GPU-a")]}));
+    let (program, folder) = (control(&world), world.path("mps"));
+    let extender = Extender::start();
+    let flags = ["--mps", "manage", "--mps-control"].map(OsStr::new);
+    let flags =
+        [&flags[..], &[program.as_os_str(), OsStr::new("--mps-folder"), folder.as_os_str()]];
+    let agent = AgentProcess::start_with(&world, &extender, &flags.concat());
+    let pid = until("a daemon", || {
+        let pid = std::fs::read_to_string(folder.join("GPU-a/pipe/pid")).ok();
+        pid.filter(|pid| pid.ends_with('\n'))
+    });
+    extender.until("the daemon", |node| (node["devices"][0]["mps"] == "idle").then_some(()));
+    assert!(is_alive(&pid));
+    assert!(agent.end().success());
+    assert!(!is_alive(&pid));
+}

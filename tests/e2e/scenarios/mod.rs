@@ -4,6 +4,7 @@ mod admission;
 mod burst;
 mod chaos;
 mod conflicts;
+mod containers;
 mod foreign;
 mod guard;
 mod in_place;

@@ -79,6 +79,7 @@ pub mod cluster {
     pub mod annotations;
     pub mod placement;
     pub mod host;
+    pub mod start_failure;
     pub mod pod;
     pub mod labels;
     pub mod target;

@@ -52,6 +52,7 @@ mod webhook;
 /// A node that runs containers: the real kubelet and containerd, in namespaces of their own.
 #[cfg(test)]
 mod node {
+    pub(crate) mod alone;
     pub(crate) mod cage;
     pub(crate) mod driver;
     pub(crate) mod image;

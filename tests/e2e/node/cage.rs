@@ -110,11 +110,6 @@ impl Cage {
         std::thread::spawn(move || child.wait());
     }
 
-    /// A path of the cage as it is reached from outside.
-    pub(crate) fn path(&self, inside: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/root{inside}", self.pid))
-    }
-
     /// What a command in the cage prints.
     pub(crate) fn said(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
         said_by(self.command(program).args(arguments))

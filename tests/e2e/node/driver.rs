@@ -74,6 +74,25 @@ impl Driver {
 
     /// Changes the hardware: these GPUs, with these processes (index of the GPU, process, MiB).
     pub(crate) fn play(&self, gpus: &[FleetGpu], processes: &[(usize, u32, u64)]) {
+        self.play_those(gpus, processes, |_| true);
+    }
+
+    /// Limits of memory that were set, one in a line: UUID, soft and hard limit in bytes, group.
+    pub(crate) fn limits(&self) -> String {
+        std::fs::read_to_string(self.root.join("usr/lib64/limits")).unwrap_or_default()
+    }
+
+    /// Takes one of the GPUs away.
+    pub(crate) fn lose(&self, gpus: &[FleetGpu], uuid: &str) {
+        self.play_those(gpus, &[], |gpu| gpu.uuid != uuid);
+    }
+
+    fn play_those(
+        &self,
+        gpus: &[FleetGpu],
+        processes: &[(usize, u32, u64)],
+        is_there: impl Fn(&FleetGpu) -> bool,
+    ) {
         let gpu = |(index, gpu): (usize, &FleetGpu)| {
             let here = processes.iter().filter(|(on, ..)| *on == index);
             let here: Vec<Value> = here
@@ -86,7 +105,8 @@ impl Driver {
                 "minor": MINORS[index], "bus": index + 1, "memory_limits": {},
             })
         };
-        let gpus: Vec<Value> = gpus.iter().enumerate().map(gpu).collect();
+        let there = gpus.iter().enumerate().filter(|(_, gpu)| is_there(gpu));
+        let gpus: Vec<Value> = there.map(gpu).collect();
         let scenario = json!({"driver": VERSION, "cuda": 13_040, "gpus": gpus});
         let folder = self.root.join("usr/lib64");
         // In one step: the library reads at any time.

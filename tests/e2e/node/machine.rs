@@ -143,17 +143,35 @@ impl Machine {
         self.fleet.uuids(NODE)
     }
 
-    /// Creates a pod.
+    /// The cluster, seen from the namespace of a pod, and the pod's name there. A name without
+    /// namespace is one of the scenario's.
+    fn place<'a>(&self, name: &'a str) -> (Cluster, &'a str) {
+        let here = self.cluster.namespace.as_str();
+        let (namespace, name) = name.split_once('/').unwrap_or((here, name));
+        let client = self.cluster.client.clone();
+        (Cluster { client, namespace: namespace.to_owned() }, name)
+    }
+
+    /// Creates a pod, in the scenario's namespace unless it names another.
     pub(crate) async fn create(&self, pod: &Value) {
         let pod: Pod = serde_json::from_value(pod.clone()).expect("a pod");
-        let created = self.cluster.pods().create(&PostParams::default(), &pod).await;
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or(&self.cluster.namespace);
+        let api: Api<Pod> = Api::namespaced(self.cluster.client.clone(), namespace);
+        let created = api.create(&PostParams::default(), &pod).await;
         created.unwrap_or_else(|error| panic!("cannot create a pod: {error}"));
     }
 
     /// The pod as it is now.
     pub(crate) async fn pod(&self, name: &str) -> Pod {
-        let pod = self.cluster.pods().get(name).await;
+        let (cluster, name) = self.place(name);
+        let pod = cluster.pods().get(name).await;
         pod.unwrap_or_else(|error| panic!("no pod {name}: {error}"))
+    }
+
+    /// Deletes a pod; kubelet ends it.
+    pub(crate) async fn delete(&self, name: &str) {
+        let (cluster, name) = self.place(name);
+        cluster.delete_pod(name).await;
     }
 
     /// The UUIDs that gpupack's own record gives the pod, without the runtime's prefix.
@@ -184,6 +202,15 @@ impl Machine {
         }
     }
 
+    /// What `/v1/state` says is intended to hold the pod to its memory on the GPU, and what is verified to.
+    pub(crate) async fn protection(&self, uuid: &str, name: &str) -> (String, String) {
+        let full_name = format!("{}/{name}", self.cluster.namespace);
+        let tenants = self.tenant_views(uuid).await;
+        let tenant = tenants.iter().find(|it| it["pod"] == *full_name).expect("a tenant");
+        let word = |key: &str| tenant[key].as_str().expect("a word").to_owned();
+        (word("intended"), word("verified"))
+    }
+
     async fn tenant_views(&self, uuid: &str) -> Vec<Value> {
         let state: Value =
             serde_json::from_str(&self.extender.page("/v1/state").await).expect("JSON");
@@ -196,7 +223,8 @@ impl Machine {
     /// What a container says of itself in its `life`, counted from 0; waits until it has.
     pub(crate) async fn told(&self, name: &str, container: &str, life: u32) -> Told {
         let uid = self.pod(name).await.metadata.uid.expect("every object has a UID");
-        let place = (self.cluster.namespace.as_str(), name, uid.as_str());
+        let (cluster, short) = self.place(name);
+        let place = (cluster.namespace.as_str(), short, uid.as_str());
         let started = clock::now();
         loop {
             let printed = self.runtime.printed(place, container, life);
@@ -221,13 +249,22 @@ impl Machine {
         assert!(killed.is_ok_and(|status| status.success()), "cannot kill process {process}");
     }
 
-    /// The first process of a running container: its id here, and as the node knows it.
+    /// The first process of a container: its id here, and as the node knows it. Waits until kubelet has
+    /// told of the container.
     pub(crate) async fn process(&self, name: &str, container: &str) -> (u32, u32) {
-        let status = self.pod(name).await.status.expect("kubelet has told its status");
-        let all = status.container_statuses.into_iter().flatten();
-        let mut ids = all.filter(|it| it.name == container).filter_map(|it| it.container_id);
-        let id = ids.next().expect("it runs");
-        self.runtime.process(id.trim_start_matches("containerd://"))
+        let started = clock::now();
+        loop {
+            let status = self.pod(name).await.status.unwrap_or_default();
+            let all = status.container_statuses.into_iter().flatten();
+            let mut ids = all.filter(|it| it.name == container).filter_map(|it| it.container_id);
+            let id = ids.next().unwrap_or_default();
+            let id = id.trim_start_matches("containerd://");
+            match self.runtime.process(id).filter(|_| !id.is_empty()) {
+                Some(process) => return process,
+                None => assert!(started.elapsed() < LIMIT, "{name}/{container} has no process"),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// Waits until `question` answers true of the pod.
@@ -248,11 +285,6 @@ impl Machine {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
-
-    /// Deletes a pod and waits until kubelet has ended it: a scenario that reuses a GPU starts clean.
-    pub(crate) async fn delete(&self, name: &str) {
-        self.cluster.delete_pod(name).await;
-    }
 }
 
 /// What a container says of itself; see [`super::image`].
@@ -262,7 +294,8 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    fn of(printed: &str) -> Option<Self> {
+    /// What it printed last of itself.
+    pub(crate) fn of(printed: &str) -> Option<Self> {
         let line = printed.lines().find(|line| line.starts_with("tell|"))?;
         Some(Self { line: line.to_owned() })
     }

@@ -81,6 +81,11 @@ impl Runtime {
         Ok(())
     }
 
+    /// The control group above all others of the node.
+    pub(crate) fn group(&self) -> String {
+        self.groups.root()
+    }
+
     /// Starts kubelet, which creates the Node object.
     pub(crate) fn start_kubelet(&self, plane: &ControlPlane) {
         let [port, health] = free_ports();
@@ -138,7 +143,7 @@ impl Runtime {
 
     /// The first process of a container: its id on this machine, and in the cage, which is the id that
     /// the node's own programs know.
-    pub(crate) fn process(&self, container: &str) -> (u32, u32) {
+    pub(crate) fn process(&self, container: &str) -> Option<(u32, u32)> {
         let processes = std::fs::read_dir("/proc").expect("a process table").flatten();
         let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         let ids_of = |pid: u32| {
@@ -150,8 +155,7 @@ impl Runtime {
             // Outside, in the cage, in the container.
             (ids.len() == 3 && ids[2] == 1).then(|| (ids[0], ids[1]))
         };
-        let mut found = ids.filter_map(ids_of);
-        found.next().unwrap_or_else(|| panic!("no first process of the container {container}"))
+        ids.filter_map(ids_of).next()
     }
 }
 

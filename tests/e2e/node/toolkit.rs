@@ -67,6 +67,8 @@ impl Toolkit {
         let mut generate = Command::new(folder.join("nvidia-ctk"));
         generate.args(["cdi", "generate", "--mode=management", "--vendor=management.nvidia.com"]);
         generate.arg(format!("--driver-root={}", toolkit.driver.display()));
+        let hook = folder.join("nvidia-cdi-hook");
+        generate.arg(format!("--nvidia-cdi-hook-path={}", hook.display()));
         generate.arg(format!("--output={}", specs.join("management.yaml").display()));
         said_by(generate.env("NVIDIA_CTK_CONFIG_FILE_PATH", toolkit.config()))?;
         Ok(toolkit)

@@ -53,21 +53,23 @@ where
 {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let plane = control_plane().map_err(str::to_owned);
-    let prepared = plane.and_then(|plane| Ok((plane, prepare(plane)?)));
-    let (plane, more) = match prepared {
-        Ok(prepared) => prepared,
-        Err(reason) => {
-            let is_required = clock::variable(required).is_some_and(|value| value != "0");
-            assert!(!is_required, "{required} is set, but {name} cannot run: {reason}");
-            // Not `println`, which the test harness hides in tests that pass.
-            binaries::say(&format!("skipped: {name} because {reason}"));
-            return;
-        }
+    let skip = |reason: &str| {
+        let is_required = clock::variable(required).is_some_and(|value| value != "0");
+        assert!(!is_required, "{required} is set, but {name} cannot run: {reason}");
+        // Not `println`, which the test harness hides in tests that pass.
+        binaries::say(&format!("skipped: {name} because {reason}"));
+    };
+    let plane = match control_plane() {
+        Ok(plane) => plane,
+        Err(reason) => return skip(reason),
     };
     runtime().block_on(async {
         let client = plane.client(Identity::Admin).await;
         let cluster = Cluster::fresh(client, name).await;
+        let more = match prepare(plane) {
+            Ok(more) => more,
+            Err(reason) => return skip(&reason),
+        };
         let played = play(Testbed { plane, cluster, name }, more);
         let in_time = tokio::time::timeout(SCENARIO_LIMIT, played).await;
         assert!(in_time.is_ok(), "{name} has not ended after {SCENARIO_LIMIT:?}");

@@ -4,11 +4,13 @@
 //! When its first process is killed, the kernel kills every other process in it, and its mounts go with
 //! the last of them: nothing is left to be cleared away but control groups, which are removed by
 //! [`ControlGroups`]. The cage is killed when it is dropped, when a test panics, and also when the
-//! test process itself is killed; see [`crate::leash`].
+//! test process itself is killed; see [`crate::leash`]. In that last case empty control groups stay until
+//! the next run, and empty folders where this machine had none.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::programs::said_by;
@@ -98,8 +100,9 @@ impl Cage {
         command
     }
 
-    /// Starts a program that ends with the cage at the latest; what it prints goes to `log`.
-    pub(crate) fn start(&self, program: &Path, arguments: &[String], log: &Path) {
+    /// Starts a program that ends with the cage at the latest; what it prints goes to `log`. The answer
+    /// is finished when the program has ended.
+    pub(crate) fn start(&self, program: &Path, arguments: &[String], log: &Path) -> JoinHandle<()> {
         let out =
             File::options().create(true).append(true).open(log).expect("a log can be written");
         let err = out.try_clone().expect("a file handle can be duplicated");
@@ -107,7 +110,7 @@ impl Cage {
         command.args(arguments).stdin(std::process::Stdio::null()).stdout(out).stderr(err);
         let mut child = command.spawn().expect("nsenter was there a moment ago");
         // Collected when it ends, with the cage.
-        std::thread::spawn(move || child.wait());
+        std::thread::spawn(move || drop(child.wait()))
     }
 
     /// What a command in the cage prints.
@@ -151,7 +154,8 @@ impl ControlGroups {
         for root in hierarchies() {
             allow_controllers(&root);
             let group = root.join(&groups.name);
-            std::fs::create_dir_all(&group).map_err(|error| {
+            let made = std::fs::create_dir_all(&group).map_err(|error| error.to_string());
+            made.and_then(|()| has_controllers(&root, &group)).map_err(|error| {
                 format!("no control group can be made in {}: {error}", root.display())
             })?;
         }
@@ -197,6 +201,19 @@ fn allow_controllers(root: &Path) {
     for controller in there.split_whitespace() {
         let _refused =
             std::fs::write(root.join("cgroup.subtree_control"), format!("+{controller}"));
+    }
+}
+
+/// On version 2 alone: whether kubelet can limit what is in the group.
+fn has_controllers(root: &Path, group: &Path) -> Result<(), String> {
+    if root != Path::new("/sys/fs/cgroup") {
+        return Ok(()); // version 1, or the second hierarchy beside it
+    }
+    let there = std::fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default();
+    let is_there = |controller: &&str| there.split_whitespace().any(|it| it == *controller);
+    match ["cpu", "cpuset", "memory", "pids"].iter().find(|controller| !is_there(controller)) {
+        Some(controller) => Err(format!("it would lack the controller `{controller}`")),
+        None => Ok(()),
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) enum GpuRuntime {
     Nvidia,
 }
 
-/// containerd and driver, before there is a cluster.
+/// The node with its driver, before gpupack is there.
 pub(crate) struct Parts {
     runtime: Runtime,
     driver: Driver,
@@ -96,6 +96,7 @@ fn parts(plane: &ControlPlane, name: &'static str, kind: GpuRuntime) -> Result<P
     };
     let program = toolkit.as_ref().map_or_else(|| programs.runc.clone(), Toolkit::program);
     let runtime = Runtime::start(&work, &programs, &program)?;
+    runtime.start_kubelet(plane)?;
     Ok(Parts { runtime, driver, toolkit, fleet, work })
 }
 
@@ -104,7 +105,6 @@ impl Machine {
         let Testbed { plane, cluster, name } = bed;
         let Parts { runtime, driver, toolkit, fleet, work } = parts;
         let started = clock::now();
-        runtime.start_kubelet(plane);
         let watching = Watching::start(cluster.client.clone(), fleet.clone()).await;
         let kubeconfig = plane.kubeconfig(Identity::Extender);
         let extender = Extender::start(plane, &kubeconfig, settings.clone()).await;
@@ -116,7 +116,7 @@ impl Machine {
         policies(&cluster).await;
         until_ready(&cluster.client, &work).await;
         let ready = clock::ms(started.elapsed());
-        figure(name, &format!("kubelet, webhook, extender and agent ready in {ready} ms"));
+        figure(name, &format!("webhook, extender, agent and node ready in {ready} ms"));
         Self {
             runtime,
             driver,

@@ -1,6 +1,9 @@
 //! containerd and kubelet of one node, in a [`Cage`].
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -17,7 +20,7 @@ pub(crate) const NODE: &str = "machine";
 /// containerd's socket, in the cage.
 const SOCKET: &str = "/run/containerd/containerd.sock";
 
-/// How long containerd may take to answer.
+/// How long containerd and kubelet may take to answer.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// containerd and kubelet, while they run.
@@ -70,15 +73,8 @@ impl Runtime {
         std::fs::write(&config, settings).map_err(|error| format!("no configuration: {error}"))?;
         let log = self.work.join("containerd.log");
         let arguments = ["--config".to_owned(), text(&config)];
-        self.cage.start(&self.programs.containerd, &arguments, &log);
-        let started = clock::now();
-        while let Err(error) = self.ctr(&["version"]) {
-            if started.elapsed() > START_LIMIT {
-                return Err(format!("containerd does not answer, see {}: {error}", log.display()));
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+        let running = self.cage.start(&self.programs.containerd, &arguments, &log);
+        until(&running, "containerd", &log, || self.ctr(&["version"]).is_ok())
     }
 
     /// The control group above all others of the node.
@@ -86,8 +82,9 @@ impl Runtime {
         self.groups.root()
     }
 
-    /// Starts kubelet, which creates the Node object.
-    pub(crate) fn start_kubelet(&self, plane: &ControlPlane) {
+    /// Starts kubelet, which creates the Node object, and waits until it is healthy. The error has its
+    /// last words.
+    pub(crate) fn start_kubelet(&self, plane: &ControlPlane) -> Result<(), String> {
         let [port, health] = free_ports();
         let config = self.work.join("kubelet.json");
         let logs = self.work.join("pods");
@@ -126,7 +123,9 @@ impl Runtime {
             format!("--cert-dir={}", self.work.join("kubelet.certificates").display()),
             format!("--hostname-override={NODE}"),
         ];
-        self.cage.start(&self.programs.kubelet, &arguments, &self.work.join("kubelet.log"));
+        let log = self.work.join("kubelet.log");
+        let running = self.cage.start(&self.programs.kubelet, &arguments, &log);
+        until(&running, "kubelet", &log, || is_healthy(health))
     }
 
     /// The lines that a container has printed in its `life`, counted from 0: by namespace, name and
@@ -157,6 +156,37 @@ impl Runtime {
         };
         ids.filter_map(ids_of).next()
     }
+}
+
+/// Waits until a program works. Where it ends, or takes too long, the error has its last words.
+fn until(
+    running: &JoinHandle<()>,
+    name: &str,
+    log: &Path,
+    works: impl Fn() -> bool,
+) -> Result<(), String> {
+    let started = clock::now();
+    while !works() {
+        if running.is_finished() || started.elapsed() > START_LIMIT {
+            let said = std::fs::read_to_string(log).unwrap_or_default();
+            let last = said.lines().last().unwrap_or("nothing");
+            return Err(format!("{name} does not start here, it says: {last}"));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// Whether kubelet says so.
+fn is_healthy(port: u16) -> bool {
+    let ask = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: kubelet\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    ask().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
 }
 
 /// containerd's configuration (version 2 of it, which releases 1.6 to 2 read).

@@ -79,6 +79,8 @@ async fn placed_in(node: &Machine, mode: Mode) {
         mode.name()
     ));
     debugged(node, &name).await;
+    node.kill(&name, "main").await;
+    has_only(node, &node.placed(&name).await, &node.told(&name, "main", 1).await);
     node.delete(&name).await;
     node.delete(&both).await;
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::containers::pod;
@@ -40,6 +41,7 @@ async fn on_version_1(node: &Machine) -> u32 {
         assert!(note.contains(part), "{note}");
     }
     node.figure(&format!("on control groups version 1: {note}"));
+    told_at_its_end(node).await;
     let pod = node.pod("limited").await;
     let containers = &pod.spec.as_ref().expect("a spec").containers;
     let main = containers.iter().find(|it| it.name == "main").expect("a container");
@@ -56,6 +58,20 @@ async fn on_version_1(node: &Machine) -> u32 {
         assert!(started.elapsed() < LIMIT, "the runtime alone starts no container: {printed}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// A pod that is not tried again is over at once, and has its event all the same.
+async fn told_at_its_end(node: &Machine) {
+    let mut once = pod("once", &json!({"gpu-memory": MIB.to_string()}));
+    once["spec"]["restartPolicy"] = "Never".into();
+    once["spec"]["containers"].as_array_mut().expect("a list").truncate(1);
+    node.create(&once).await;
+    let has_failed = |pod: &Pod| {
+        pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed")
+    };
+    node.until("failed", "once", has_failed).await;
+    until_explained(node, "once").await;
+    node.figure("a pod that is not tried again fails, and has the event too");
 }
 
 /// The driver has the limit for a group of this pod, and nothing else; answers the group.

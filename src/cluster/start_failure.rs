@@ -66,8 +66,9 @@ impl StartFault {
                  show the device, the GPU was lost or taken out, or its MIG instance destroyed"
             }
             Self::UnresolvedName => {
-                "use NVIDIA's container toolkit 1.20 or later as the handler of the pod's RuntimeClass \
-                 on this node"
+                "take `NVIDIA_VISIBLE_DEVICES` from the annotation `placed.gpupack.dev/devices`, as the \
+                 webhook does, and use NVIDIA's container toolkit 1.20 or later as the handler of the \
+                 pod's RuntimeClass on this node"
             }
             Self::NoDriver => "install the driver on the node, or wait until its operator has",
             Self::MemoryLimit => {

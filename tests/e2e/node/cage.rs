@@ -5,7 +5,8 @@
 //! the last of them: nothing is left to be cleared away but control groups, which are removed by
 //! [`ControlGroups`]. The cage is killed when it is dropped, when a test panics, and also when the
 //! test process itself is killed; see [`crate::leash`]. In that last case empty control groups stay until
-//! the next run, and empty folders where this machine had none.
+//! the next run. Several cages of several test processes can be there at once; then, too, empty folders
+//! may stay where this machine had none.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -56,11 +57,15 @@ pub(crate) struct Cage {
     pid: u32,
     /// Fixed places that this machine did not have.
     made: Vec<&'static str>,
+    /// Shared by all cages of this machine; see [`Cage::drop`].
+    users: File,
 }
 
 impl Cage {
     /// Makes the namespaces. The error says what this machine does not allow.
     pub(crate) fn new(work: &Path) -> Result<Self, String> {
+        let users = File::open("/var/lib").and_then(|users| users.lock_shared().map(|()| users));
+        let users = users.map_err(|error| format!("cannot lock /var/lib: {error}"))?;
         let mut made = Vec::new();
         for place in PRIVATE.into_iter().filter(|place| !Path::new(place).is_dir()) {
             std::fs::create_dir_all(place)
@@ -78,7 +83,7 @@ impl Cage {
         arguments.push(SETTINGS.to_owned());
         arguments.extend(PRIVATE.map(str::to_owned));
         let first = Leash::start("cage", Path::new("unshare"), &arguments, &log);
-        let mut cage = Self { first, pid: 0, made };
+        let mut cage = Self { first, pid: 0, made, users };
         let started = clock::now();
         while cage.pid == 0 {
             if let Some(status) = cage.first.ended() {
@@ -126,7 +131,9 @@ impl Drop for Cage {
         while Path::new(&format!("/proc/{}", self.pid)).exists() && started.elapsed() < LIMIT {
             std::thread::sleep(Duration::from_millis(20));
         }
-        for place in &self.made {
+        // Removing a folder takes away what is mounted on it in other namespaces: only the last cage may.
+        let is_last = self.users.unlock().is_ok() && self.users.try_lock().is_ok();
+        for place in self.made.iter().filter(|_| is_last) {
             // Only where it is empty, as we left it.
             let _kept = std::fs::remove_dir(place);
         }

@@ -145,7 +145,7 @@ impl Machine {
 
     /// The cluster, seen from the namespace of a pod, and the pod's name there. A name without
     /// namespace is one of the scenario's.
-    fn place<'a>(&self, name: &'a str) -> (Cluster, &'a str) {
+    pub(crate) fn place<'a>(&self, name: &'a str) -> (Cluster, &'a str) {
         let here = self.cluster.namespace.as_str();
         let (namespace, name) = name.split_once('/').unwrap_or((here, name));
         let client = self.cluster.client.clone();

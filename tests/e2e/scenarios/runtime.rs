@@ -27,6 +27,7 @@ fn the_runtime_hands_out_the_gpu_of_the_books_and_no_other() {
             placed_in(&node, mode).await;
             nothing_by_image(&node, mode).await;
             lost_and_found(&node, mode).await;
+            named_by_hand(&node, mode).await;
         }
         node.watching.verdict();
         // Nobody moves pods yet; the checker would call it a fault.
@@ -74,6 +75,7 @@ async fn placed_in(node: &Machine, mode: Mode) {
     node.create(&pod(&both, &devices)).await;
     let main = node.told(&both, "main", 0).await;
     assert_eq!(gpus(&main), ["nvidia1", "nvidia3"], "both GPUs in mode {}", mode.name());
+    assert_eq!(main.open(), ["1", "3"]);
     node.figure(&format!(
         "mode {}: the GPU of the placement, its node and nothing else; both where two are placed",
         mode.name()
@@ -181,9 +183,10 @@ async fn lost_and_found(node: &Machine, mode: Mode) {
 /// Waits for the event on a pod whose container cannot start; answers its text.
 pub(crate) async fn until_explained(node: &Machine, name: &str) -> String {
     let started = clock::now();
-    let is_told = |event: &SeenEvent| event.pod == name && event.reason == "GpuStartFailed";
+    let (cluster, short) = node.place(name);
+    let is_told = |event: &SeenEvent| event.pod == short && event.reason == "GpuStartFailed";
     loop {
-        let events = node.cluster.events().await;
+        let events = cluster.events().await;
         if let Some(event) = events.into_iter().find(|event| is_told(event)) {
             return event.message;
         }
@@ -205,6 +208,39 @@ async fn explained(node: &Machine, name: &str) {
     let state = node.extender.page("/v1/state").await;
     assert!(state.contains("\"start_failure\":\"container `main`"), "{state}");
     node.figure(&format!("the event `GpuStartFailed`, {took} ms after kubelet told of it: {note}"));
+}
+
+/// Without the webhook, a template that takes the bare UUID: good enough for two modes, and explained
+/// in the third.
+async fn named_by_hand(node: &Machine, mode: Mode) {
+    let short = format!("bare-{}", mode.name());
+    let mut bare = pod(&short, &json!({"gpu-fraction": "0.5"}));
+    bare["metadata"]["namespace"] = "kube-system".into();
+    bare["spec"]["runtimeClassName"] = "nvidia".into();
+    bare["spec"]["initContainers"] = json!([]);
+    let from =
+        |key: &str| json!({"fieldRef": {"fieldPath": format!("metadata.annotations['{key}']")}});
+    let uuids = "placed.gpupack.dev/uuids";
+    let containers = bare["spec"]["containers"].as_array_mut().expect("a list");
+    containers.truncate(1);
+    containers[0]["env"] = json!([
+        {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": from(uuids)},
+        {"name": "GPUPACK_DEVICE_UUIDS", "valueFrom": from(uuids)},
+    ]);
+    node.create(&bare).await;
+    let name = format!("kube-system/{short}");
+    if mode == Mode::Cdi {
+        let note = until_explained(node, &name).await;
+        for part in ["`placed.gpupack.dev/devices`", "unresolvable CDI devices"] {
+            assert!(note.contains(part), "{note}");
+        }
+        node.figure(&format!("mode {}: a bare UUID: {note}", mode.name()));
+    } else {
+        let main = node.told(&name, "main", 0).await;
+        has_only(node, &node.placed(&name).await, &main);
+        node.figure(&format!("mode {}: a bare UUID: that GPU and no other", mode.name()));
+    }
+    node.delete(&name).await;
 }
 
 /// gpupack itself, and nobody else, may give a pod another GPU of its node: a changed record and the end

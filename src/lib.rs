@@ -84,6 +84,7 @@ pub mod cluster {
     pub mod placement;
     pub mod mps;
     pub mod host;
+    pub mod start_failure;
     pub mod pod;
     pub mod labels;
     pub mod target;

@@ -2,6 +2,8 @@
 
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
+use gpupack::cluster::pod::SeenPod;
+use gpupack::cluster::watch::Sink;
 use gpupack::extender::teams::account;
 use http_bed::{Bed, data, hello, pod, read};
 use serde_json::{Value, json};
@@ -113,6 +115,47 @@ async fn a_waiting_pod_is_listed_and_explained() {
     assert!(text.contains("placed on node gpu-b"), "{text}");
     let node = read(bed.get("/v1/state?node=gpu-b").await.1.as_bytes());
     assert_eq!(node["devices"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_container_that_cannot_start_is_explained_until_it_runs() {
+    let bed = Bed::warm().await;
+    bed.post("/v1/filter", data("filter.json")).await;
+    bed.post("/v1/bind", data("bind.json")).await;
+    let uid = read(bed.get("/v1/state").await.1.as_bytes())["pods"][0]["pod_uid"].take();
+    let told = |state: Value, phase: &str| {
+        let mut pod = pod("x", json!({}));
+        pod["metadata"]["uid"] = uid.clone();
+        pod["status"] = json!({"phase": phase, "containerStatuses": [{"name": "main", "image": "", "imageID": "",
+            "ready": false, "restartCount": 1, "state": state}]});
+        SeenPod::from_json(&pod.to_string()).unwrap()
+    };
+    let message = "failed to get device handle from UUID: Not Found";
+    let refused = json!({"waiting": {"reason": "RunContainerError", "message": message}});
+    let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
+    let path = "/v1/explain?pod=team-a/infer-7f9c6d5b8-x2kqz";
+    for (state, phase, is_told) in [
+        (&refused, "Running", true),
+        (&running, "Running", false),
+        (&refused, "Running", true),
+        (&refused, "Failed", false),
+    ] {
+        let seen = told(state.clone(), phase);
+        if seen.is_terminal {
+            bed.app.pod_ended(&seen.pod.uid);
+        } else {
+            bed.app.pod(&seen);
+        }
+        if let Some(failure) = &seen.start_failure {
+            bed.app.start_failed(&seen, failure);
+        }
+        let explanation = read(bed.get(path).await.1.as_bytes());
+        let verdict = explanation["verdict"].as_str().unwrap();
+        assert_eq!(verdict.contains("; container `main` cannot start: the driver"), is_told);
+        assert_eq!(explanation["mends"].as_array().unwrap().len(), usize::from(is_told));
+        let state = read(bed.get("/v1/state").await.1.as_bytes());
+        assert_eq!(state["pods"][0]["start_failure"].is_string(), is_told, "{state}");
+    }
 }
 
 #[tokio::test]

@@ -57,6 +57,8 @@ pub enum NoticeReason {
     GpuOveruse,
     /// Its device is used by others that hold nothing there.
     GpuForeignUse,
+    /// A container of it could not be started with its device.
+    GpuStartFailed,
     /// Its memory was meant to be protected, and is not known to be.
     ProtectionNotVerified,
     /// It was evicted, because it used more than it may.
@@ -77,6 +79,7 @@ impl NoticeReason {
             Self::DeviceLost => "DeviceLost",
             Self::GpuOveruse => "GpuOveruse",
             Self::GpuForeignUse => "GpuForeignUse",
+            Self::GpuStartFailed => "GpuStartFailed",
             Self::ProtectionNotVerified => "ProtectionNotVerified",
             Self::GpuEvicted => "GpuEvicted",
         }
@@ -92,6 +95,7 @@ impl NoticeReason {
             | Self::PlacementUnreadable
             | Self::DeviceLost => "Booking",
             Self::GpuOveruse | Self::GpuForeignUse | Self::ProtectionNotVerified => "Guarding",
+            Self::GpuStartFailed => "Starting",
             Self::GpuEvicted => "Evicting",
         }
     }
@@ -108,6 +112,7 @@ impl NoticeReason {
             | Self::DeviceLost
             | Self::GpuOveruse
             | Self::GpuForeignUse
+            | Self::GpuStartFailed
             | Self::ProtectionNotVerified
             | Self::GpuEvicted => EventType::Warning,
         }

@@ -11,6 +11,7 @@ use crate::cluster::host::host_amount;
 use crate::cluster::injection::takes_devices;
 use crate::cluster::placement::{PlacementError, decode, refuse_reserved_keys};
 use crate::cluster::request_error::RequestError;
+use crate::cluster::start_failure::StartFailure;
 use crate::packing::device::{NodeName, PodUid};
 use crate::packing::request::GpuRequest;
 use crate::packing::reservation::{Placement, PodRef};
@@ -38,6 +39,8 @@ pub struct SeenPod {
     pub takes_devices: bool,
     /// Where it was placed; none for a pod without a node, whatever its annotations say.
     pub placement: Result<Option<Placement>, PlacementError>,
+    /// The container that could not be started with its device, if there is one.
+    pub start_failure: Option<StartFailure>,
     /// Whether it has ended: all its containers stopped and none will start again.
     pub is_terminal: bool,
     /// Whether its deletion was asked for. It may still run, and still hold its GPU.
@@ -110,6 +113,7 @@ impl SeenPod {
             takes_devices: spec.is_some_and(takes_devices),
             placement: node.as_ref().map_or(Ok(None), |node| decode(annotations, node)),
             node,
+            start_failure: StartFailure::of(pod),
             is_terminal: matches!(phase, Some("Succeeded" | "Failed")),
             is_deleting: metadata.deletion_timestamp.is_some(),
             is_gated: spec.is_some_and(|s| s.scheduling_gates.iter().flatten().next().is_some()),

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use super::host::host_offer;
 use super::pod::SeenPod;
+use super::start_failure::StartFailure;
 use crate::clock::Clock;
 use crate::ledger::books::Ledger;
 use crate::ledger::effect::Effect;
@@ -29,6 +30,10 @@ pub trait Sink: Send + Sync {
 
     /// A pod was seen; `None` for its node means that it waits.
     fn pod(&self, pod: &SeenPod);
+
+    /// A pod that was placed has a container that could not be started; told anew at each change of the
+    /// pod, also at its end.
+    fn start_failed(&self, pod: &SeenPod, failure: &StartFailure);
 
     /// A pod is gone or terminal.
     fn pod_ended(&self, uid: &PodUid);
@@ -162,6 +167,12 @@ impl PodWatch {
             self.sink.pod_ended(&seen.pod.uid);
         } else {
             self.sink.pod(&seen);
+        }
+        // Of pods that had ended before they were listed this is no news.
+        let is_news = !seen.is_terminal || self.relisted.is_none();
+        if let (true, Ok(Some(_)), Some(failure)) = (is_news, &seen.placement, &seen.start_failure)
+        {
+            self.sink.start_failed(&seen, failure);
         }
         self.sink.effects(effects);
     }

@@ -15,6 +15,7 @@ use crate::clock::Clock;
 use crate::cluster::events::{Notice, NoticeReason, NoticeSender};
 use crate::cluster::placement::DEVICES;
 use crate::cluster::pod::SeenPod;
+use crate::cluster::start_failure::StartFailure;
 use crate::cluster::target::PodKey;
 use crate::cluster::watch::Sink;
 use crate::cluster::write::ApiWriter;
@@ -56,6 +57,8 @@ pub struct App {
     pub waiting: WaitingPods,
     /// The same pods as the API server shows them: what a Binding needs.
     pub pending: DashMap<PodUid, Arc<SeenPod>>,
+    /// The placed pods of which a container could not be started, by UID.
+    pub start_failures: DashMap<PodUid, StartFailure>,
     /// The binds that are going on.
     pub binds: Turns,
     /// Whose the pods are that hold something.
@@ -83,6 +86,7 @@ impl App {
             ledger,
             waiting: WaitingPods::default(),
             pending: DashMap::new(),
+            start_failures: DashMap::new(),
             binds: Turns::default(),
             teams: Teams::default(),
             unseen_binds: DashMap::new(),
@@ -233,6 +237,9 @@ impl Sink for App {
         {
             self.metrics.watch_lagged(self.clock.precise().saturating_sub(accepted));
         }
+        if pod.start_failure.is_none() {
+            self.start_failures.remove(&pod.pod.uid);
+        }
         let is_ours = self.config.scheduler_names.contains(&pod.scheduler_name);
         let waits = pod.node.is_none() && !pod.is_deleting && is_ours;
         if !waits || pod.request == Ok(None) {
@@ -247,7 +254,15 @@ impl Sink for App {
         }
     }
 
+    fn start_failed(&self, pod: &SeenPod, failure: &StartFailure) {
+        self.tell(&pod.pod, NoticeReason::GpuStartFailed, failure.note());
+        if !pod.is_terminal {
+            self.start_failures.insert(pod.pod.uid.clone(), failure.clone());
+        }
+    }
+
     fn pod_ended(&self, uid: &PodUid) {
+        self.start_failures.remove(uid);
         self.settle_pod(uid);
         self.unseen_binds.remove(uid);
     }

@@ -303,16 +303,19 @@ pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanati
         node.reservations().values().find(|held| *held.pod.name == *pod).map(|held| (node, held))
     });
     let (node, held) = held?;
+    let failure = app.start_failures.get(&held.pod.uid).map(|failure| failure.clone());
     let devices: Vec<&str> =
         held.placement.devices.iter().map(|device| device.id.as_str()).collect();
     Some(Explanation {
         verdict: format!(
-            "placed on node {}, {} ({}){}",
+            "placed on node {}, {} ({}){}{}",
             node.name(),
             devices.join(", "),
             reservation_state(held),
-            excesses(&app.ledger.details(node.name().as_str()), &held.pod.uid)
+            excesses(&app.ledger.details(node.name().as_str()), &held.pod.uid),
+            failure.as_ref().map(|failure| format!("; {failure}")).unwrap_or_default()
         ),
+        mends: failure.iter().map(|failure| failure.fault().mend().to_owned()).collect(),
         pod,
         fits_on: vec![node.name().to_string()],
         fitting_nodes: 1,

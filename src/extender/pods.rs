@@ -37,6 +37,9 @@ pub struct PodView {
     pub models: Vec<String>,
     /// When it was created, in seconds since 1970; known of waiting pods.
     pub created_unix_seconds: Option<i64>,
+    /// Why a container of it cannot start, where that is about its device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_failure: Option<String>,
 }
 
 impl PodView {
@@ -55,6 +58,7 @@ impl PodView {
             mig_profile: None,
             models: Vec::new(),
             created_unix_seconds: None,
+            start_failure: None,
         }
     }
 
@@ -126,7 +130,10 @@ fn count(devices: usize) -> u32 {
 pub(super) fn all(app: &App, nodes: &[NodeLedger]) -> Vec<PodView> {
     let mut pods = Vec::new();
     for node in nodes {
-        pods.extend(node.reservations().values().map(|held| PodView::placed(node, held)));
+        pods.extend(node.reservations().values().map(|held| PodView {
+            start_failure: app.start_failures.get(&held.pod.uid).map(|failure| failure.to_string()),
+            ..PodView::placed(node, held)
+        }));
         pods.extend(node.others().iter().map(|(uid, host)| PodView {
             node: Some(node.name().to_string()),
             ..PodView::bare(uid, "confirmed", *host)

@@ -3,7 +3,8 @@
 //! `KUBEBUILDER_ASSETS` is honoured as envtest does: etcd and kube-apiserver from there, and
 //! kube-scheduler too if it is there. What is missing is built from `controlplane/` with Go, into
 //! `$GPUPACK_TESTBED_CACHE` or `~/.cache/gpupack-testbed`, under the hash of its sources and of
-//! Go's version. Nothing is ever built into the repository.
+//! Go's version. Nothing is ever built into the repository. Kubelet, which few scenarios need, is
+//! built when the first of them runs.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::process::Command;
 use crate::clock;
 
 /// The sources of the program; also what its cache folder is named after.
-const SOURCES: [&str; 3] = ["go.mod", "go.sum", "main.go"];
+const SOURCES: [&str; 4] = ["go.mod", "go.sum", "main.go", "kubelet/main.go"];
 
 /// What the built API server and scheduler say their version is.
 const KUBERNETES_VERSION: [&str; 3] = ["v1.36.3", "1", "36"];
@@ -54,26 +55,53 @@ fn all_in(folder: &Path) -> Binaries {
     }
 }
 
+/// Finds or builds kubelet: beside the others in `KUBEBUILDER_ASSETS`, or in the cache.
+pub(crate) fn kubelet() -> Result<PathBuf, String> {
+    let given = clock::path_variable("KUBEBUILDER_ASSETS").map(|it| Path::new(&it).join("kubelet"));
+    if let Some(given) = given.filter(|given| given.is_file()) {
+        return Ok(given);
+    }
+    let folder = folder_of(&go_version(&sources())?)?;
+    let program = folder.join("kubelet");
+    if !program.is_file() {
+        say("building kubelet, once: a minute or two on two cores");
+        compile("./kubelet", &folder, &["kubelet"])?;
+    }
+    Ok(program)
+}
+
 /// Builds the control plane unless the cache has it; answers the folder with the three names.
 fn build() -> Result<PathBuf, String> {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/controlplane");
-    let go = go_version(&sources)?;
-    let mut key = Fnv::default();
-    key.add(go.as_bytes());
-    for file in SOURCES {
-        let text = std::fs::read(sources.join(file));
-        key.add(&text.map_err(|error| format!("{file} of the control plane: {error}"))?);
-    }
-    let folder = cache()?.join(format!("{:016x}", key.0));
+    let go = go_version(&sources())?;
+    let folder = folder_of(&go)?;
     if folder.join("kube-scheduler").is_file() {
         return Ok(folder);
     }
-    let _shown = writeln!(
-        std::io::stderr(),
+    say(&format!(
         "building the control plane with {go}, once: some minutes on two cores, 2 GiB of memory"
-    );
-    compile(&sources, &folder)?;
+    ));
+    compile(".", &folder, &["etcd", "kube-apiserver", "kube-scheduler"])?;
     Ok(folder)
+}
+
+/// Tells whoever waits, also where the test harness hides the output of passing tests.
+pub(crate) fn say(text: &str) {
+    let _shown = writeln!(std::io::stderr(), "{text}");
+}
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/controlplane")
+}
+
+/// The folder of the cache for these sources and this Go.
+fn folder_of(go: &str) -> Result<PathBuf, String> {
+    let mut key = Fnv::default();
+    key.add(go.as_bytes());
+    for file in SOURCES {
+        let text = std::fs::read(sources().join(file));
+        key.add(&text.map_err(|error| format!("{file} of the control plane: {error}"))?);
+    }
+    Ok(cache()?.join(format!("{:016x}", key.0)))
 }
 
 fn go_version(sources: &Path) -> Result<String, String> {
@@ -87,7 +115,8 @@ fn go_version(sources: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-fn cache() -> Result<PathBuf, String> {
+/// Where everything that is built for the tests is kept.
+pub(crate) fn cache() -> Result<PathBuf, String> {
     if let Some(folder) = clock::path_variable("GPUPACK_TESTBED_CACHE") {
         return Ok(PathBuf::from(folder));
     }
@@ -97,10 +126,10 @@ fn cache() -> Result<PathBuf, String> {
 }
 
 /// A build that cannot be finished is a failure of the test, not a reason to skip it: Go is there.
-fn compile(sources: &Path, folder: &Path) -> Result<(), String> {
+fn compile(main: &str, folder: &Path, names: &[&str]) -> Result<(), String> {
     std::fs::create_dir_all(folder)
         .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
-    let program = folder.join(format!("controlplane.{}", std::process::id()));
+    let program = folder.join(format!("built.{}", std::process::id()));
     let [version, major, minor] = KUBERNETES_VERSION;
     let package = "k8s.io/component-base/version";
     let flags = format!(
@@ -109,12 +138,12 @@ fn compile(sources: &Path, folder: &Path) -> Result<(), String> {
     let built = Command::new("go")
         .args(["build", "-trimpath", "-ldflags", &flags, "-o"])
         .arg(&program)
-        .arg(".")
-        .current_dir(sources)
+        .arg(main)
+        .current_dir(sources())
         .status()
         .expect("go was there a moment ago");
-    assert!(built.success(), "go build of the control plane failed: {built}");
-    for name in ["etcd", "kube-apiserver", "kube-scheduler"] {
+    assert!(built.success(), "go build of {names:?} failed: {built}");
+    for name in names {
         let link = folder.join(name);
         let _absent = std::fs::remove_file(&link);
         std::fs::hard_link(&program, &link)

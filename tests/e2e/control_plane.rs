@@ -30,11 +30,13 @@ pub(crate) enum Identity {
     SecondScheduler,
     /// What a cluster's own kube-scheduler is called.
     ClusterScheduler,
+    /// The kubelet of the node that runs containers; see [`crate::node`].
+    Kubelet,
 }
 
 impl Identity {
-    const ALL: [Self; 4] =
-        [Self::Admin, Self::Extender, Self::SecondScheduler, Self::ClusterScheduler];
+    const ALL: [Self; 5] =
+        [Self::Admin, Self::Extender, Self::SecondScheduler, Self::ClusterScheduler, Self::Kubelet];
 
     /// Also the token: the API server listens on loopback only, for the length of a test.
     fn name(self) -> &'static str {
@@ -43,6 +45,7 @@ impl Identity {
             Self::Extender => "extender",
             Self::SecondScheduler => "second-scheduler",
             Self::ClusterScheduler => "cluster-scheduler",
+            Self::Kubelet => "kubelet",
         }
     }
 
@@ -52,6 +55,7 @@ impl Identity {
             Self::Extender => "system:serviceaccount:gpu-system:gpupack",
             Self::SecondScheduler => "system:serviceaccount:gpu-system:gpupack-scheduler",
             Self::ClusterScheduler => "system:kube-scheduler",
+            Self::Kubelet => "system:node:machine",
         }
     }
 
@@ -62,6 +66,7 @@ impl Identity {
                 "system:serviceaccounts,system:serviceaccounts:gpu-system"
             }
             Self::ClusterScheduler => "",
+            Self::Kubelet => "system:nodes",
         }
     }
 }
@@ -199,7 +204,7 @@ fn start_apiserver(binaries: &Binaries, work: &Path, etcd_port: u16, port: u16) 
         format!("--service-account-signing-key-file={}", key_file.display()),
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         format!("--token-auth-file={}", token_file.display()),
-        "--authorization-mode=RBAC".to_owned(),
+        "--authorization-mode=Node,RBAC".to_owned(),
         // As kubeadm and others have it: the agent may be privileged.
         "--allow-privileged=true".to_owned(),
         "--service-cluster-ip-range=10.0.0.0/24".to_owned(),

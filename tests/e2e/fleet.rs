@@ -94,6 +94,13 @@ impl Fleet {
         self
     }
 
+    /// Names its only node.
+    pub(crate) fn named(mut self, name: &str) -> Self {
+        assert_eq!(self.nodes.len(), 1, "one name for one node");
+        name.clone_into(&mut self.nodes[0].name);
+        self
+    }
+
     /// Lets processes live that long after their pod is gone.
     pub(crate) fn lingering(mut self, process_linger_ms: u64) -> Self {
         self.process_linger_ms = process_linger_ms;

@@ -6,6 +6,10 @@
 //! `KUBEBUILDER_ASSETS` every test prints `skipped: … because …` and passes, unless
 //! `GPUPACK_E2E_REQUIRED=1` is set.
 //!
+//! The scenarios of `scenarios/containers.rs` and its neighbours start containers too, on the real
+//! kubelet with containerd: see [`node`]. They need root and some packages of Debian (`containerd`,
+//! `runc`, `busybox-static`), and are skipped without; unless `GPUPACK_NODE_REQUIRED=1` is set.
+//!
 //! One control plane serves all tests of a run, and [`testbed::scenario`] lets only one test run
 //! at a time: each has the cluster for itself and starts by emptying it. `--test-threads` makes no
 //! difference.
@@ -44,6 +48,19 @@ mod testbed;
 mod watching;
 #[cfg(test)]
 mod webhook;
+
+/// A node that runs containers: the real kubelet and containerd, in namespaces of their own.
+#[cfg(test)]
+mod node {
+    pub(crate) mod alone;
+    pub(crate) mod cage;
+    pub(crate) mod driver;
+    pub(crate) mod image;
+    pub(crate) mod machine;
+    pub(crate) mod programs;
+    pub(crate) mod runtime;
+    pub(crate) mod toolkit;
+}
 
 #[cfg(test)]
 mod scenarios;

@@ -40,22 +40,37 @@ where
     S: FnOnce(Testbed) -> F,
     F: Future<Output = ()>,
 {
+    scenario_with(name, "GPUPACK_E2E_REQUIRED", |_| Ok(()), |bed, ()| play(bed));
+}
+
+/// The same with something more that this machine may not be able to give: `prepare` makes it, or says
+/// why it cannot. Where the variable `required` is set, that is a failure.
+pub(crate) fn scenario_with<T, F, P, S>(name: &'static str, required: &str, prepare: P, play: S)
+where
+    P: FnOnce(&ControlPlane) -> Result<T, String>,
+    S: FnOnce(Testbed, T) -> F,
+    F: Future<Output = ()>,
+{
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let skip = |reason: &str| {
+        let is_required = clock::variable(required).is_some_and(|value| value != "0");
+        assert!(!is_required, "{required} is set, but {name} cannot run: {reason}");
+        // Not `println`, which the test harness hides in tests that pass.
+        binaries::say(&format!("skipped: {name} because {reason}"));
+    };
     let plane = match control_plane() {
         Ok(plane) => plane,
-        Err(reason) => {
-            let required = clock::variable("GPUPACK_E2E_REQUIRED").is_some_and(|v| v != "0");
-            assert!(!required, "GPUPACK_E2E_REQUIRED is set, but {name} cannot run: {reason}");
-            // Not `println`, which the test harness hides in tests that pass.
-            let _shown = writeln!(std::io::stderr(), "skipped: {name} because {reason}");
-            return;
-        }
+        Err(reason) => return skip(reason),
     };
     runtime().block_on(async {
         let client = plane.client(Identity::Admin).await;
         let cluster = Cluster::fresh(client, name).await;
-        let played = play(Testbed { plane, cluster, name });
+        let more = match prepare(plane) {
+            Ok(more) => more,
+            Err(reason) => return skip(&reason),
+        };
+        let played = play(Testbed { plane, cluster, name }, more);
         let in_time = tokio::time::timeout(SCENARIO_LIMIT, played).await;
         assert!(in_time.is_ok(), "{name} has not ended after {SCENARIO_LIMIT:?}");
     });
@@ -161,7 +176,8 @@ impl Testbed {
     }
 }
 
-async fn until_known(extender: &Extender, devices: usize) {
+/// Waits until so many GPUs are known to the extender.
+pub(crate) async fn until_known(extender: &Extender, devices: usize) {
     let limit = Duration::from_secs(30);
     let started = clock::now();
     loop {

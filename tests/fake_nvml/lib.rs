@@ -1,4 +1,5 @@
-//! A stand-in for NVIDIA's library: answers the calls of the agent from a scenario file.
+//! A stand-in for NVIDIA's library: answers the calls of the agent, and those of NVIDIA's container
+//! toolkit, from a scenario file.
 //!
 //! Test equipment. Built as an example, so that `cargo test` leaves `libfake_nvml.so` in
 //! `target/<profile>/examples`, and loaded by the same `lib_path` as the real library. The scenario
@@ -15,7 +16,7 @@
 #![expect(unsafe_code, reason = "a C interface: symbols without mangling, pointers of the caller")]
 #![expect(missing_docs, clippy::missing_safety_doc, reason = "nvml.h documents them")]
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ const INVALID_ARGUMENT: c_uint = 2;
 const NOT_SUPPORTED: c_uint = 3;
 const NOT_FOUND: c_uint = 6;
 const INSUFFICIENT_SIZE: c_uint = 7;
+const OPERATING_SYSTEM: c_uint = 17;
 const ARGUMENT_VERSION_MISMATCH: c_uint = 25;
 const UNKNOWN: c_uint = 999;
 
@@ -154,6 +156,24 @@ pub extern "C" fn nvmlShutdown() -> c_uint {
     }
 }
 
+/// The words for a return code, which the container toolkit puts into its errors. Works before the
+/// start, too.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlErrorString(code: c_uint) -> *const c_char {
+    let words = match code {
+        SUCCESS => c"Success",
+        UNINITIALIZED => c"Uninitialized",
+        INVALID_ARGUMENT => c"Invalid Argument",
+        NOT_SUPPORTED => c"Not Supported",
+        NOT_FOUND => c"Not Found",
+        INSUFFICIENT_SIZE => c"Insufficient Size",
+        OPERATING_SYSTEM => c"Operating System Error",
+        ARGUMENT_VERSION_MISMATCH => c"Argument Version Mismatch",
+        _ => c"Unknown Error",
+    };
+    words.as_ptr()
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetDriverVersion(text: *mut c_char, length: c_uint) -> c_uint {
     answer("nvmlSystemGetDriverVersion", |scenario| {
@@ -184,6 +204,28 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(
 ) -> c_uint {
     let handle = (index as usize + 1) << 8;
     answer_for("nvmlDeviceGetHandleByIndex_v2", handle, |_| unsafe { put(device, handle) })
+}
+
+/// NVIDIA's container toolkit finds devices by UUID: GPUs, and instances of those in MIG mode.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(
+    uuid: *const c_char,
+    device: *mut usize,
+) -> c_uint {
+    answer("nvmlDeviceGetHandleByUUID", |scenario| {
+        if uuid.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        let uuid = unsafe { CStr::from_ptr(uuid) }.to_str().map_err(|_| INVALID_ARGUMENT)?;
+        let handles = scenario.gpus.iter().zip(1_usize..).flat_map(|(gpu, number)| {
+            let instances = gpu.mig.iter().flatten().zip(1..);
+            let instances = instances.filter_map(|(it, at)| Some((it.as_ref()?, at)));
+            let all = std::iter::once((gpu, 0)).chain(instances);
+            all.map(move |(it, at)| (it.uuid.as_str(), number << 8 | at))
+        });
+        let mut found = handles.filter(|(known, _)| *known == uuid);
+        unsafe { put(device, found.next().ok_or(NOT_FOUND)?.1) }
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -38,6 +38,16 @@ pub unsafe extern "C" fn nvmlDeviceGetMigMode(
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceIsMigDeviceHandle(
+    device: usize,
+    is_instance: *mut c_uint,
+) -> c_uint {
+    answer_for("nvmlDeviceIsMigDeviceHandle", device, |_| unsafe {
+        put(is_instance, c_uint::from(device & 0xff != 0))
+    })
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMaxMigDeviceCount(
     device: usize,
     count: *mut c_uint,

@@ -181,11 +181,22 @@ pub(crate) fn current() -> Option<Arc<Scenario>> {
 
 /// Adds a line to the journal.
 pub(crate) fn write_line(line: &str) {
+    write_line_to("journal", line);
+}
+
+/// Adds a line to a file beside the scenario.
+pub(crate) fn write_line_to(file: &str, line: &str) {
     let Some(path) = path() else { return };
-    let journal = path.with_file_name("journal");
-    let file = std::fs::OpenOptions::new().create(true).append(true).open(journal);
+    let file = path.with_file_name(file);
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
     if let Ok(mut file) = file {
         // One write, so that lines of several threads stay whole. A full disk costs the line.
         let _ = file.write_all(format!("{line}\n").as_bytes());
     }
+}
+
+/// What has been written to a file beside the scenario; nothing where there is none.
+pub(crate) fn lines_of(file: &str) -> String {
+    let text = path().map(|path| std::fs::read_to_string(path.with_file_name(file)));
+    text.and_then(Result::ok).unwrap_or_default()
 }

@@ -1,0 +1,241 @@
+//! Containers that could not be started with their GPU, as kubelet tells it in the status of the pod.
+//!
+//! Whether a container gets the device that the placement names is found out on the node, after every
+//! decision: by NVIDIA's runtime. Where it refuses, kubelet tries again for ever and tells the reason in
+//! words. Known here are the words of NVIDIA's container toolkit 1.20 about devices and memory limits, as
+//! they were seen; a container that fails for another reason is none of gpupack's business.
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+
+/// Longest part of the runtime's words that is told, in bytes.
+const MAX_WORDS_BYTES: usize = 280;
+
+/// Reasons for which kubelet has a container wait that the runtime refused.
+const REFUSED: [&str; 2] = ["RunContainerError", "CreateContainerError"];
+
+/// Reason with which such a container ends, until it is tried again.
+const ENDED: &str = "StartError";
+
+/// What the runtime could not do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartFault {
+    /// The driver of the node does not know the device.
+    UnknownDevice,
+    /// The runtime cannot make a device of the name: it is none of NVIDIA's, or an old one.
+    UnresolvedName,
+    /// The runtime finds no driver.
+    NoDriver,
+    /// The memory of the container cannot be limited.
+    MemoryLimit,
+}
+
+/// Words of the runtime, and what they mean; the first that is found counts.
+const KNOWN: [(&str, StartFault); 8] = [
+    ("GPU memory limits", StartFault::MemoryLimit),
+    ("set memory limits for gpu", StartFault::MemoryLimit),
+    ("nvmlDeviceSetMemoryLimits", StartFault::MemoryLimit),
+    ("NVIDIA_GPU_MEMORY_", StartFault::MemoryLimit),
+    ("device handle from UUID", StartFault::UnknownDevice),
+    ("not a valid UUID or index", StartFault::UnknownDevice),
+    ("unresolvable CDI devices", StartFault::UnresolvedName),
+    ("ERROR_LIBRARY_NOT_FOUND", StartFault::NoDriver),
+];
+
+impl StartFault {
+    /// What is wrong, as the end of a sentence about a container.
+    fn cause(self) -> &'static str {
+        match self {
+            Self::UnknownDevice => {
+                "the driver of its node does not know the device of its placement"
+            }
+            Self::UnresolvedName => {
+                "the container runtime makes no device of the name in its placement"
+            }
+            Self::NoDriver => "the container runtime finds no driver on its node",
+            Self::MemoryLimit => "its node cannot limit the memory of its share",
+        }
+    }
+
+    /// What would help.
+    pub fn mend(self) -> &'static str {
+        match self {
+            Self::UnknownDevice => {
+                "delete the pod, so that it is placed anew; where `nvidia-smi -L` on the node does not \
+                 show the device, the GPU was lost or taken out, or its MIG instance destroyed"
+            }
+            Self::UnresolvedName => {
+                "take `NVIDIA_VISIBLE_DEVICES` from the annotation `placed.gpupack.dev/devices`, as the \
+                 webhook does, and use NVIDIA's container toolkit 1.20 or later as the handler of the \
+                 pod's RuntimeClass on this node"
+            }
+            Self::NoDriver => "install the driver on the node, or wait until its operator has",
+            Self::MemoryLimit => {
+                "set `webhook.memory_limit: none` and create the pod anew, or give every node of \
+                 gpupack driver r615 and control groups version 2"
+            }
+        }
+    }
+}
+
+/// One container of a pod that the runtime refused to start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartFailure {
+    container: String,
+    fault: StartFault,
+    words: String,
+}
+
+impl StartFailure {
+    /// The first container that could not be started for a reason that is known here, as kubelet told
+    /// it last; none where it runs by now.
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let status = pod.status.as_ref()?;
+        let init = status.init_container_statuses.iter().flatten();
+        let regular = status.container_statuses.iter().flatten();
+        init.chain(regular).find_map(of_container)
+    }
+
+    /// What the runtime could not do.
+    pub fn fault(&self) -> StartFault {
+        self.fault
+    }
+
+    /// What is wrong, the mend, and the words of the runtime.
+    pub fn note(&self) -> String {
+        format!("{self}: {}. The runtime says: {}", self.fault.mend(), self.words)
+    }
+}
+
+impl fmt::Display for StartFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "container `{}` cannot start: {}", self.container, self.fault.cause())
+    }
+}
+
+fn of_container(status: &ContainerStatus) -> Option<StartFailure> {
+    let message = refusal(status)?;
+    let known = KNOWN.iter().find(|(words, _)| message.contains(words));
+    let (words, fault) = known?;
+    Some(StartFailure {
+        container: status.name.clone(),
+        fault: *fault,
+        words: around(message, words),
+    })
+}
+
+/// What the runtime said, where it refused the container the last time.
+fn refusal(status: &ContainerStatus) -> Option<&str> {
+    let state = status.state.as_ref()?;
+    if state.running.is_some() {
+        return None;
+    }
+    let waiting = state.waiting.as_ref();
+    let refused = waiting.filter(|it| it.reason.as_deref().is_some_and(|it| REFUSED.contains(&it)));
+    if let Some(message) = refused.and_then(|it| it.message.as_deref()) {
+        return Some(message);
+    }
+    let before = status.last_state.as_ref().and_then(|state| state.terminated.as_ref());
+    let ended = state.terminated.as_ref().or(before)?;
+    ended.message.as_deref().filter(|_| ended.reason.as_deref() == Some(ENDED))
+}
+
+/// The part of a message around what was found in it: messages begin with the names of everybody who
+/// passed them on. Whatever is no letter of a text becomes a blank.
+fn around(message: &str, found: &str) -> String {
+    let at = message.find(found).unwrap_or(0);
+    let end = message.len().min(at + found.len() + MAX_WORDS_BYTES / 2);
+    let end = message.floor_char_boundary(end);
+    let start = message.ceil_char_boundary(end.saturating_sub(MAX_WORDS_BYTES));
+    let part = &message[start..end];
+    // From the next step of the chain on, where there is one in front of what was found.
+    let step = part.find(": ").map_or(0, |colon| colon + 2);
+    let part = if start == 0 || start + step > at { part } else { &part[step..] };
+    part.replace(char::is_control, " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// As kubelet 1.36 and containerd 1.6 put it, with NVIDIA's toolkit 1.20.1.
+    const LOST: &str = "failed to create containerd task: failed to create shim task: OCI runtime \
+        create failed: could not apply required modification to OCI specification: error modifying OCI \
+        spec: failed to create the automatic CDI modifier: failed to generate CDI spec for mode \
+        \"auto\": failed to construct device spec generators: failed to get device handle from UUID: \
+        Not Found: unknown";
+
+    fn failure(container: Value) -> Option<StartFailure> {
+        let mut container = container;
+        for (key, value) in [("name", json!("main")), ("image", json!("")), ("imageID", json!(""))]
+        {
+            container[key] = value;
+        }
+        container["ready"] = false.into();
+        container["restartCount"] = 3.into();
+        let pod = json!({"metadata": {}, "status": {"containerStatuses": [container]}});
+        StartFailure::of(&serde_json::from_value(pod).unwrap())
+    }
+
+    #[track_caller]
+    fn check(container: Value, expected: Option<StartFault>) {
+        assert_eq!(failure(container).map(|failure| failure.fault()), expected);
+    }
+
+    #[test]
+    fn a_lost_device_is_found_in_each_of_kubelets_forms() {
+        let lost = Some(StartFault::UnknownDevice);
+        let ended =
+            json!({"terminated": {"exitCode": 128, "reason": "StartError", "message": LOST}});
+        let crashing = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}});
+        for reason in REFUSED {
+            check(json!({"state": {"waiting": {"reason": reason, "message": LOST}}}), lost);
+        }
+        check(json!({"state": crashing, "lastState": ended}), lost);
+        check(json!({"state": ended}), lost);
+        check(json!({"state": {"running": {}}, "lastState": ended}), None);
+        check(json!({"state": {"waiting": {"reason": "ErrImagePull", "message": LOST}}}), None);
+        check(json!({"lastState": ended}), None);
+    }
+
+    #[test]
+    fn faults_are_told_apart_by_the_words_of_the_runtime() {
+        for (message, fault) in [
+            (
+                "unresolvable CDI devices management.nvidia.com/gpu=GPU-a",
+                StartFault::UnresolvedName,
+            ),
+            ("failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND", StartFault::NoDriver),
+            ("setting GPU memory limits is only supported in cgroup v2", StartFault::MemoryLimit),
+            ("undefined symbol: nvmlDeviceSetMemoryLimits_v1", StartFault::MemoryLimit),
+            ("failed to parse NVIDIA_GPU_MEMORY_LIMIT: invalid syntax", StartFault::MemoryLimit),
+        ] {
+            let state = json!({"waiting": {"reason": "RunContainerError", "message": message}});
+            check(json!({ "state": state }), Some(fault));
+            assert!(!fault.mend().is_empty() && !fault.cause().is_empty());
+        }
+        let other = json!({"waiting": {"reason": "RunContainerError", "message": "no such file"}});
+        check(json!({ "state": other }), None);
+        check(json!({"state": {"waiting": {"reason": "RunContainerError"}}}), None);
+    }
+
+    #[test]
+    fn the_words_are_cut_around_what_was_found() {
+        let long = format!("{}\u{1b}é{LOST}{}", "ä".repeat(5_000), "ö".repeat(5_000));
+        let state = json!({"waiting": {"reason": "RunContainerError", "message": long}});
+        let text = failure(json!({ "state": state })).unwrap().note();
+        assert!(text.contains("from UUID: Not Found") && text.len() < 800, "{text}");
+        assert!(
+            text.starts_with("container `main` cannot start: the driver of its node"),
+            "{text}"
+        );
+        assert!(text.contains("delete the pod") && !text.contains('\u{1b}'), "{text}");
+        let seen = json!({"waiting": {"reason": REFUSED[0], "message": LOST}});
+        let text = failure(json!({ "state": seen })).unwrap().note();
+        let start =
+            "The runtime says: could not apply required modification to OCI specification: ";
+        assert!(text.contains(start) && text.ends_with("Not Found: unknown"), "{text}");
+    }
+}

@@ -1,0 +1,127 @@
+//! What a driver leaves on a node: a folder with its libraries and device nodes. The library is the
+//! stand-in for NVML that the agent's tests use, the device nodes lead nowhere.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::programs::said_by;
+use crate::fleet::FleetGpu;
+
+/// The version it says it has: the first branch with limits of memory.
+const VERSION: &str = "615.43";
+
+/// Minor numbers of the device nodes, by NVML index: deliberately not the index.
+pub(crate) const MINORS: [u32; 2] = [3, 1];
+
+/// Device nodes that every GPU container gets, with their numbers.
+const CONTROL: [(&str, u32, u32); 4] = [
+    ("nvidiactl", 195, 255),
+    ("nvidia-modeset", 195, 254),
+    ("nvidia-uvm", 511, 0),
+    ("nvidia-uvm-tools", 511, 1),
+];
+
+/// The driver of one node.
+pub(crate) struct Driver {
+    root: PathBuf,
+}
+
+impl Driver {
+    /// Makes the folder, with these GPUs.
+    pub(crate) fn new(work: &Path, gpus: &[FleetGpu]) -> Result<Self, String> {
+        let root = work.join("driver");
+        let (libraries, devices) = (root.join("usr/lib64"), root.join("dev"));
+        for folder in [&libraries, &devices, &root.join("usr/bin"), &root.join("etc")] {
+            std::fs::create_dir_all(folder)
+                .map_err(|error| format!("no driver folder: {error}"))?;
+        }
+        let library = built_library()?;
+        for name in ["libnvidia-ml.so", "libcuda.so"] {
+            let file = libraries.join(format!("{name}.{VERSION}"));
+            std::fs::copy(&library, &file).map_err(|error| format!("no library: {error}"))?;
+            let link = libraries.join(format!("{name}.1"));
+            let _older = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(format!("{name}.{VERSION}"), &link)
+                .map_err(|error| format!("no library: {error}"))?;
+        }
+        std::fs::write(root.join("usr/bin/nvidia-smi"), "#!/bin/sh\n")
+            .map_err(|error| format!("no program: {error}"))?;
+        said_by(Command::new("chmod").arg("755").arg(root.join("usr/bin/nvidia-smi")))?;
+        let of_gpus = MINORS.map(|minor| (format!("nvidia{minor}"), 195, minor));
+        let control = CONTROL.map(|(name, major, minor)| (name.to_owned(), major, minor));
+        for (name, major, minor) in of_gpus.into_iter().chain(control) {
+            let path = devices.join(name);
+            let _older = std::fs::remove_file(&path);
+            let numbers = [major, minor].map(|number: u32| number.to_string());
+            said_by(Command::new("mknod").args(["-m", "666"]).arg(&path).arg("c").args(numbers))?;
+        }
+        let driver = Self { root };
+        driver.play(gpus, &[]);
+        Ok(driver)
+    }
+
+    /// Its folder.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// NVML.
+    pub(crate) fn library(&self) -> PathBuf {
+        self.root.join("usr/lib64/libnvidia-ml.so.1")
+    }
+
+    /// Changes the hardware: these GPUs, with these processes (index of the GPU, process, MiB).
+    pub(crate) fn play(&self, gpus: &[FleetGpu], processes: &[(usize, u32, u64)]) {
+        self.play_those(gpus, processes, |_| true);
+    }
+
+    /// Limits of memory that were set, one in a line: UUID, soft and hard limit in bytes, group.
+    pub(crate) fn limits(&self) -> String {
+        std::fs::read_to_string(self.root.join("usr/lib64/limits")).unwrap_or_default()
+    }
+
+    /// Takes one of the GPUs away.
+    pub(crate) fn lose(&self, gpus: &[FleetGpu], uuid: &str) {
+        self.play_those(gpus, &[], |gpu| gpu.uuid != uuid);
+    }
+
+    fn play_those(
+        &self,
+        gpus: &[FleetGpu],
+        processes: &[(usize, u32, u64)],
+        is_there: impl Fn(&FleetGpu) -> bool,
+    ) {
+        let gpu = |(index, gpu): (usize, &FleetGpu)| {
+            let here = processes.iter().filter(|(on, ..)| *on == index);
+            let here: Vec<Value> = here
+                .map(|(_, pid, mib)| json!({"pid": pid, "used_mib": mib, "lists": ["compute"]}))
+                .collect();
+            let used: u64 = processes.iter().filter(|(on, ..)| *on == index).map(|it| it.2).sum();
+            json!({
+                "uuid": gpu.uuid, "name": gpu.model, "total_mib": gpu.memory_mib,
+                "reserved_mib": gpu.reserved_mib, "used_mib": used, "processes": here,
+                "minor": MINORS[index], "bus": index + 1, "memory_limits": {},
+            })
+        };
+        let there = gpus.iter().enumerate().filter(|(_, gpu)| is_there(gpu));
+        let gpus: Vec<Value> = there.map(gpu).collect();
+        let scenario = json!({"driver": VERSION, "cuda": 13_040, "gpus": gpus});
+        let folder = self.root.join("usr/lib64");
+        // In one step: the library reads at any time.
+        std::fs::write(folder.join("next.json"), scenario.to_string()).expect("a folder of ours");
+        let played = std::fs::rename(folder.join("next.json"), folder.join("scenario.json"));
+        played.expect("a folder of ours");
+    }
+}
+
+/// The stand-in, as cargo has built it.
+fn built_library() -> Result<PathBuf, String> {
+    let test = std::env::current_exe().map_err(|error| format!("no path of the test: {error}"))?;
+    // `target/debug/deps/e2e-…`
+    let library = test.ancestors().nth(2).map(|folder| folder.join("examples/libfake_nvml.so"));
+    library.filter(|library| library.is_file()).ok_or_else(|| {
+        "the stand-in for NVML is not built; run `cargo build --example fake_nvml` first".to_owned()
+    })
+}

@@ -76,7 +76,7 @@ fn dashboards_follow_the_conventions() {
         for (at, variable) in variables.iter().enumerate().skip(1) {
             assert_eq!(variable["datasource"]["uid"], "${datasource}", "{name}");
             // Each is limited to what the one before it leaves.
-            let query = variable["definition"].as_str().unwrap();
+            let query = variable["query"]["query"].as_str().unwrap();
             let before = format!("${}", names[at - 1]);
             assert!(at == 1 || query.contains(&before), "{name}: {query} lacks {before}");
         }
@@ -174,6 +174,37 @@ fn promtool(arguments: &[&str], input: Option<&str>) {
         [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
     assert!(output.status.success(), "promtool {arguments:?}: {said:?}");
     assert!(input.is_none() || said.concat().is_empty(), "promtool {arguments:?}: {said:?}");
+}
+
+/// The shape of the dashboards, by Grafana's own types for TypeScript.
+#[test]
+fn dashboards_have_the_types_of_grafana() {
+    if !has("node") || !has("npm") {
+        return skip("Node.js with npm is not installed (Debian: nodejs, npm)");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["package.json", "package-lock.json", "check.mjs"] {
+        std::fs::write(folder.path().join(name), file(&format!("tests/grafana/{name}"))).unwrap();
+    }
+    let run = |program: &str, arguments: &[String]| {
+        Command::new(program).args(arguments).current_dir(folder.path()).output().unwrap()
+    };
+    let install = ["ci", "--no-audit", "--no-fund"].map(str::to_owned);
+    let installed = run("npm", &install);
+    if !installed.status.success() {
+        let said = String::from_utf8_lossy(&installed.stderr).into_owned();
+        return skip(&format!("`npm ci` fails: {}", said.lines().next().unwrap_or_default()));
+    }
+    let name = |name: &str| format!("{}/deploy/grafana/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    let script = || "check.mjs".to_owned();
+    let checked = run("node", &[script(), name("fleet"), name("node"), name("service")]);
+    let said = String::from_utf8_lossy(&checked.stdout);
+    assert!(checked.status.success(), "{said}");
+    let bad = file("deploy/grafana/node.json").replace("\"editable\": false", "\"editable\": 7");
+    let wrong = folder.path().join("wrong.json");
+    std::fs::write(&wrong, bad).unwrap();
+    let checked = run("node", &[script(), wrong.display().to_string()]);
+    assert!(!checked.status.success(), "a wrong type is seen");
 }
 
 #[test]

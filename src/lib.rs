@@ -58,6 +58,7 @@ pub mod ledger {
     pub mod questions;
     pub mod reports;
     pub mod sightings;
+    pub mod usage;
     pub mod evictions;
     pub mod protection;
     pub mod details;
@@ -121,6 +122,7 @@ pub mod extender {
     pub mod summary;
     pub mod wakes;
     pub mod background;
+    pub mod advice;
     mod scrape;
     pub mod teams;
     pub mod server;

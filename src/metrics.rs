@@ -1,6 +1,7 @@
 //! Prometheus families. Labels are closed sets: verbs, outcomes, reasons and states, never names of
 //! pods or texts of errors; every series exists with zero from the start.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use prometheus::{
@@ -9,7 +10,7 @@ use prometheus::{
 };
 
 use self::demand::DemandFamilies;
-pub use self::demand::{Queue, TeamUse};
+pub use self::demand::{Queue, TeamUse, Waste};
 pub use self::fleet::Fleet;
 use self::fleet::FleetFamilies;
 use self::guard::GuardFamilies;
@@ -321,6 +322,11 @@ impl Metrics {
         let (namespaces, classes) = self.demand.folded();
         self.fleet.folded.with_label_values(&["namespace"]).set(namespaces);
         self.fleet.folded.with_label_values(&["priority_class"]).set(classes);
+    }
+
+    /// Sets what each namespace holds without need.
+    pub fn set_waste(&self, teams: &BTreeMap<String, Waste>) {
+        self.demand.show_waste(teams);
     }
 
     /// All families in the text format.

@@ -281,3 +281,13 @@ async fn every_gpu_has_series_on_a_path_of_its_own() {
         assert!(text.lines().any(|seen| seen == line), "{line} in {text}");
     }
 }
+
+#[tokio::test]
+async fn advice_waits_until_a_pod_was_watched() {
+    let bed = Bed::warm().await;
+    let (status, text) = bed.get("/v1/advise?namespace=%22%3Cb%3E").await;
+    let advice = read(text.as_bytes());
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!((&advice["watched_pods"], &advice["pods"]), (&json!(0), &json!([])));
+    assert_eq!(advice["watched_for_seconds"], 600);
+}

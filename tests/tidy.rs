@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use gpupack::agent::metrics::AgentMetrics;
 use gpupack::agent::probe::Sample;
 use gpupack::config::{KEYS, guard, webhook};
-use gpupack::metrics::{Fleet, Metrics, Queue, TeamUse};
+use gpupack::metrics::{Fleet, Metrics, Queue, TeamUse, Waste};
 use gpupack::packing::device::{ModelName, PoolName};
 use gpupack::packing::figures::Figures;
 use gpupack::report::{
@@ -332,6 +332,7 @@ fn every_metric_family_is_documented() {
     let kinds = [((ModelName::new("T4"), PoolName::new("")), Figures::default())].into();
     metrics.set_fleet(&Fleet { kinds, ..Fleet::default() }, &Queue::default());
     metrics.used("team", "", TeamUse::default());
+    metrics.set_waste(&[("team".to_owned(), Waste::default())].into());
     let text = String::from_utf8(metrics.text()).expect("the text format is UTF-8");
     let mut exported = families(&text);
     assert!(exported.len() >= 20, "{exported:?}");

@@ -69,6 +69,7 @@ fn note(app: &App, node: &str, report: CheckedReport, now: Timestamp) {
     let tenants = std::mem::take(&mut details.tenants);
     app.ledger.note_details(node, details);
     app.outbox.push(app.ledger.note_use(node, &books.uses, app.config.guard.tolerance));
+    app.ledger.note_usage(node, &books.uses, now);
     let seen = (&books.uses[..], &tenants);
     app.outbox.push(app.ledger.note_protection(node, seen, app.driver_limits(), now));
 }

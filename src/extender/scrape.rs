@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::sync::Mutex;
 
+use super::advice;
 use super::app::{App, Truth};
 use crate::ledger::reading::Readiness;
 use crate::ledger::sightings::Outside;
@@ -48,6 +49,7 @@ pub(super) fn text(app: &App) -> Vec<u8> {
         nodes,
         typical_requests: app.ledger.typical_requests(),
     };
+    app.metrics.set_waste(&advice::waste(app));
     app.metrics.set_fleet(&fleet, &queue(app));
     app.metrics.text()
 }

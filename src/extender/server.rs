@@ -17,7 +17,7 @@ use super::app::App;
 use super::inspect;
 use super::protocol::{ProtocolError, to_json};
 use super::verbs::{self, VerbAnswer};
-use super::{bind, proposals, reports, scrape, summary};
+use super::{advice, bind, proposals, reports, scrape, summary};
 use crate::ledger::reading::Readiness;
 use crate::metrics::{Outcome, Verb};
 use crate::report;
@@ -54,6 +54,7 @@ pub fn router(service: Service) -> Router {
         .route("/v1/summary", get(summary))
         .route("/v1/explain", get(explain))
         .route("/v1/moves", get(moves))
+        .route("/v1/advise", get(advise))
         .route("/v1/log-level", put(log_level))
         .route("/v1/{verb}", post(unknown_verb))
         .layer(DefaultBodyLimit::max(limit))
@@ -179,6 +180,17 @@ async fn look<T: Send + 'static>(
 
 async fn moves(State(service): State<Service>) -> Response {
     let found = look(&service.app, proposals::proposals).await;
+    found.map_or_else(|refused| refused, |found| encoded(&found))
+}
+
+#[derive(Deserialize)]
+struct AdviseQuery {
+    namespace: Option<String>,
+}
+
+async fn advise(State(service): State<Service>, Query(query): Query<AdviseQuery>) -> Response {
+    let found =
+        look(&service.app, move |app| advice::advise(app, query.namespace.as_deref())).await;
     found.map_or_else(|refused| refused, |found| encoded(&found))
 }
 

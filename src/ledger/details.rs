@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use super::books::{Ledger, locked};
 use super::protection::{Protections, Told};
 use super::sightings::Sightings;
+use super::usage::Usages;
 use crate::packing::details::DeviceDetails;
 use crate::packing::device::{DeviceId, PodUid};
 
@@ -52,6 +53,8 @@ pub struct NodeDetails {
     pub sightings: Sightings,
     /// What the driver confirms of tenants.
     pub protections: Protections,
+    /// What pods were seen to use over time.
+    pub usages: Usages,
 }
 
 /// The part of a report that belongs to it.

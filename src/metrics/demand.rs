@@ -6,10 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use prometheus::{CounterVec, GaugeVec, HistogramOpts, HistogramVec, IntGaugeVec, Opts, Registry};
 
 use super::fleet::OTHER;
-use super::make::{count, gauges, int_gauges, ratio, valid, whole};
+use super::make::{bytes, count, gauges, int_gauges, ratio, valid, whole};
 use crate::packing::figures::{OTHER_SIZES, SIZES};
 use crate::packing::fit::Misfit;
-use crate::packing::units::Share;
+use crate::packing::units::{MemMib, Share};
 
 /// Why a pod waits of which no node was asked about.
 const NOT_ASKED: &str = "not_asked";
@@ -47,6 +47,17 @@ pub struct TeamUse {
     pub memory_used: u128,
 }
 
+/// What a namespace holds without need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waste {
+    /// Share of pods whose GPUs have not been busy for long.
+    pub idle: Share,
+    /// Share that could be given back.
+    pub share: Share,
+    /// Memory that could be given back.
+    pub memory: MemMib,
+}
+
 /// All families of the demand.
 pub(super) struct DemandFamilies {
     waiting: IntGaugeVec,
@@ -55,6 +66,9 @@ pub(super) struct DemandFamilies {
     placement: HistogramVec,
     share: CounterVec,
     memory: CounterVec,
+    idle_share: GaugeVec,
+    reclaimable_share: GaugeVec,
+    reclaimable: GaugeVec,
     names: Mutex<(Names, Names)>,
 }
 
@@ -126,8 +140,26 @@ impl DemandFamilies {
                 "gpupack_memory_byte_seconds_total",
                 "Device memory times time: booked, and seen in use.",
             ),
+            idle_share: gauges(
+                "gpupack_idle_share_gpus",
+                "Compute share of pods whose GPUs have not been busy for ten minutes, in GPUs.",
+                &["namespace"],
+            ),
+            reclaimable_share: gauges(
+                "gpupack_reclaimable_share_gpus",
+                "Compute share that pods hold beyond what they were seen to need, in GPUs.",
+                &["namespace"],
+            ),
+            reclaimable: gauges(
+                "gpupack_reclaimable_bytes",
+                "Memory that pods hold beyond what they were seen to need.",
+                &["namespace"],
+            ),
             names: Mutex::default(),
         };
+        for family in [&families.idle_share, &families.reclaimable_share, &families.reclaimable] {
+            valid(registry.register(Box::new(family.clone())));
+        }
         valid(registry.register(Box::new(families.waiting.clone())));
         valid(registry.register(Box::new(families.waiting_share.clone())));
         valid(registry.register(Box::new(families.oldest.clone())));
@@ -177,6 +209,27 @@ impl DemandFamilies {
             (&self.memory, "used", used.memory_used, byte_seconds),
         ] {
             family.with_label_values(&[namespace, class, kind]).inc_by(float(amount) * unit);
+        }
+    }
+
+    /// Sets what each namespace holds without need. Namespaces that are gone lose their series.
+    pub(super) fn show_waste(&self, teams: &BTreeMap<String, Waste>) {
+        let mut shown: BTreeMap<&str, Waste> = BTreeMap::new();
+        {
+            let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+            for (namespace, waste) in teams {
+                let sum = shown.entry(names.0.label(namespace, MOST_NAMESPACES)).or_default();
+                sum.idle = sum.idle.checked_add(waste.idle).unwrap_or(sum.idle);
+                sum.share = sum.share.checked_add(waste.share).unwrap_or(sum.share);
+                sum.memory = sum.memory.checked_add(waste.memory).unwrap_or(sum.memory);
+            }
+        }
+        let families = [&self.idle_share, &self.reclaimable_share, &self.reclaimable];
+        families.into_iter().for_each(GaugeVec::reset);
+        for (namespace, waste) in shown {
+            self.idle_share.with_label_values(&[namespace]).set(ratio(waste.idle));
+            self.reclaimable_share.with_label_values(&[namespace]).set(ratio(waste.share));
+            self.reclaimable.with_label_values(&[namespace]).set(bytes(waste.memory));
         }
     }
 

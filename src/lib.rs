@@ -62,6 +62,7 @@ pub mod ledger {
     pub mod details;
     pub mod reading;
     pub mod moves;
+    pub mod remedies;
     pub mod waiting;
     #[cfg(test)]
     pub(crate) mod fixture;
@@ -109,11 +110,14 @@ pub mod extender {
     pub mod proposals;
     pub mod guard;
     mod mends;
+    pub mod reasons;
     pub mod details;
     pub mod sharing;
     pub mod tenants;
     pub mod inspect;
     pub mod pods;
+    pub mod waiting;
+    pub mod explain;
     pub mod summary;
     pub mod wakes;
     pub mod background;

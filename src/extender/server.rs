@@ -14,9 +14,11 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::app::{App, Truth};
+use super::explain::explain_named;
 use super::inspect;
 use super::protocol::{ProtocolError, to_json};
 use super::verbs::{self, VerbAnswer};
+use super::waiting::{self, WaitingQuery};
 use super::{bind, proposals, reports, summary};
 use crate::ledger::reading::Readiness;
 use crate::ledger::sightings::Outside;
@@ -55,6 +57,7 @@ pub fn router(service: Service) -> Router {
         .route("/v1/state", get(state))
         .route("/v1/summary", get(summary))
         .route("/v1/explain", get(explain))
+        .route("/v1/waiting", get(waiting_pods))
         .route("/v1/moves", get(moves))
         .route("/v1/log-level", put(log_level))
         .route("/v1/{verb}", post(unknown_verb))
@@ -183,6 +186,14 @@ async fn moves(State(service): State<Service>) -> Response {
     found.map_or_else(|refused| refused, |found| encoded(&found))
 }
 
+async fn waiting_pods(
+    State(service): State<Service>,
+    Query(query): Query<WaitingQuery>,
+) -> Response {
+    let found = look(&service.app, move |app| waiting::waiting(app, &query)).await;
+    found.map_or_else(|refused| refused, |found| encoded(&found))
+}
+
 async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuery>) -> Response {
     let asked = query.pod.as_deref().and_then(|pod| pod.split_once('/'));
     let Some((namespace, name)) = asked else {
@@ -190,7 +201,7 @@ async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuer
         return refusal(StatusCode::BAD_REQUEST, error);
     };
     let (wanted, of) = (namespace.to_owned(), name.to_owned());
-    match look(&service.app, move |app| inspect::explain_named(app, &wanted, &of)).await {
+    match look(&service.app, move |app| explain_named(app, &wanted, &of)).await {
         Err(refused) => refused,
         Ok(Some(explanation)) => encoded(&explanation),
         Ok(None) => {

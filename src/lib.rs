@@ -177,6 +177,9 @@ pub mod sim {
 pub mod cli {
     pub mod logging;
     mod signals;
+    pub mod failure;
+    mod plain;
+    mod connect;
     pub mod extender;
     pub mod agent;
     pub mod webhook;
@@ -192,6 +195,12 @@ pub mod cli {
     mod simulate_charts;
     pub mod snapshot;
     mod snapshot_state;
+    mod top_state;
+    mod top_rows;
+    pub mod top;
+    pub mod explain;
+    pub mod waiting;
+    pub mod completion;
     mod demo_pods;
     mod demo_board;
     mod demo_scheduler;

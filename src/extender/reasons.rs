@@ -75,7 +75,7 @@ impl Reasons {
     }
 
     /// The same, or what was found a moment ago and still helps.
-    fn recent(&self, app: &App, question: &Question) -> Vec<Remedy> {
+    pub fn recent(&self, app: &App, question: &Question) -> Vec<Remedy> {
         let now = app.clock.now();
         let is_fresh = |at: Timestamp| now.since(at) < FRESH_FOR;
         let is_fresh = locked(&self.kept).get(question).is_some_and(|(at, _)| is_fresh(*at));

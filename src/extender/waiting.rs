@@ -9,6 +9,7 @@ use super::app::App;
 use super::mends::{self, FITS_NOW, MEND_REQUEST, NOT_ASKED, NOT_OURS, REQUEST};
 use crate::cluster::pod::SeenPod;
 use crate::cluster::request_error::RequestError;
+use crate::ledger::questions::Question;
 use crate::ledger::remedies::Remedy;
 use crate::ledger::waiting::{WaitingPod, WaitingState};
 use crate::packing::request::GpuRequest;
@@ -181,15 +182,18 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
     let all = app.waiting.all().into_iter();
     let all: Vec<WaitingState> = all.filter(|state| is_asked(&state.waiting.namespace)).collect();
     let waiting = pods.len() + all.len();
-    let mut looked = 0;
+    let mut looked: BTreeSet<&Question> = BTreeSet::new();
     pods.truncate(limit);
     for state in all.iter().take(limit - pods.len()) {
         let question = &state.waiting.question;
-        let mut known = app.reasons.known(app, question);
-        if known.is_none() && state.refused.is_some() && looked < MOST_REQUESTS {
-            looked += 1;
-            known = Some(app.reasons.found(app, question));
-        }
+        let known = if state.refused.is_none() {
+            None
+        } else if looked.contains(question) || looked.len() < MOST_REQUESTS {
+            looked.insert(question);
+            Some(app.reasons.recent(app, question))
+        } else {
+            app.reasons.known(app, question)
+        };
         let mend = known.and_then(|known| mends_of(state, &known));
         let line = places.get(&state.waiting.pod.uid).copied().flatten();
         pods.push(WaitingView { mend, line, ..view(app, state, now) });

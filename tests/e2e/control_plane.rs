@@ -30,11 +30,13 @@ pub(crate) enum Identity {
     SecondScheduler,
     /// What a cluster's own kube-scheduler is called.
     ClusterScheduler,
+    /// A person without any right of his own.
+    Jane,
 }
 
 impl Identity {
-    const ALL: [Self; 4] =
-        [Self::Admin, Self::Extender, Self::SecondScheduler, Self::ClusterScheduler];
+    const ALL: [Self; 5] =
+        [Self::Admin, Self::Extender, Self::SecondScheduler, Self::ClusterScheduler, Self::Jane];
 
     /// Also the token: the API server listens on loopback only, for the length of a test.
     fn name(self) -> &'static str {
@@ -43,6 +45,7 @@ impl Identity {
             Self::Extender => "extender",
             Self::SecondScheduler => "second-scheduler",
             Self::ClusterScheduler => "cluster-scheduler",
+            Self::Jane => "jane",
         }
     }
 
@@ -52,6 +55,7 @@ impl Identity {
             Self::Extender => "system:serviceaccount:gpu-system:gpupack",
             Self::SecondScheduler => "system:serviceaccount:gpu-system:gpupack-scheduler",
             Self::ClusterScheduler => "system:kube-scheduler",
+            Self::Jane => "jane",
         }
     }
 
@@ -61,7 +65,7 @@ impl Identity {
             Self::Extender | Self::SecondScheduler => {
                 "system:serviceaccounts,system:serviceaccounts:gpu-system"
             }
-            Self::ClusterScheduler => "",
+            Self::ClusterScheduler | Self::Jane => "",
         }
     }
 }

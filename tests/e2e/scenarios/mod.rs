@@ -12,3 +12,4 @@ mod mixed;
 mod refusals;
 mod restart;
 mod sharing;
+mod walk;

@@ -202,7 +202,7 @@ async fn a_pod_that_waits_is_listed_and_explained_in_the_same_words() {
     let size = "ask for `gpu-fraction: \"0.5\"` in place of 1 whole GPU: it fits on node gpu-a now";
     let joined = list.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        joined.contains(&format!("team/whole 0s 1/1 1 whole GPU on T4 memory → {size}")),
+        joined.contains(&format!("team/whole 0s 1/1 memory 1 whole GPU on T4 → {size}")),
         "{list}"
     );
     let told = printed(&["explain", "team/whole", "--server", &url]);

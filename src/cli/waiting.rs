@@ -104,12 +104,12 @@ fn text(list: &List, no_unicode: bool) -> String {
             pod.pod.clone(),
             span(pod.seconds),
             or_none(&line),
-            or_none(&pod.asks),
             pod.blocked_by.replace(' ', "-"),
+            or_none(&pod.asks),
         ]
     };
     let rows: Vec<_> = list.items.iter().map(row).collect();
-    let table = table(&["POD", "SINCE", "LINE", "ASK", "BLOCKED-BY"], &[1, 2], rows);
+    let table = table(&["POD", "SINCE", "LINE", "BLOCKED-BY", "ASK"], &[1, 2], rows);
     let mut text = String::new();
     for (at, line) in table.lines().enumerate() {
         let _ = writeln!(text, "{line}");

@@ -20,8 +20,9 @@ pub(super) const REQUEST: &str = "request";
 pub(super) const FITS_NOW: &str = "a node fits: kube-scheduler's own filters refuse it, or it has \
      not asked again yet";
 
-/// Why a pod waits that nobody has asked about.
-pub(super) const NOT_ASKED: &str = "kube-scheduler has not asked about it yet";
+/// Why a pod waits to which no node was refused.
+pub(super) const NOT_REFUSED: &str =
+    "kube-scheduler has not asked about it yet, or not since a node fitted";
 
 /// Why a pod waits that is not to be scheduled yet.
 pub(super) const GATED: &str =

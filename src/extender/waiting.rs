@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::app::App;
-use super::mends::{self, FITS_NOW, MEND_REQUEST, NOT_ASKED, NOT_OURS, REQUEST};
+use super::mends::{self, FITS_NOW, MEND_REQUEST, NOT_OURS, NOT_REFUSED, REQUEST};
 use crate::cluster::pod::SeenPod;
 use crate::cluster::request_error::RequestError;
 use crate::ledger::questions::Question;
@@ -154,7 +154,7 @@ pub(super) fn refused(app: &App, most: usize) -> Vec<WaitingView> {
     pods.map(|(state, line)| {
         let question = &state.waiting.question;
         let mend = app.reasons.known(app, question).and_then(|known| mends_of(state, &known));
-        WaitingView { mend, line, ..view(app, state, now) }
+        WaitingView { mend, line, ..view(state, false, now) }
     })
     .collect()
 }
@@ -182,21 +182,22 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
     let all = app.waiting.all().into_iter();
     let all: Vec<WaitingState> = all.filter(|state| is_asked(&state.waiting.namespace)).collect();
     let waiting = pods.len() + all.len();
-    let mut looked: BTreeSet<&Question> = BTreeSet::new();
+    let mut looked: BTreeMap<&Question, bool> = BTreeMap::new();
     pods.truncate(limit);
     for state in all.iter().take(limit - pods.len()) {
         let question = &state.waiting.question;
-        let known = if state.refused.is_none() {
-            None
-        } else if looked.contains(question) || looked.len() < MOST_REQUESTS {
-            looked.insert(question);
-            Some(app.reasons.recent(app, question))
-        } else {
-            app.reasons.known(app, question)
+        if looked.len() < MOST_REQUESTS {
+            looked.entry(question).or_insert_with(|| app.ledger.best(question).is_some());
+        }
+        let known = match looked.get(question) {
+            Some(true) => None,
+            Some(false) => Some(app.reasons.recent(app, question)),
+            None => app.reasons.known(app, question),
         };
         let mend = known.and_then(|known| mends_of(state, &known));
         let line = places.get(&state.waiting.pod.uid).copied().flatten();
-        pods.push(WaitingView { mend, line, ..view(app, state, now) });
+        let fits = looked.get(question) == Some(&true);
+        pods.push(WaitingView { mend, line, ..view(state, fits, now) });
     }
     WaitingList { waiting, left_out: waiting - pods.len(), pods }
 }
@@ -207,14 +208,15 @@ fn mends_of(state: &WaitingState, known: &[Remedy]) -> Option<String> {
     mends::mends(&state.waiting.question, known, misfits).into_iter().next()
 }
 
-fn view(app: &App, state: &WaitingState, now_unix_seconds: u64) -> WaitingView {
+/// A pod as it was refused last, or as one that `fits` now.
+fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> WaitingView {
     let waiting = &state.waiting;
-    let misfits = state.refused.iter().flatten();
+    let misfits = state.refused.iter().flatten().filter(|_| !fits);
     let closest = misfits.max_by_key(|(misfit, _)| misfit.closeness());
     let (reason, blocked_by) = match closest {
         Some((misfit, _)) => (misfit.reason(), misfit.lack()),
-        None if app.ledger.best(&waiting.question).is_some() => (FITS_NOW, NOT_OURS),
-        None => (NOT_ASKED, NOT_OURS),
+        None if fits => (FITS_NOW, NOT_OURS),
+        None => (NOT_REFUSED, NOT_OURS),
     };
     WaitingView {
         pod: waiting.pod.to_string(),

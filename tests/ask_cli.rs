@@ -162,21 +162,31 @@ async fn json_has_a_kind_whole_numbers_and_the_documented_keys_in_order() {
     ] {
         let text = printed(&["top", what, "-o", "json", "--server", &url]);
         assert_eq!(keys(&text, 2), ["apiVersion", "kind", "items"], "{text}");
-        assert_eq!(keys(&text, 6), expected.split_whitespace().collect::<Vec<_>>(), "{text}");
+        assert_eq!(keys(&text, 6), documented(expected), "{text}");
         assert_is_whole(&read(text.as_bytes()), kind);
     }
     let text = printed(&["waiting", "-o", "json", "--server", &url]);
     assert_eq!(keys(&text, 2), ["apiVersion", "kind", "waiting", "left_out", "items"], "{text}");
     let expected = "pod asks seconds priority line blocked_by reason missing nodes mend";
-    assert_eq!(keys(&text, 6), expected.split_whitespace().collect::<Vec<_>>(), "{text}");
+    assert_eq!(keys(&text, 6), documented(expected), "{text}");
     assert_is_whole(&read(text.as_bytes()), "WaitingPodList");
     let text = printed(&["explain", "-n", "team", "whole", "-o", "json", "--server", &url]);
     let expected = "apiVersion kind pod verdict asks blocked_by seconds line fitting_nodes fits_on \
         refusals mends moves unknown";
-    assert_eq!(keys(&text, 2), expected.split_whitespace().collect::<Vec<_>>(), "{text}");
+    assert_eq!(keys(&text, 2), documented(expected), "{text}");
     let expected = "nodes lacks reason missing closest_node pool gpus curable_by_room";
-    assert_eq!(keys(&text, 6), expected.split_whitespace().collect::<Vec<_>>(), "{text}");
+    assert_eq!(keys(&text, 6), documented(expected), "{text}");
     assert_is_whole(&read(text.as_bytes()), "Explanation");
+}
+
+/// The keys of a text, each of which `docs/cli.md` must name.
+fn documented(keys: &str) -> Vec<&str> {
+    let document = include_str!("../docs/cli.md");
+    let keys: Vec<&str> = keys.split_whitespace().collect();
+    for key in &keys {
+        assert!(document.contains(&format!("`{key}`")), "docs/cli.md does not name `{key}`");
+    }
+    keys
 }
 
 fn assert_is_whole(value: &Value, kind: &str) {

@@ -17,7 +17,7 @@ use crate::packing::request::GpuRequest;
 /// Pods that are listed where nobody asks for another number.
 const DEFAULT_LIMIT: usize = 500;
 
-/// Most pods that are listed at once.
+/// Most pods that are listed at once, and that lines are made of: the most important and oldest ones.
 const MOST: usize = 10_000;
 
 /// Different requests that are looked into anew for one list, those of the most important pods first.
@@ -73,7 +73,7 @@ pub struct WaitingView {
 pub struct LineView {
     /// The place; the first is 1.
     pub place: usize,
-    /// Pods in the line.
+    /// Pods in the line; of more than 10,000 waiting pods the first 10,000 count.
     pub of: usize,
 }
 
@@ -89,6 +89,7 @@ impl Lines {
     pub(super) fn of(app: &App) -> Self {
         let mut pods = app.waiting.all();
         pods.retain(|state| state.refused.is_some());
+        pods.truncate(MOST);
         let mut classes = BTreeMap::new();
         for request in pods.iter().filter_map(|state| state.waiting.question.gpu.as_ref()) {
             let shape = request.shape();

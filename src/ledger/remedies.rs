@@ -11,7 +11,6 @@ use super::books::Ledger;
 use super::questions::Question;
 use crate::packing::device::{ClassKind, Health, MigProfile, NodeName};
 use crate::packing::fit::{Ask, HostRule, Room, fit, fit_host};
-use crate::packing::mix::CompiledMix;
 use crate::packing::moves::{Clearing, MOST_MOVES, clearings};
 use crate::packing::node::{ClaimRule, NodeLedger};
 use crate::packing::request::{Amount, GpuRequest, Isolation, ModelFilter};
@@ -79,8 +78,7 @@ impl Ledger {
     /// where no single change helps. Looks at every node some ten times.
     pub fn remedies(&self, question: &Question) -> Vec<Remedy> {
         let slots = self.slots();
-        let world = self.world();
-        let search = Search { slots: &slots, world: &world, mix: CompiledMix::none() };
+        let search = Search::new(&slots, &self.world());
         if search.first(question).is_some() {
             return Vec::new();
         }
@@ -94,20 +92,18 @@ impl Ledger {
     /// Whether a remedy still helps: a look at one node.
     pub fn still_helps(&self, question: &Question, remedy: &Remedy) -> bool {
         let slots = self.slots();
-        let Some(slot) = self.position(remedy.node.as_str()).and_then(|at| slots.get(at)) else {
-            return false;
-        };
-        let world = self.world();
-        let search = Search { slots: &slots, world: &world, mix: CompiledMix::none() };
-        let books = slot.read();
-        let ask = question.ask(&world.classes);
+        let at = self.position(remedy.node.as_str());
+        let slot = at.and_then(|at| slots.get(at..=at)).unwrap_or_default();
+        let search = Search::new(slot, &self.world());
+        let ask = question.ask(&search.classes);
+        let Some((_, books)) = search.nodes().next() else { return false };
         if search.fits(&books, &ask, ClaimRule::Respected) {
             return false; // no need of it any more
         }
         match &remedy.change {
             Change::Claimed => search.fits(&books, &ask, ClaimRule::Ignored),
             Change::Ask(_, changed) => {
-                search.fits(&books, &changed.ask(&world.classes), ClaimRule::Respected)
+                search.fits(&books, &changed.ask(&search.classes), ClaimRule::Respected)
             }
             Change::Ending(pods) | Change::End(_, pods) => {
                 let gone = pods.iter().map(|pod| &pod.uid).collect();
@@ -136,14 +132,13 @@ impl Ledger {
 impl Search<'_> {
     /// What is a matter of moments.
     fn waiting(&self, question: &Question) -> Option<Remedy> {
-        let ask = question.ask(&self.world.classes);
+        let ask = question.ask(&self.classes);
         let claimed = self
             .find(|books| !books.claims().is_empty() && self.fits(books, &ask, ClaimRule::Ignored));
         if let Some(node) = claimed {
             return Some(Remedy { node, change: Change::Claimed });
         }
-        self.slots.iter().find_map(|slot| {
-            let books = slot.read();
+        self.nodes().find_map(|(name, books)| {
             let held = books.reservations().values();
             let ending: Vec<PodRef> = held
                 .filter(|held| matches!(held.state, ReservationState::Draining { .. }))
@@ -151,7 +146,7 @@ impl Search<'_> {
                 .collect();
             let gone = ending.iter().map(|pod| &pod.uid).collect();
             let helps = !ending.is_empty() && self.fits_without(&books, &ask, &gone);
-            helps.then(|| Remedy { node: slot.name.clone(), change: Change::Ending(ending) })
+            helps.then(|| Remedy { node: name.clone(), change: Change::Ending(ending) })
         })
     }
 
@@ -202,7 +197,7 @@ impl Search<'_> {
             self.largest(Lever::Share, (1, steps(asked)), &[], |size| ask(make(share_of(size))))
         };
         let mut capacities = Vec::new();
-        let _ = self.world.classes.map(|class| capacities.push(class.capacity.mib()));
+        let _ = self.classes.map(|class| capacities.push(class.capacity.mib()));
         let by_memory = |asked: MemMib, make: &dyn Fn(MemMib) -> Amount| {
             let range = (1, asked.mib());
             self.largest(Lever::Memory, range, &capacities, |mib| ask(make(MemMib::new(mib))))
@@ -223,7 +218,7 @@ impl Search<'_> {
     /// Requests of the same size that more devices could serve, the nearest first.
     fn others(&self, request: &GpuRequest) -> Vec<(Lever, GpuRequest)> {
         let (mut profiles, mut products) = (BTreeSet::<MigProfile>::new(), BTreeSet::new());
-        let _ = self.world.classes.map(|class| {
+        let _ = self.classes.map(|class| {
             products.insert(class.product());
             if let ClassKind::MigInstance(profile) | ClassKind::SharedInstance(profile) =
                 &class.kind
@@ -260,10 +255,9 @@ impl Search<'_> {
 
     /// The cheapest sets of pods without which it fits: fewest pods, then the least they hold.
     fn ending(&self, question: &Question) -> Vec<Remedy> {
-        let ask = question.ask(&self.world.classes);
+        let ask = question.ask(&self.classes);
         let mut ways: Vec<(Clearing, NodeName, Vec<PodRef>)> = Vec::new();
-        for slot in self.slots {
-            let books = slot.read();
+        for (name, books) in self.nodes() {
             if books.placeable().is_err() {
                 continue;
             }
@@ -274,7 +268,7 @@ impl Search<'_> {
                 held.into_iter().map(|held| held.pod.clone()).collect()
             };
             let found = clearings(&books, &ask, MOST_MOVES).into_iter().take(MOST_WAYS);
-            ways.extend(found.map(|way| (way.clone(), slot.name.clone(), pods(&way))));
+            ways.extend(found.map(|way| (way.clone(), name.clone(), pods(&way))));
             ways.sort();
             ways.truncate(MOST_WAYS);
         }
@@ -284,18 +278,18 @@ impl Search<'_> {
 
     /// GPUs that are out of service for us and would take it.
     fn mending(&self, question: &Question) -> Vec<Remedy> {
-        let ask = question.ask(&self.world.classes);
+        let ask = question.ask(&self.classes);
         let mut found = Vec::new();
         for (health, change) in [
             (Health::KubeletOwned, Change::Kubelet as fn(usize) -> Change),
             (Health::Unhealthy, Change::Heal),
         ] {
             let (mut devices, mut first) = (0, None);
-            for slot in self.slots {
-                let of_node = would_serve(&slot.read(), &ask, health);
+            for (name, books) in self.nodes() {
+                let of_node = would_serve(&books, &ask, health);
                 devices += of_node;
                 if of_node > 0 {
-                    first.get_or_insert_with(|| slot.name.clone());
+                    first.get_or_insert_with(|| name.clone());
                 }
             }
             found.extend(first.map(|node| Remedy { node, change: change(devices) }));

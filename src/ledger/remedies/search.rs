@@ -1,28 +1,45 @@
 //! Looks over all nodes for one that takes a changed request.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use super::{Change, Lever, Remedy};
 use crate::ledger::books::World;
 use crate::ledger::questions::Question;
 use crate::ledger::slot::Slot;
-use crate::packing::device::{NodeName, PodUid};
+use crate::packing::device::{DeviceClasses, NodeName, PodUid};
 use crate::packing::fit::Ask;
 use crate::packing::mix::CompiledMix;
 use crate::packing::node::{ClaimRule, NodeLedger};
 use crate::packing::plan;
 use crate::packing::policy::{Policy, Strategy};
 
-/// All nodes, and what a request means on their devices.
+/// All nodes, and what a request means on their devices. It has its own list of classes, so that nothing
+/// is held for as long as a look at all nodes takes but one node after the other.
 pub(super) struct Search<'a> {
-    pub(super) slots: &'a [Arc<Slot>],
-    pub(super) world: &'a World,
+    slots: &'a [Arc<Slot>],
+    pub(super) classes: DeviceClasses,
     /// None: it is asked whether the request fits, not where best.
-    pub(super) mix: CompiledMix,
+    mix: CompiledMix,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    pub(super) fn new(slots: &'a [Arc<Slot>], world: &World) -> Self {
+        Self { slots, classes: world.classes.clone(), mix: CompiledMix::none() }
+    }
+
+    /// The nodes by position, each held while it is looked at. One that got devices of a new class
+    /// since the search began is left out.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = (&'a NodeName, MutexGuard<'a, NodeLedger>)> {
+        let known = self.classes.count();
+        self.slots.iter().filter_map(move |slot| {
+            let books = slot.read();
+            let rooms = books.rooms(ClaimRule::Ignored);
+            let is_known = rooms.iter().all(|room| room.class.position() < known);
+            is_known.then_some((&slot.name, books))
+        })
+    }
+
     pub(super) fn fits(&self, node: &NodeLedger, ask: &Ask, claims: ClaimRule) -> bool {
         let strategy = Strategy::Policy(Policy::BinPack); // any will do
         plan::evaluate(node, ask, strategy, &self.mix, claims).is_ok()
@@ -43,12 +60,11 @@ impl Search<'_> {
 
     /// The first node, by position, where `is_it`.
     pub(super) fn find(&self, is_it: impl Fn(&NodeLedger) -> bool) -> Option<NodeName> {
-        let found = self.slots.iter().find(|slot| is_it(&slot.read()));
-        found.map(|slot| slot.name.clone())
+        self.nodes().find(|(_, books)| is_it(books)).map(|(name, _)| name.clone())
     }
 
     pub(super) fn first(&self, question: &Question) -> Option<NodeName> {
-        let ask = question.ask(&self.world.classes);
+        let ask = question.ask(&self.classes);
         self.find(|books| self.fits(books, &ask, ClaimRule::Respected))
     }
 
@@ -64,14 +80,13 @@ impl Search<'_> {
         make: impl Fn(u64) -> Question,
     ) -> Option<Remedy> {
         let most = asked.checked_sub(1).filter(|most| *most >= least)?;
-        let ask = |size| make(size).ask(&self.world.classes);
+        let ask = |size| make(size).ask(&self.classes);
         let above = |size: &u64| (least..=most).contains(size);
         let sizes: BTreeSet<u64> = whole.iter().copied().filter(above).chain([most]).collect();
         let special: Vec<(u64, Ask)> = sizes.into_iter().map(|size| (size, ask(size))).collect();
         let mut best: Option<(u64, NodeName)> = None;
         let mut next = (least, ask(least));
-        for slot in self.slots {
-            let books = slot.read();
+        for (name, books) in self.nodes() {
             let fits = |ask: &Ask| self.fits(&books, ask, ClaimRule::Respected);
             let known = best.as_ref().map(|(size, _)| *size);
             let mut better = special.iter().rev().take_while(|(size, _)| Some(*size) > known);
@@ -89,7 +104,7 @@ impl Search<'_> {
                 found = Some(low);
             }
             if found > known {
-                best = found.map(|size| (size, slot.name.clone()));
+                best = found.map(|size| (size, name.clone()));
             }
             if found == Some(most) {
                 break;

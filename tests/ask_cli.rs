@@ -260,6 +260,26 @@ async fn a_hostile_name_reaches_no_terminal() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn absurd_figures_are_shown_and_stop_nothing() {
+    let tenant = json!({"pod_uid": "u", "pod": "no-namespace", "state": "confirmed",
+        "memory_mib": u64::MAX, "share_millionths": u64::MAX, "used_mib": u64::MAX,
+        "intended": "none", "verified": "none"});
+    let device = json!({"id": "GPU-a", "index": u32::MAX, "model": "", "kind": "gpu", "profile": null,
+        "protection": "none", "healthy": true, "ailment": null, "capacity_mib": u64::MAX,
+        "booked_mib": u64::MAX, "booked_share_millionths": u64::MAX, "free_mib": u64::MAX,
+        "free_share_millionths": u64::MAX, "used_mib": u64::MAX, "overbooked": true,
+        "tenants": [tenant, tenant]});
+    let node = json!({"name": "n", "pool": "", "state": "reporting", "devices": [device, device]});
+    let state = json!({"nodes": [node], "pods": []});
+    let url = format!("http://{}", served(Router::new().fallback(|| async { Json(state) })).await);
+    for what in ["nodes", "gpus", "tenants"] {
+        for output in ["table", "json"] {
+            printed(&["top", what, "-o", output, "--server", &url]);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn each_way_to_fail_has_its_line_and_exit_code() {
     let bed = Bed::warm().await;
     let url = format!("http://{}", served(bed.router.clone()).await);

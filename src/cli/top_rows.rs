@@ -180,7 +180,7 @@ fn bar(shares: &[u64], shades: [char; 4]) -> String {
     let (mut drawn, mut sum) = (0, 0_u64);
     for (share, ink) in shares.iter().zip(inks.iter().cycle()) {
         sum = sum.saturating_add(*share);
-        let end = (sum.saturating_mul(BAR_CELLS) + WHOLE / 2) / WHOLE;
+        let end = sum.saturating_mul(BAR_CELLS).saturating_add(WHOLE / 2) / WHOLE;
         let end = end.max(drawn + 1).min(BAR_CELLS);
         for _ in drawn..end {
             cells.push(*ink);

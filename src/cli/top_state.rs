@@ -128,12 +128,18 @@ pub(super) struct TenantItem {
     pub(super) protection_verified: String,
 }
 
+/// The sum of what somebody else counted, which need not make sense.
+fn total(amounts: impl Iterator<Item = u64>) -> u64 {
+    amounts.fold(0, u64::saturating_add)
+}
+
 impl NodeItem {
     pub(super) fn of(node: &Node) -> Self {
         let holding = || node.devices.iter().filter(|device| device.kind != "mig_parent");
         let mut models: Vec<String> = node.devices.iter().map(|it| it.model.clone()).collect();
         models.sort();
         models.dedup();
+        let used: Option<Vec<u64>> = holding().map(|device| device.used_mib).collect();
         let free = || holding().filter(|device| device.healthy);
         let uids: std::collections::BTreeSet<&str> =
             holding().flat_map(|it| &it.tenants).map(|tenant| tenant.pod_uid.as_str()).collect();
@@ -147,10 +153,10 @@ impl NodeItem {
             unhealthy_gpus: node.devices.iter().filter(|device| !device.healthy).count(),
             overbooked_gpus: node.devices.iter().filter(|device| device.overbooked).count(),
             tenants: uids.len(),
-            capacity_mib: holding().map(|device| device.capacity_mib).sum(),
-            booked_mib: holding().map(|device| device.booked_mib).sum(),
-            booked_share_millionths: holding().map(|it| it.booked_share_millionths).sum(),
-            used_mib: holding().map(|device| device.used_mib).sum(),
+            capacity_mib: total(holding().map(|device| device.capacity_mib)),
+            booked_mib: total(holding().map(|device| device.booked_mib)),
+            booked_share_millionths: total(holding().map(|it| it.booked_share_millionths)),
+            used_mib: used.map(|used| total(used.into_iter())),
             largest_free_share_millionths: free()
                 .map(|it| it.free_share_millionths)
                 .max()

@@ -65,6 +65,7 @@ pub mod ledger {
     pub mod reading;
     pub mod fleet;
     pub mod moves;
+    pub mod remedies;
     pub mod waiting;
     #[cfg(test)]
     pub(crate) mod fixture;
@@ -114,11 +115,14 @@ pub mod extender {
     pub mod proposals;
     pub mod guard;
     mod mends;
+    pub mod reasons;
     pub mod details;
     pub mod sharing;
     pub mod tenants;
     pub mod inspect;
     pub mod pods;
+    pub mod waiting;
+    pub mod explain;
     pub mod summary;
     pub mod wakes;
     pub mod background;
@@ -184,6 +188,9 @@ pub mod sim {
 pub mod cli {
     pub mod logging;
     mod signals;
+    pub mod failure;
+    mod plain;
+    mod connect;
     pub mod extender;
     pub mod agent;
     pub mod webhook;
@@ -199,6 +206,12 @@ pub mod cli {
     mod simulate_charts;
     pub mod snapshot;
     mod snapshot_state;
+    mod top_state;
+    mod top_rows;
+    pub mod top;
+    pub mod explain;
+    pub mod waiting;
+    pub mod completion;
     mod demo_pods;
     mod demo_board;
     mod demo_scheduler;

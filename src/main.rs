@@ -1,10 +1,15 @@
 //! The `gpupack` program.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use gpupack::cli::{agent, demo, extender, simulate, snapshot, webhook, webhook_cert};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use gpupack::cli::failure::Failure;
+use gpupack::cli::{
+    agent, completion, demo, explain, extender, simulate, snapshot, top, waiting, webhook,
+    webhook_cert,
+};
 use gpupack::clock::Clock;
 
 /// A fraction-aware GPU scheduler extender for Kubernetes.
@@ -25,22 +30,51 @@ enum Command {
     Webhook(webhook::WebhookArgs),
     /// Print a certificate for the webhook as a Secret, for clusters without cert-manager
     WebhookCert(webhook_cert::WebhookCertArgs),
+    /// Show what nodes, GPUs and tenants have, hold and use now
+    Top(top::TopArgs),
+    /// Say why a pod waits, and what would help
+    Explain(explain::ExplainArgs),
+    /// List the pods that wait, with what is in the way of each
+    Waiting(waiting::WaitingArgs),
     /// Watch it work: a simulated fleet and stream of pods, no Kubernetes and no GPU needed
     Demo(demo::DemoArgs),
     /// Replay a public GPU trace through the packing code and compare policies
     Simulate(simulate::SimulateArgs),
     /// Write the nodes and pods of a running cluster down as a trace for simulate
     Snapshot(snapshot::SnapshotArgs),
+    /// Print completions for a shell
+    Completion(completion::CompletionArgs),
+    /// Print the manual page
+    Man(completion::ManArgs),
+}
+
+/// The program under the name that it was called by: as a plugin of kubectl its file is called
+/// `kubectl-gpupack`, and its help says `kubectl gpupack`.
+fn named() -> clap::Command {
+    let called = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
+    let is_plugin = called.file_stem().is_some_and(|name| name == "kubectl-gpupack");
+    let command = Cli::command();
+    if is_plugin { command.name("kubectl-gpupack").bin_name("kubectl gpupack") } else { command }
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    let matches = named().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    match cli.command {
         Command::Extender(args) => ended(extender::run(&args), 1),
         Command::Agent(args) => ended(agent::run(args, Clock::start()), 1),
         Command::Webhook(args) => ended(webhook::run(&args), 1),
         Command::WebhookCert(args) => ended(webhook_cert::run(&args, Clock::start()), 1),
         Command::Demo(args) => ended(demo::run(&args, Clock::start()), 1),
         Command::Snapshot(args) => ended(snapshot::run(&args), 1),
+        Command::Top(args) => answered(top::run(&args)),
+        Command::Explain(args) => answered(explain::run(&args)),
+        Command::Waiting(args) => answered(waiting::run(&args)),
+        Command::Completion(args) => {
+            completion::completion(&args, named());
+            ExitCode::SUCCESS
+        }
+        Command::Man(args) => answered(completion::man(&args, named())),
         Command::Simulate(args) => match simulate::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
@@ -49,6 +83,11 @@ fn main() -> ExitCode {
             }
         },
     }
+}
+
+fn answered(result: Result<(), Failure>) -> ExitCode {
+    let code = result.as_ref().err().map_or(0, Failure::exit_code);
+    ended(result.map_err(Into::into), code)
 }
 
 /// The exit code, and on stderr in one line what went wrong and why.

@@ -92,13 +92,43 @@ async fn a_waiting_pod_is_listed_and_explained() {
     let (status, text) = bed.get("/v1/explain?pod=team/huge").await;
     let explanation = read(text.as_bytes());
     assert_eq!((status, &explanation["fitting_nodes"]), (StatusCode::OK, &json!(0)));
-    assert_eq!(explanation["refusals"][0]["nodes"], 3);
-    assert_eq!(explanation["mends"][0], "ask for 8080 MiB less memory");
+    let refusals = explanation["refusals"].as_array().unwrap();
+    assert_eq!(refusals.len(), 3, "each node is of another kind");
+    let closest = json!({
+        "pool": "gpu-b", "gpus": "2 × NVIDIA A100-SXM4-80GB (81920 MiB)", "lacks": "memory",
+        "reason": "request exceeds the memory of every GPU of the node", "nodes": 1,
+        "closest_node": "gpu-b", "missing": "8080 MiB more than the largest GPU has",
+        "curable_by_room": false,
+    });
+    assert_eq!(refusals[0], closest);
+    assert_eq!(
+        explanation["mends"],
+        json!([
+            r#"ask for `gpu-memory: "81920"` in place of 90000 MiB: it fits on node gpu-b now"#
+        ])
+    );
+    assert_eq!(
+        (&explanation["blocked_by"], &explanation["asks"]),
+        (&json!("memory"), &json!("90000 MiB"))
+    );
+    let (_, list) = bed.get("/v1/waiting").await;
+    let list = read(list.as_bytes());
+    assert_eq!((&list["waiting"], &list["left_out"]), (&json!(1), &json!(0)));
+    assert_eq!(list["pods"][0]["mend"], explanation["mends"][0]);
+    let (_, none) = bed.get("/v1/waiting?limit=0").await;
+    assert_eq!(read(none.as_bytes()), json!({"waiting": 1, "left_out": 1, "pods": []}));
+    let (_, none) = bed.get("/v1/waiting?namespace=other").await;
+    assert_eq!(read(none.as_bytes())["waiting"], 0);
     let summary = read(bed.get("/v1/summary").await.1.as_bytes());
     assert_eq!(summary["waiting"], 1);
     let waits = &summary["waiting_pods"][0];
     assert_eq!((&waits["pod"], &waits["asks"]), (&json!("team/huge"), &json!("90000 MiB")));
     assert_eq!(waits["reason"], "request exceeds the memory of every GPU of the node");
+    assert_eq!(
+        (&waits["blocked_by"], &waits["mend"]),
+        (&json!("memory"), &explanation["mends"][0])
+    );
+    assert_eq!(waits["line"], Value::Null, "no GPU could ever take it");
     for (path, status) in [
         ("/v1/explain", StatusCode::BAD_REQUEST),
         ("/v1/explain?pod=huge", StatusCode::BAD_REQUEST),

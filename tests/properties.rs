@@ -6,6 +6,8 @@ mod common;
 mod facts;
 #[path = "properties/history.rs"]
 mod history;
+#[path = "properties/remedies.rs"]
+mod remedies;
 #[path = "properties/replicas.rs"]
 mod replicas;
 #[path = "properties/sharing.rs"]

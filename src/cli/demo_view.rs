@@ -155,7 +155,7 @@ pub(super) fn percent(millionths: u64) -> String {
 
 /// `amount` in units of `unit`, with one decimal, rounded.
 pub(super) fn decimal(amount: u64, unit: u64) -> String {
-    let tenths = (amount.saturating_mul(10) + unit / 2) / unit;
+    let tenths = amount.saturating_mul(10).saturating_add(unit / 2) / unit;
     format!("{}.{}", tenths / 10, tenths % 10)
 }
 

@@ -7,14 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use bytes::Bytes;
 use clap::Args;
-use http_body_util::{BodyExt, Empty, Limited};
 use hyper::Uri;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 
+use super::connect::get;
 use super::extender::kube_config;
 use super::snapshot_state::State;
 use crate::cluster::list::{self, SeenNode};
@@ -25,9 +21,6 @@ use crate::sim::snapshot::{ClusterGpu, ClusterNode, ClusterPod, Names, Snapshot}
 
 /// Longest time for the answer of an extender; that of 5,000 nodes takes a second.
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Largest answer of an extender that is read; that of 5,000 nodes has some 40 MB.
-const MAX_BODY_BYTES: usize = 1 << 30;
 
 /// What the product name of a GPU says that is cut into MIG instances, all of one profile.
 const MIG_MARK: &str = "-MIG-";
@@ -105,15 +98,7 @@ async fn ask_extender(url: &str) -> Result<Cluster> {
     if address.scheme_str() != Some("http") {
         bail!("--from `{url}` does not begin with `http://`");
     }
-    let exchange = async {
-        let http: Client<HttpConnector, Empty<Bytes>> =
-            Client::builder(TokioExecutor::new()).build_http();
-        let answer = http.get(address).await?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
-        let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
-        anyhow::Ok((status, body))
-    };
+    let exchange = async { get(address).await.map_err(|error| anyhow::anyhow!(error)) };
     let (status, body) = tokio::time::timeout(TIMEOUT, exchange)
         .await
         .with_context(|| format!("`{url}` does not answer within {} s", TIMEOUT.as_secs()))?

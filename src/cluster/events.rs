@@ -1,8 +1,8 @@
 //! Events on pods: what was decided about a pod, where `kubectl describe` shows it.
 //!
 //! A verb offers a notice and goes on: the queue is bounded, a full one drops and counts. The same
-//! notice about the same pod goes out at most once a minute, and repeats within some minutes are
-//! counted up in one Event object (the recorder of `kube` does that).
+//! notice about the same pod goes out at most once a minute, and repeats of the same text within some
+//! minutes are counted up in one Event object (the recorder of `kube` does that).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -184,6 +184,12 @@ impl NoticeSender {
         told.insert(key, now);
     }
 
+    /// Whether the same was told within the minute, so that the notice would not go out.
+    pub fn is_muted(&self, uid: &PodUid, reason: NoticeReason, now: Timestamp) -> bool {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.get(&(uid.clone(), reason)).is_some_and(|at| now.since(*at) < MUTE)
+    }
+
     /// The counts so far.
     pub fn counts(&self) -> NoticeCounts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -199,7 +205,10 @@ impl NoticeSender {
 /// Writes the queued notices, one after the other.
 pub struct NoticeWriter {
     queue: mpsc::Receiver<Notice>,
-    recorder: Recorder,
+    client: Client,
+    reporter: Reporter,
+    /// What was written last about a pod for a reason, and the recorder that counts it up.
+    written: BTreeMap<(PodUid, NoticeReason), (String, Recorder)>,
     timeout: Duration,
     counters: Arc<Counters>,
 }
@@ -214,9 +223,14 @@ pub fn notices(
     let (sender, receiver) = mpsc::channel(capacity.max(1));
     let counters = Arc::new(Counters::default());
     let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance) };
-    let recorder = Recorder::new(client, reporter);
-    let writer =
-        NoticeWriter { queue: receiver, recorder, timeout, counters: Arc::clone(&counters) };
+    let writer = NoticeWriter {
+        queue: receiver,
+        client,
+        reporter,
+        written: BTreeMap::new(),
+        timeout,
+        counters: Arc::clone(&counters),
+    };
     (NoticeSender { queue: sender, told: Arc::default(), counters }, writer)
 }
 
@@ -226,7 +240,8 @@ impl NoticeWriter {
     pub async fn run(mut self) {
         while let Some(notice) = self.queue.recv().await {
             let (event, pod) = (event(&notice), regarding(&notice));
-            let written = self.recorder.publish(&event, &pod);
+            let recorder = self.recorder(&notice);
+            let written = recorder.publish(&event, &pod);
             let counter = match tokio::time::timeout(self.timeout, written).await {
                 Ok(Ok(())) => &self.counters.written,
                 Ok(Err(error)) => {
@@ -238,6 +253,23 @@ impl NoticeWriter {
             counter.fetch_add(1, Ordering::Relaxed);
             tokio::time::sleep(PACE).await;
         }
+    }
+
+    /// The recorder that counts repeats of this very text: an Event cannot change its text, and to count
+    /// up an old one would show what is no longer true.
+    fn recorder(&mut self, notice: &Notice) -> Recorder {
+        let key = (notice.uid.clone(), notice.reason);
+        if let Some((note, recorder)) = self.written.get(&key)
+            && *note == notice.note
+        {
+            return recorder.clone();
+        }
+        if self.written.len() >= MAX_REMEMBERED {
+            self.written.clear();
+        }
+        let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
+        self.written.insert(key, (notice.note.clone(), recorder.clone()));
+        recorder
     }
 }
 

@@ -1,6 +1,6 @@
 //! What all handlers share: the books, the waiting pods, the clock, and the ways out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,6 +9,7 @@ use std::time::Duration;
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
+use super::reasons::Reasons;
 use super::teams::Teams;
 use super::turns::Turns;
 use crate::clock::Clock;
@@ -29,7 +30,7 @@ use crate::ledger::reading::Readiness;
 use crate::ledger::waiting::{WaitingPod, WaitingPods};
 use crate::metrics::Metrics;
 use crate::packing::device::{NodeName, PodUid};
-use crate::packing::fit::{HostRule, Misfit};
+use crate::packing::fit::HostRule;
 use crate::packing::policy::Strategy;
 use crate::packing::reservation::{Placement, PodRef, Protection};
 
@@ -75,6 +76,8 @@ pub struct App {
     pub truth: Truth,
     /// Effects that background loops have still to see to.
     pub outbox: Outbox,
+    /// What would help the pods that wait.
+    pub reasons: Reasons,
     /// Whether Bindings of an earlier run can land no more.
     is_fenced: AtomicBool,
 }
@@ -95,6 +98,7 @@ impl App {
             metrics: Metrics::new(),
             truth,
             outbox: Outbox::default(),
+            reasons: Reasons::default(),
             is_fenced: AtomicBool::new(false),
         }
     }
@@ -150,16 +154,12 @@ impl App {
         }
     }
 
-    /// Tells why no node fits.
-    pub fn tell_refusal(&self, pod: &PodRef, misfits: &BTreeMap<Misfit, usize>) {
-        let nodes: usize = misfits.values().sum();
-        let mut note = format!("none of {nodes} nodes fits");
-        let mut closest: Vec<_> = misfits.iter().collect();
-        closest.sort_by_key(|(misfit, _)| std::cmp::Reverse(misfit.closeness()));
-        for (misfit, nodes) in closest.into_iter().take(5) {
-            let _ = write!(note, "; {nodes}: {} ({})", misfit.reason(), misfit.missing());
+    /// Whether a notice about a pod would be written, as it was not told within the minute.
+    pub fn is_to_be_told(&self, uid: &PodUid, reason: NoticeReason) -> bool {
+        match &self.truth {
+            Truth::Cluster(cluster) => !cluster.notices.is_muted(uid, reason, self.clock.now()),
+            Truth::Books => false,
         }
-        self.tell(pod, NoticeReason::NoGpuFits, note);
     }
 
     /// Tells where a pod is placed, and truthfully how it is protected there and whether it sees its GPU.

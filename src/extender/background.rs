@@ -12,6 +12,7 @@ use super::app::{App, Truth, rooms};
 use super::bind::settle_abandoned;
 use super::guard::{Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected};
 use super::proposals::{Proposals, proposals};
+use super::reasons::explaining;
 use super::teams;
 use super::wakes::Wakes;
 use crate::cluster::events::NoticeReason;
@@ -57,6 +58,7 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
         () = settling(&app) => {}
         () = proposing(&app) => {}
         () = guarding(&app) => {}
+        () = explaining(&app) => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
 }

@@ -1,25 +1,17 @@
-//! What people and tools may look at: the whole model as JSON, and why a pod waits.
-
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+//! What people and tools may look at: the whole model as JSON.
 
 use serde::Serialize;
 
 use super::app::App;
 use super::details::DetailsView;
-use super::guard::{OverUserView, excesses, over_users};
-use super::mends::{kubelet_mend, mends, verdict};
-use super::pods::{self, PodView, reservation_state};
-use super::proposals::{MoveView, views};
+use super::guard::{OverUserView, over_users};
+use super::pods::{self, PodView};
 use super::sharing::SharingView;
 use super::tenants::{TenantView, tenants};
 use crate::ledger::details::NodeDetails;
 use crate::ledger::protection::DriverLimits;
-use crate::ledger::waiting::WaitingState;
 use crate::packing::device::{DeviceKind, Health};
-use crate::packing::fit::Misfit;
 use crate::packing::fragmentation::Packing;
-use crate::packing::moves::MOST_MOVES;
 use crate::packing::node::{DeviceBooks, NodeLedger, NodeState};
 
 /// The whole model.
@@ -224,158 +216,5 @@ fn device_view(
         over_users: on.map(|on| over_users(node, on)).unwrap_or_default(),
         overbooked: books.is_overbooked(),
         tenants: tenants(node, details, books, limits),
-    }
-}
-
-/// Why a pod waits.
-#[derive(Debug, Default, Serialize)]
-pub struct Explanation {
-    /// `namespace/name`.
-    pub pod: String,
-    /// One sentence.
-    pub verdict: String,
-    /// Nodes that would take it now, the first twenty by name.
-    pub fits_on: Vec<String>,
-    /// Nodes that would take it now.
-    pub fitting_nodes: usize,
-    /// Why the others refuse, the closest first.
-    pub refusals: Vec<RefusalView>,
-    /// The smallest changes that would help, the closest obstacle's first.
-    pub mends: Vec<String>,
-    /// The cheapest moves of running pods that would make room, where some few do.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub moves: Vec<MoveView>,
-    /// Each node that refuses, by name.
-    pub nodes: Vec<NodeRefusal>,
-}
-
-/// One node that refuses.
-#[derive(Debug, Serialize)]
-pub struct NodeRefusal {
-    /// Its name.
-    pub name: String,
-    /// The constant reason.
-    pub reason: &'static str,
-    /// What is missing there.
-    pub missing: String,
-}
-
-/// Nodes that refuse for one reason.
-#[derive(Debug, Serialize)]
-pub struct RefusalView {
-    /// The constant reason.
-    pub reason: &'static str,
-    /// How many nodes.
-    pub nodes: usize,
-    /// The closest of them.
-    pub closest_node: String,
-    /// What is missing there.
-    pub missing: String,
-    /// Whether room that others leave could cure it.
-    pub curable_by_room: bool,
-}
-
-/// Nodes that are named in an explanation.
-const NAMED: usize = 20;
-
-/// Why a pod waits, or where it is placed; `None` for a pod that is not known.
-pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanation> {
-    if let Some(waiting) = app.waiting.named(namespace, name) {
-        return Some(explain(app, &waiting));
-    }
-    let pod = format!("{namespace}/{name}");
-    let refused = app.pending.iter().find_map(|pending| {
-        let is_it = *pending.pod.name == *pod;
-        pending.request.as_ref().err().filter(|_| is_it).map(ToString::to_string)
-    });
-    if let Some(fault) = refused {
-        return Some(Explanation {
-            verdict: format!("its GPU request is refused: {fault}"),
-            pod,
-            mends: vec![
-                "mend the annotation in the pod's template and create the pod anew".to_owned(),
-            ],
-            ..Explanation::default()
-        });
-    }
-    let nodes = app.ledger.nodes();
-    let held = nodes.iter().find_map(|node| {
-        node.reservations().values().find(|held| *held.pod.name == *pod).map(|held| (node, held))
-    });
-    let (node, held) = held?;
-    let failure = app.start_failures.get(&held.pod.uid).map(|failure| failure.clone());
-    let devices: Vec<&str> =
-        held.placement.devices.iter().map(|device| device.id.as_str()).collect();
-    Some(Explanation {
-        verdict: format!(
-            "placed on node {}, {} ({}){}{}",
-            node.name(),
-            devices.join(", "),
-            reservation_state(held),
-            excesses(&app.ledger.details(node.name().as_str()), &held.pod.uid),
-            failure.as_ref().map(|failure| format!("; {failure}")).unwrap_or_default()
-        ),
-        mends: failure.iter().map(|failure| failure.fault().mend().to_owned()).collect(),
-        pod,
-        fits_on: vec![node.name().to_string()],
-        fitting_nodes: 1,
-        ..Explanation::default()
-    })
-}
-
-/// Why a pod waits, on the books of this moment.
-pub fn explain(app: &App, waiting: &WaitingState) -> Explanation {
-    let question = &waiting.waiting.question;
-    let nodes = app.ledger.nodes();
-    let names: Vec<&str> = nodes.iter().map(|node| node.name().as_str()).collect();
-    let answers = app.ledger.answers(question, &names);
-    let mut fits_on = Vec::new();
-    let mut by_reason: BTreeMap<&'static str, (usize, Misfit, &str)> = BTreeMap::new();
-    for (name, answer) in names.iter().zip(&answers) {
-        match answer {
-            Ok(_) => fits_on.push((*name).to_owned()),
-            Err(misfit) => {
-                let entry = by_reason.entry(misfit.reason()).or_insert((0, *misfit, name));
-                entry.0 += 1;
-                if entry.1 != *misfit && entry.1.closer(*misfit) == *misfit {
-                    (entry.1, entry.2) = (*misfit, name);
-                }
-            }
-        }
-    }
-    let mut groups: Vec<_> = by_reason.into_iter().collect();
-    groups.sort_by_key(|(_, (_, misfit, _))| Reverse(misfit.closeness()));
-    let fitting_nodes = fits_on.len();
-    fits_on.truncate(NAMED);
-    let refusing = names.iter().zip(&answers).filter_map(|(name, answer)| {
-        let misfit = answer.err()?;
-        let (name, reason) = ((*name).to_owned(), misfit.reason());
-        Some(NodeRefusal { name, reason, missing: misfit.missing() })
-    });
-    let way = match fitting_nodes {
-        0 => app.ledger.moves(question, MOST_MOVES),
-        _ => None,
-    };
-    Explanation {
-        moves: way.map(|way| views(&way.moves)).unwrap_or_default(),
-        nodes: refusing.collect(),
-        pod: waiting.waiting.pod.to_string(),
-        verdict: verdict(fitting_nodes, nodes.len(), groups.first().map(|group| group.1.1)),
-        fits_on,
-        fitting_nodes,
-        mends: mends(question, &nodes, groups.iter().map(|group| group.1.1))
-            .into_iter()
-            .chain(kubelet_mend(&app.ledger, &nodes).filter(|_| fitting_nodes == 0))
-            .collect(),
-        refusals: groups
-            .into_iter()
-            .map(|(reason, (nodes, misfit, closest))| RefusalView {
-                reason,
-                nodes,
-                closest_node: closest.to_owned(),
-                missing: misfit.missing(),
-                curable_by_room: misfit.is_curable_by_room(),
-            })
-            .collect(),
     }
 }

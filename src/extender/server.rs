@@ -14,9 +14,11 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::app::App;
+use super::explain::explain_named;
 use super::inspect;
 use super::protocol::{ProtocolError, to_json};
 use super::verbs::{self, VerbAnswer};
+use super::waiting::{self, WaitingQuery};
 use super::{advice, bind, proposals, reports, scrape, summary};
 use crate::ledger::reading::Readiness;
 use crate::metrics::{Outcome, Verb};
@@ -53,6 +55,7 @@ pub fn router(service: Service) -> Router {
         .route("/v1/state", get(state))
         .route("/v1/summary", get(summary))
         .route("/v1/explain", get(explain))
+        .route("/v1/waiting", get(waiting_pods))
         .route("/v1/moves", get(moves))
         .route("/v1/advise", get(advise))
         .route("/v1/log-level", put(log_level))
@@ -194,6 +197,14 @@ async fn advise(State(service): State<Service>, Query(query): Query<AdviseQuery>
     found.map_or_else(|refused| refused, |found| encoded(&found))
 }
 
+async fn waiting_pods(
+    State(service): State<Service>,
+    Query(query): Query<WaitingQuery>,
+) -> Response {
+    let found = look(&service.app, move |app| waiting::waiting(app, &query)).await;
+    found.map_or_else(|refused| refused, |found| encoded(&found))
+}
+
 async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuery>) -> Response {
     let asked = query.pod.as_deref().and_then(|pod| pod.split_once('/'));
     let Some((namespace, name)) = asked else {
@@ -201,7 +212,7 @@ async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuer
         return refusal(StatusCode::BAD_REQUEST, error);
     };
     let (wanted, of) = (namespace.to_owned(), name.to_owned());
-    match look(&service.app, move |app| inspect::explain_named(app, &wanted, &of)).await {
+    match look(&service.app, move |app| explain_named(app, &wanted, &of)).await {
         Err(refused) => refused,
         Ok(Some(explanation)) => encoded(&explanation),
         Ok(None) => {

@@ -2,17 +2,15 @@
 //! GPUs come to about a megabyte, where `/v1/state` has thirty.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 
 use serde::Serialize;
 
 use super::app::App;
 use super::inspect::{PackingView, state_name};
+use super::waiting::{self, WaitingView};
 use crate::ledger::reading::Readiness;
-use crate::ledger::waiting::WaitingState;
 use crate::packing::device::{DeviceKind, Health};
 use crate::packing::node::{DeviceBooks, NodeLedger};
-use crate::packing::request::{Amount, GpuRequest};
 use crate::packing::reservation::ReservationState;
 use crate::packing::units::{MemMib, Share};
 
@@ -40,23 +38,6 @@ pub struct Summary {
     pub namespaces: Vec<String>,
     /// The nodes, by name.
     pub nodes: Vec<NodeCell>,
-}
-
-/// A pod that waits.
-#[derive(Debug, Serialize)]
-pub struct WaitingView {
-    /// `namespace/name`.
-    pub pod: String,
-    /// What it asks for, in words.
-    pub asks: String,
-    /// The closest obstacle, as kube-scheduler is told it.
-    pub reason: &'static str,
-    /// Nodes with that obstacle.
-    pub nodes: usize,
-    /// How long ago it was created.
-    pub seconds: u64,
-    /// Its priority.
-    pub priority: i32,
 }
 
 /// One node of the map.
@@ -109,15 +90,13 @@ pub fn summary(app: &App) -> Summary {
         Readiness::NotListed => ("not_listed", 0),
         Readiness::AwaitingReports { nodes } => ("awaiting_reports", nodes),
     };
-    let waiting = app.waiting.all().into_iter().filter(|state| state.refused.is_some());
-    let now = app.clock.unix_seconds();
     Summary {
         version: env!("CARGO_PKG_VERSION"),
         readiness,
         awaited_nodes,
         packing: PackingView::of(&app.ledger.packing()),
         waiting: app.waiting.refused_count(),
-        waiting_pods: waiting.take(NAMED).map(|state| waiting_view(&state, now)).collect(),
+        waiting_pods: waiting::refused(app, NAMED),
         models: models.names,
         namespaces: namespaces.names,
         nodes,
@@ -171,40 +150,4 @@ fn thousandths(share: Share) -> u64 {
 
 fn thousandths_of(part: MemMib, whole: MemMib) -> u64 {
     Share::ratio(part, whole).map_or(0, thousandths)
-}
-
-fn waiting_view(state: &WaitingState, now_unix_seconds: u64) -> WaitingView {
-    let waiting = &state.waiting;
-    let misfits = state.refused.iter().flatten();
-    let closest = misfits.max_by_key(|(misfit, _)| misfit.closeness());
-    let created = u64::try_from(waiting.created_unix_seconds).unwrap_or(0);
-    WaitingView {
-        pod: waiting.pod.to_string(),
-        asks: waiting.question.gpu.as_ref().map_or_else(|| "no GPU".to_owned(), in_words),
-        reason: closest.map_or("no node is asked about", |(misfit, _)| misfit.reason()),
-        nodes: closest.map_or(0, |(_, nodes)| *nodes),
-        seconds: now_unix_seconds.saturating_sub(created),
-        priority: waiting.priority,
-    }
-}
-
-/// What a pod asks for, for people.
-fn in_words(request: &GpuRequest) -> String {
-    let amount = match &request.amount {
-        Amount::Fraction(share) => format!("{share} GPU"),
-        Amount::Memory(memory) => memory.to_string(),
-        Amount::FractionAndMemory(share, memory) => format!("{share} GPU with {memory}"),
-        Amount::Whole => "1 whole GPU".to_owned(),
-        Amount::MigInstance(profile) => format!("MIG {profile}"),
-        Amount::SharedSlot => "a replica slot".to_owned(),
-    };
-    let mut words = match request.count {
-        NonZeroU32::MIN => amount,
-        count => format!("{count} × {amount}"),
-    };
-    if !request.models.is_any() {
-        words += " on ";
-        words += &request.models.names().collect::<Vec<_>>().join(" or ");
-    }
-    words
 }

@@ -104,8 +104,8 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &[&str]) -> Vec<Opt
     let fitting: Vec<&str> = fitting(names, &answers).collect();
     match fitting.as_slice() {
         [] => {
-            app.tell_refusal(&pod.pod, &misfits);
             app.waiting.refuse(uid, misfits);
+            app.reasons.refused(uid);
         }
         [only] => {
             app.waiting.fits(uid);

@@ -1,4 +1,4 @@
-//! Why a request does not fit: the reason, what is missing, and the smallest change that would help.
+//! Why a request does not fit: the reason, what is missing, and what an operator could do about it.
 
 use super::units::{MemMib, MilliCpu, Share};
 
@@ -189,60 +189,61 @@ impl Misfit {
         }
     }
 
-    /// The smallest change that would cure this, for people; none where nothing small would.
-    pub fn mend(self) -> Option<String> {
+    /// What is lacking, in a word or two; a closed set.
+    pub fn lack(self) -> &'static str {
         match self {
-            Self::TooLarge { over } => Some(format!("ask for {over} less memory")),
-            Self::TooFewDevices { suitable: 0 } => None,
-            Self::TooFewDevices { suitable } => Some(format!("ask for {suitable} devices")),
-            Self::DevicesTaken { fitting } => {
-                Some(format!("ask for {fitting} devices, or wait until more have room at once"))
+            Self::UnknownNode | Self::NeverReported | Self::Silent => "agent",
+            Self::NodeGone => "node",
+            Self::NoDevices => "GPU",
+            Self::Model => "model",
+            Self::Kind | Self::NoReplicas => "kind",
+            Self::PartOfGpu
+            | Self::Unprotected
+            | Self::UnverifiedGuard
+            | Self::UnheldTenant
+            | Self::ProtectedTenant => "isolation",
+            Self::TooFewDevices { .. } | Self::DevicesTaken { .. } => "devices",
+            Self::Unhealthy => "health",
+            Self::KubeletOwned => "kubelet",
+            Self::Share { .. } => "compute",
+            Self::TooLarge { .. } | Self::Memory { .. } => "memory",
+            Self::Cpu { .. } => "CPU",
+            Self::HostMemory { .. } => "main memory",
+        }
+    }
+
+    /// What an operator could do about it, for people; none where that is for the books to say
+    /// (see the ledger's remedies).
+    pub fn mend(self) -> Option<&'static str> {
+        match self {
+            Self::UnknownNode | Self::NeverReported | Self::Silent => {
+                Some("see to the gpupack agent of the nodes that do not report")
             }
-            Self::Share { short } => {
-                Some(format!("ask for {short} less compute share, or wait until that much is free"))
-            }
-            Self::Memory { short } => {
-                Some(format!("ask for {short} less memory, or wait until that much is free"))
-            }
-            Self::Model => Some("accept more models in `gpupack.dev/gpu-model`".to_owned()),
-            Self::NeverReported | Self::Silent => {
-                Some("see to the gpupack agent of the nodes that do not report".to_owned())
-            }
-            Self::Cpu { short } => Some(format!("ask for {}m less CPU", short.milli())),
-            Self::HostMemory { short } => Some(format!("ask for {short} less main memory")),
-            Self::NoReplicas => Some(
-                "ask by `gpu-fraction` or `gpu-memory`, or use a pool that is configured with \
-                 `replicas`"
-                    .to_owned(),
-            ),
-            Self::PartOfGpu => Some(
-                "ask for a whole GPU or a MIG instance, or accept `gpupack.dev/isolation: memory`"
-                    .to_owned(),
-            ),
-            Self::Unprotected => Some(
-                "use a pool that is configured with `protection`, ask for a whole GPU or a MIG \
-                 instance, or accept `gpupack.dev/isolation: none`"
-                    .to_owned(),
-            ),
+            Self::NoReplicas => Some("configure the nodes' pool with `replicas`"),
+            Self::Unprotected => Some("configure the nodes' pool with `protection`"),
             Self::UnverifiedGuard => Some(
                 "see `protection_evidence` of the node in /v1/state: its driver is too old for memory \
-                 limits, or sets none for tenants that should have one"
-                    .to_owned(),
+                 limits, or sets none for tenants that should have one",
             ),
-            Self::KubeletOwned => Some(
-                "give the node's GPUs to gpupack: turn its device plugin off there, or ask for \
-                 `nvidia.com/gpu` without gpupack"
-                    .to_owned(),
-            ),
-            Self::UnheldTenant => Some("wait until what nothing holds there has left".to_owned()),
+            Self::UnheldTenant => Some("wait until what nothing holds there has left"),
             Self::ProtectedTenant => Some(
                 "wait until the tenants that want protection have left, or give the pool its \
-                 `protection` back"
-                    .to_owned(),
+                 `protection` back",
             ),
-            Self::UnknownNode | Self::NodeGone | Self::NoDevices | Self::Kind | Self::Unhealthy => {
-                None
-            }
+            Self::NodeGone
+            | Self::NoDevices
+            | Self::Model
+            | Self::Kind
+            | Self::PartOfGpu
+            | Self::TooLarge { .. }
+            | Self::TooFewDevices { .. }
+            | Self::Unhealthy
+            | Self::KubeletOwned
+            | Self::DevicesTaken { .. }
+            | Self::Share { .. }
+            | Self::Memory { .. }
+            | Self::Cpu { .. }
+            | Self::HostMemory { .. } => None,
         }
     }
 

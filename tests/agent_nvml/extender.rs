@@ -10,8 +10,8 @@ use gpupack::cli::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::config::Config;
 use gpupack::extender::app::{App, Truth};
-use gpupack::extender::inspect;
 use gpupack::extender::server::{Service, router};
+use gpupack::extender::{explain, inspect};
 use gpupack::ledger::books::{Ledger, Settings};
 use gpupack::ledger::facts::PodFact;
 use gpupack::packing::device::{DeviceId, NodeName, PodUid, PoolName};
@@ -97,7 +97,7 @@ impl Extender {
 
     /// Why a pod waits, or where it is.
     pub(crate) fn explained(&self, namespace: &str, name: &str) -> String {
-        inspect::explain_named(&self.app, namespace, name).unwrap().verdict
+        explain::explain_named(&self.app, namespace, name).unwrap().verdict
     }
 
     fn router(&self) -> axum::Router {

@@ -23,6 +23,8 @@ use gpupack::packing::request::Demand;
 use gpupack::packing::reservation::{PlacedDevice, Placement, Protection};
 use gpupack::packing::units::{MemMib, Share, Timestamp};
 
+use serde_json::Value;
+
 use fake::{Fake, Fault, TIMEOUT};
 
 fn target() -> BindTarget {
@@ -295,5 +297,32 @@ async fn a_notice_is_told_once_a_minute_and_never_waits() {
         assert_eq!(first["note"].as_str().unwrap().len(), 1024);
         assert_eq!(second["reason"], "NoGpuFits");
         assert_eq!(repeat["series"]["count"], 2, "a repeat is counted up in the same Event");
+    });
+}
+
+#[tokio::test]
+async fn a_text_that_has_changed_is_an_event_of_its_own() {
+    let fake = Fake::with_pod();
+    let (sender, writer) = notices(fake.client(), "replica-0".to_owned(), 9, TIMEOUT);
+    let texts =
+        ["mend: ask for 0.4", "mend: ask for 0.4", "mend: ask for 0.2", "mend: ask for 0.2"];
+    for (text, minute) in texts.into_iter().zip(0..) {
+        let now = Timestamp::from_millis(minute * 60_000);
+        let is_muted = sender.is_muted(&PodUid::new("u1"), NoticeReason::NoGpuFits, now);
+        assert!(!is_muted, "a minute has passed");
+        sender.offer(notice("u1", NoticeReason::NoGpuFits, text), now);
+        assert!(sender.is_muted(&PodUid::new("u1"), NoticeReason::NoGpuFits, now));
+    }
+    drop(sender);
+    tokio::time::timeout(Duration::from_secs(5), writer.run()).await.unwrap();
+    fake.world(|world| {
+        let told = |event: &Value| (event["note"].clone(), event["series"]["count"].clone());
+        let [first, repeat, other, again] = &world.events[..] else { panic!("{:?}", world.events) };
+        assert_eq!(told(first), (texts[0].into(), Value::Null));
+        assert_eq!(told(repeat), (texts[0].into(), 2.into()));
+        assert_eq!(told(other), (texts[2].into(), Value::Null), "an old text is not counted up");
+        assert_eq!(told(again), (texts[2].into(), 2.into()));
+        assert_eq!(repeat["metadata"]["name"], first["metadata"]["name"]);
+        assert_ne!(other["metadata"]["name"], first["metadata"]["name"]);
     });
 }

@@ -32,11 +32,19 @@ pub(crate) enum Identity {
     ClusterScheduler,
     /// The kubelet of the node that runs containers; see [`crate::node`].
     Kubelet,
+    /// A person without any right of his own.
+    Jane,
 }
 
 impl Identity {
-    const ALL: [Self; 5] =
-        [Self::Admin, Self::Extender, Self::SecondScheduler, Self::ClusterScheduler, Self::Kubelet];
+    const ALL: [Self; 6] = [
+        Self::Admin,
+        Self::Extender,
+        Self::SecondScheduler,
+        Self::ClusterScheduler,
+        Self::Kubelet,
+        Self::Jane,
+    ];
 
     /// Also the token: the API server listens on loopback only, for the length of a test.
     fn name(self) -> &'static str {
@@ -46,6 +54,7 @@ impl Identity {
             Self::SecondScheduler => "second-scheduler",
             Self::ClusterScheduler => "cluster-scheduler",
             Self::Kubelet => "kubelet",
+            Self::Jane => "jane",
         }
     }
 
@@ -56,6 +65,7 @@ impl Identity {
             Self::SecondScheduler => "system:serviceaccount:gpu-system:gpupack-scheduler",
             Self::ClusterScheduler => "system:kube-scheduler",
             Self::Kubelet => "system:node:machine",
+            Self::Jane => "jane",
         }
     }
 
@@ -65,7 +75,7 @@ impl Identity {
             Self::Extender | Self::SecondScheduler => {
                 "system:serviceaccounts,system:serviceaccounts:gpu-system"
             }
-            Self::ClusterScheduler => "",
+            Self::ClusterScheduler | Self::Jane => "",
             Self::Kubelet => "system:nodes",
         }
     }

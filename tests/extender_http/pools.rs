@@ -55,7 +55,8 @@ async fn slots_are_given_out_one_by_one_and_refused_with_the_mend() {
     let reason = &answer["FailedAndUnresolvableNodes"]["gpu-a"];
     assert_eq!(reason, "no single GPU has enough free memory");
     let text = explain(&bed, "fifth").await;
-    for part in ["3840 MiB of GPU memory", "use a pool that is configured with `replicas`"] {
+    for part in ["3840 MiB of GPU memory", "end team/slot-0 (0.25 GPU): it fits on node gpu-a then"]
+    {
         assert!(text.contains(part), "{part} in {text}");
     }
     assert_eq!(bed.books().await[0]["devices"][0]["overbooked"], false);
@@ -91,12 +92,12 @@ async fn isolation_is_honoured_or_refused_with_the_mend() {
     assert_eq!(held["protection_evidence"], "intended", "nobody has looked");
 
     for (uid, isolation, reason, mend) in [
-        ("small", "memory", unprotected, "use a pool that is configured with `protection`"),
+        ("small", "memory", unprotected, "configure the nodes' pool with `protection`"),
         (
             "part",
             "hardware",
             "part of a GPU has no isolation by hardware",
-            "ask for a whole GPU or a MIG instance",
+            "`gpu-fraction: \\\"1\\\"` in place of 0.5 GPU: it fits on node gpu-a now",
         ),
     ] {
         let annotations = json!({"gpu-fraction": "0.5", "gpupack.dev/isolation": isolation,
@@ -224,14 +225,15 @@ async fn a_device_of_kubelets_is_refused_by_its_own_name() {
     let mut report = hello("gpu-a", "Tesla T4", 15_360, 1);
     (report["agent"], report["devices"][0]["healthy"]) = (json!("second"), json!(false));
     for (ailment, reason, mend) in [
-        ("kubelet_owned", "every suitable GPU is handed out by kubelet itself", "device plugin"),
-        ("xid", "every suitable GPU is unhealthy", ""),
+        ("kubelet_owned", "every suitable GPU is handed out by kubelet itself", "a device plugin"),
+        ("xid", "every suitable GPU is unhealthy", "1 GPUs that would take it are unhealthy"),
     ] {
         report["devices"][0]["ailment"] = json!(ailment);
         report["sequence"] = json!(report["sequence"].as_u64().map(|before| before + 1));
         let (status, answer) = bed.report("gpu-a", &report).await;
         assert_eq!(status, StatusCode::OK, "{answer}");
-        let answer = bed.filter(pod("half", json!({"gpu-fraction": "0.5"})), &["gpu-a"]).await;
+        let half = json!({"gpu-fraction": "0.5", "gpupack.dev/gpu-model": "T4"});
+        let answer = bed.filter(pod("half", half), &NODES).await;
         assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-a"], reason, "{answer}");
         let text = explain(&bed, "half").await;
         assert!(text.contains(reason) && text.contains(mend), "{text}");

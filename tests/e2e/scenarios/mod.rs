@@ -16,3 +16,4 @@ mod refusals;
 mod restart;
 mod runtime;
 mod sharing;
+mod walk;

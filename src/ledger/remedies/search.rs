@@ -1,0 +1,116 @@
+//! Looks over all nodes for one that takes a changed request.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, MutexGuard};
+
+use super::{Change, Lever, Remedy};
+use crate::ledger::books::World;
+use crate::ledger::questions::Question;
+use crate::ledger::slot::Slot;
+use crate::packing::device::{DeviceClasses, NodeName, PodUid};
+use crate::packing::fit::Ask;
+use crate::packing::mix::CompiledMix;
+use crate::packing::node::{ClaimRule, NodeLedger};
+use crate::packing::plan;
+use crate::packing::policy::{Policy, Strategy};
+
+/// All nodes, and what a request means on their devices. It has its own list of classes, so that nothing
+/// is held for as long as a look at all nodes takes but one node after the other.
+pub(super) struct Search<'a> {
+    slots: &'a [Arc<Slot>],
+    pub(super) classes: DeviceClasses,
+    /// None: it is asked whether the request fits, not where best.
+    mix: CompiledMix,
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(slots: &'a [Arc<Slot>], world: &World) -> Self {
+        Self { slots, classes: world.classes.clone(), mix: CompiledMix::none() }
+    }
+
+    /// The nodes by position, each held while it is looked at. One that got devices of a new class
+    /// since the search began is left out.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = (&'a NodeName, MutexGuard<'a, NodeLedger>)> {
+        let known = self.classes.count();
+        self.slots.iter().filter_map(move |slot| {
+            let books = slot.read();
+            let rooms = books.rooms(ClaimRule::Ignored);
+            let is_known = rooms.iter().all(|room| room.class.position() < known);
+            is_known.then_some((&slot.name, books))
+        })
+    }
+
+    pub(super) fn fits(&self, node: &NodeLedger, ask: &Ask, claims: ClaimRule) -> bool {
+        let strategy = Strategy::Policy(Policy::BinPack); // any will do
+        plan::evaluate(node, ask, strategy, &self.mix, claims).is_ok()
+    }
+
+    pub(super) fn fits_without(
+        &self,
+        node: &NodeLedger,
+        ask: &Ask,
+        gone: &BTreeSet<&PodUid>,
+    ) -> bool {
+        let mut node = node.clone();
+        for uid in gone {
+            node.remove(uid);
+        }
+        self.fits(&node, ask, ClaimRule::Respected)
+    }
+
+    /// The first node, by position, where `is_it`.
+    pub(super) fn find(&self, is_it: impl Fn(&NodeLedger) -> bool) -> Option<NodeName> {
+        self.nodes().find(|(_, books)| is_it(books)).map(|(name, _)| name.clone())
+    }
+
+    pub(super) fn first(&self, question: &Question) -> Option<NodeName> {
+        let ask = question.ask(&self.classes);
+        self.find(|books| self.fits(books, &ask, ClaimRule::Respected))
+    }
+
+    /// The largest size from `least` up to but without `asked` at which some node fits. At the sizes
+    /// `whole` a request may fit where smaller ones do not, since whoever takes all of a device needs no
+    /// protection from neighbours; the same holds for the size next to `asked`, in a device that is cut
+    /// into slots. Of all others it holds that where one fits, every smaller one does.
+    pub(super) fn largest(
+        &self,
+        lever: Lever,
+        (least, asked): (u64, u64),
+        whole: &[u64],
+        make: impl Fn(u64) -> Question,
+    ) -> Option<Remedy> {
+        let most = asked.checked_sub(1).filter(|most| *most >= least)?;
+        let ask = |size| make(size).ask(&self.classes);
+        let above = |size: &u64| (least..=most).contains(size);
+        let sizes: BTreeSet<u64> = whole.iter().copied().filter(above).chain([most]).collect();
+        let special: Vec<(u64, Ask)> = sizes.into_iter().map(|size| (size, ask(size))).collect();
+        let mut best: Option<(u64, NodeName)> = None;
+        let mut next = (least, ask(least));
+        for (name, books) in self.nodes() {
+            let fits = |ask: &Ask| self.fits(&books, ask, ClaimRule::Respected);
+            let known = best.as_ref().map(|(size, _)| *size);
+            let mut better = special.iter().rev().take_while(|(size, _)| Some(*size) > known);
+            let mut found = better.find(|(_, ask)| fits(ask)).map(|(size, _)| *size).max(known);
+            let from = found.map_or(least, |size| size + 1);
+            if from != next.0 {
+                next = (from, ask(from));
+            }
+            if from <= most && fits(&next.1) {
+                let (mut low, mut high) = (from, most);
+                while low < high {
+                    let middle = low + (high - low).div_ceil(2);
+                    if fits(&ask(middle)) { low = middle } else { high = middle - 1 }
+                }
+                found = Some(low);
+            }
+            if found > known {
+                best = found.map(|size| (size, name.clone()));
+            }
+            if found == Some(most) {
+                break;
+            }
+        }
+        let (size, node) = best?;
+        Some(Remedy { node, change: Change::Ask(lever, Box::new(make(size))) })
+    }
+}

@@ -61,6 +61,7 @@ pub mod ledger {
     pub mod protection;
     pub mod details;
     pub mod reading;
+    pub mod viewing;
     pub mod moves;
     pub mod waiting;
     #[cfg(test)]
@@ -115,6 +116,13 @@ pub mod extender {
     pub mod inspect;
     pub mod pods;
     pub mod summary;
+    pub mod cells;
+    mod trend;
+    pub mod live;
+    mod fits;
+    mod search;
+    mod stream;
+    mod page;
     pub mod wakes;
     pub mod background;
     pub mod server;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
+use super::live::Live;
 use super::turns::Turns;
 use crate::clock::Clock;
 use crate::cluster::events::{Notice, NoticeReason, NoticeSender};
@@ -66,6 +67,8 @@ pub struct App {
     pub truth: Truth,
     /// Effects that background loops have still to see to.
     pub outbox: Outbox,
+    /// What the page shows.
+    pub live: Live,
     /// Whether Bindings of an earlier run can land no more.
     is_fenced: AtomicBool,
 }
@@ -83,6 +86,7 @@ impl App {
             metrics: Metrics::new(),
             truth,
             outbox: Outbox::default(),
+            live: Live::new(&clock),
             is_fenced: AtomicBool::new(false),
         }
     }

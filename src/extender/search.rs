@@ -36,13 +36,27 @@ pub(super) struct FoundPod {
     pub gpus: Vec<usize>,
 }
 
-/// Everything with `text` in its name, upper and lower case alike: O(pods). Where pods and nodes are
-/// many, the first by name are named.
+/// The first things of a kind by name, and how many there are.
+struct First<T>(BTreeSet<T>, usize);
+
+impl<T: Ord> First<T> {
+    fn see(&mut self, thing: T) {
+        self.1 += 1;
+        self.0.insert(thing);
+        if self.0.len() > NAMED {
+            self.0.pop_last();
+        }
+    }
+}
+
+/// Everything with `text` in its name: O(pods). Names of Kubernetes are in lower case, so the text may
+/// be in any. The first 20 of each kind are named.
 pub(super) fn search(app: &App, text: &str) -> Found {
-    let text = text.to_lowercase();
-    let is_it = |name: &str| name.to_lowercase().contains(&text);
-    let (mut nodes, mut namespaces) = (BTreeSet::new(), BTreeSet::new());
-    let mut pods = BTreeSet::new();
+    let lower = text.to_lowercase();
+    let is_it = |name: &str| name.contains(text) || name.contains(&lower);
+    let mut nodes = First(BTreeSet::new(), 0);
+    let mut pods = First(BTreeSet::new(), 0);
+    let mut namespaces: BTreeSet<String> = BTreeSet::new();
     let mut see = |pod: &str| {
         let namespace = pod.split_once('/').map_or("", |(namespace, _)| namespace);
         if is_it(namespace) && !namespaces.contains(namespace) {
@@ -52,7 +66,7 @@ pub(super) fn search(app: &App, text: &str) -> Found {
     };
     app.ledger.look_at_each(|node| {
         if is_it(node.name().as_str()) {
-            nodes.insert(node.name().to_string());
+            nodes.see(node.name().to_string());
         }
         for held in node.reservations().values() {
             if held.placement.devices.is_empty() || !see(&held.pod.name) {
@@ -62,19 +76,19 @@ pub(super) fn search(app: &App, text: &str) -> Found {
                 node.devices().iter().position(|books| books.device().id == placed.id)
             });
             let (pod, gpus) = (held.pod.name.to_string(), places.collect());
-            pods.insert(FoundPod { pod, node: Some(node.name().to_string()), gpus });
+            pods.see(FoundPod { pod, node: Some(node.name().to_string()), gpus });
         }
     });
     for waiting in app.waiting.all() {
         let pod = waiting.waiting.pod.name.to_string();
         if see(&pod) {
-            pods.insert(FoundPod { pod, node: None, gpus: Vec::new() });
+            pods.see(FoundPod { pod, node: None, gpus: Vec::new() });
         }
     }
     Found {
-        all: [nodes.len(), namespaces.len(), pods.len()],
-        nodes: nodes.into_iter().take(NAMED).collect(),
+        all: [nodes.1, namespaces.len(), pods.1],
+        nodes: nodes.0.into_iter().collect(),
         namespaces: namespaces.into_iter().take(NAMED).collect(),
-        pods: pods.into_iter().take(NAMED).collect(),
+        pods: pods.0.into_iter().collect(),
     }
 }

@@ -1,16 +1,20 @@
 //! What the page asks, as a browser meets it: files, snapshot, events, the request that lights GPUs up,
 //! search; good and bad input.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::Response;
 use gpupack::extender::background;
+use gpupack::extender::server::{Service, serve};
 use http_body_util::BodyExt;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
@@ -348,4 +352,24 @@ async fn so_many_browsers_may_listen_and_all_are_let_go_at_the_end() {
     bed.app.live.close();
     assert_eq!(last.next().await, None);
     assert_eq!(ask(&bed, "/v1/events", &[]).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn a_browser_that_listens_does_not_hold_the_end_up() {
+    let bed = Bed::warm().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let service = Service { app: bed.app.clone(), set_log_level: Arc::new(|_: &str| Ok(())) };
+    let serving = tokio::spawn(serve(service, listener, stopped));
+    let mut browser = TcpStream::connect(address).await.unwrap();
+    let at = json_of(&bed, "/v1/summary").await["at"].as_str().unwrap().to_owned();
+    let asked = format!("GET /v1/events?after={at} HTTP/1.1\r\nHost: x\r\n\r\n");
+    browser.write_all(asked.as_bytes()).await.unwrap();
+    let mut head = [0; 15];
+    browser.read_exact(&mut head).await.unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200 OK");
+    stop.send_replace(true);
+    let ended = tokio::time::timeout(Duration::from_secs(5), serving).await;
+    ended.expect("it ends in time").unwrap().unwrap();
 }

@@ -9,6 +9,8 @@ import { chromium } from "playwright-core";
 const LIMIT_MS = 240_000;
 const HOSTILE = '"><img src=x onerror=window.hacked=1><script>window.hacked=2</script>';
 
+const TEAM = '"><img src=x onerror=window.hacked=3>'; // a slash would end it
+
 const children = new Set();
 process.on("exit", () => children.forEach((child) => child.kill("SIGKILL")));
 process.stdin.on("end", () => process.exit(3)).resume(); // whoever started this is gone
@@ -64,7 +66,7 @@ async function post(base, path, body) {
 // A pod whose every name is hostile, placed; and one that waits, with a hostile model.
 async function sendHostilePods(base, nodes) {
   const pod = (name, annotations) => ({
-    metadata: { name, namespace: HOSTILE, uid: "uid-" + name.length, annotations, creationTimestamp: "2020-01-01T00:00:00Z" },
+    metadata: { name, namespace: TEAM, uid: "uid-" + name.length, annotations, creationTimestamp: "2020-01-01T00:00:00Z" },
     spec: { schedulerName: "gpupack", containers: [{ name: "c", resources: {} }] },
   });
   const placed = pod("placed" + HOSTILE, { "gpu-fraction": "0.05" });
@@ -159,7 +161,7 @@ await step("keys walk the map, open a GPU and show a table", async () => {
   assert.ok(!await page.locator("#drawer").isVisible());
   assert.equal(await page.evaluate(() => document.activeElement.id), "map", "focus comes back");
   await page.keyboard.press("t");
-  await until("rows", async () => (await page.locator("#gpus tbody tr").count()) === 48);
+  await until("rows", async () => (await text(page, "#rows")) === "1 to 48 of 48 GPUs");
   await axe(page, "table");
   await shot(page, "table");
   await page.keyboard.press("t");
@@ -181,13 +183,14 @@ await step("the address brings the same view to somebody else", async () => {
   await shot(other.page, "dark");
   assert.deepEqual(other.faults, []);
   await other.context.close();
+  await page.selectOption("#colours", "team");
 });
 await step("hostile names are text", async () => {
   const summary = await (await fetch(demo.base + "v1/summary")).json();
   hostile = await sendHostilePods(demo.base, summary.nodes.map((node) => node.name));
   await until("the waiting pod", async () => (await text(page, "#waiting")).includes("waits" + HOSTILE));
   assert.ok((await text(page, "#waiting")).includes("on " + HOSTILE), "the model it asks for");
-  await until("the namespace", async () => (await text(page, "#legend")).includes(HOSTILE) || /other namespace/.test(await text(page, "#legend")));
+  await until("the namespace", async () => (await text(page, "#legend")).includes(TEAM) || /other namespace/.test(await text(page, "#legend")));
   await page.fill("#search", "placed\">");
   await until("found", async () => (await text(page, "#found")).includes(hostile.placed));
   await shot(page, "search");
@@ -196,6 +199,7 @@ await step("hostile names are text", async () => {
   await axe(page, "hostile");
   await page.locator("#drawer .tenant button.plain", { hasText: "placed" }).first().click();
   await until("its explanation", async () => (await text(page, "#drawer")).includes("placed on node " + hostile.node));
+  await page.click("#close");
   await page.locator("#waiting button", { hasText: "waits" }).first().click();
   await until("why it waits", async () => /Why nodes refuse/.test(await text(page, "#drawer")));
   await shot(page, "waiting");
@@ -203,7 +207,7 @@ await step("hostile names are text", async () => {
   await page.locator("#map").focus();
   await page.keyboard.press("t");
   await until("rows", async () => (await page.locator("#gpus tbody tr").count()) > 0);
-  await page.goto(demo.base + "#open=" + encodeURIComponent("pod:" + HOSTILE) + "&namespace=" + encodeURIComponent(HOSTILE) + "&sort=" + encodeURIComponent(HOSTILE));
+  await page.goto(demo.base + "#open=" + encodeURIComponent("pod:" + HOSTILE) + "&namespace=" + encodeURIComponent(TEAM) + "&sort=" + encodeURIComponent(HOSTILE));
   await page.reload();
   await live(page, "Live");
   await until("an unknown pod in words", async () => /not known|say which pod/.test(await text(page, "#drawer")));

@@ -10,6 +10,7 @@ export const fleet = {
   fragmented: {}, // by name of the node, in millionths of a GPU; asked for when the map is sorted by it
   fits: null,     // answer to the request, by name of the node
   teams: new Map(),
+  ranks: new Map(), // by name of the node: its place in the order of names, which takes long to find
 };
 
 const KEPT_POINTS = 720;
@@ -20,6 +21,7 @@ export function load(snapshot) {
   fleet.namespaces = snapshot.namespaces;
   fleet.nodes = new Map(snapshot.nodes.map((node) => [node.name, node]));
   fleet.trend = snapshot.trend;
+  fleet.ranks.clear();
   fleet.loaded += 1;
   note(snapshot.at, snapshot);
 }
@@ -32,6 +34,7 @@ export function apply(delta) {
   let isOther = false; // whether nodes or GPUs came or went
   for (const node of delta.nodes || []) {
     const known = fleet.nodes.get(node.name);
+    if (!known) fleet.ranks.clear();
     isOther ||= !known || known.gpus.length !== node.gpus.length || group(known) !== group(node);
     fleet.nodes.set(node.name, node);
     changed.add(node.name);
@@ -104,6 +107,11 @@ export const SORTS = {
 
 const names = new Intl.Collator("en", { numeric: true });
 
+function ranks() {
+  if (fleet.ranks.size === 0) [...fleet.nodes.keys()].sort(names.compare).forEach((name, at) => fleet.ranks.set(name, at));
+  return fleet.ranks;
+}
+
 // The nodes by model, as they are shown.
 export function groups(sort, model) {
   const found = new Map();
@@ -113,10 +121,10 @@ export function groups(sort, model) {
     if (!found.has(title)) found.set(title, []);
     found.get(title).push(node);
   }
-  const key = (SORTS[sort] || SORTS.name)[1];
+  const key = (SORTS[sort] || SORTS.name)[1], rank = ranks();
   return [...found].sort((a, b) => names.compare(a[0], b[0])).map(([title, nodes]) => {
-    const keyed = nodes.map((node) => ({ node, key: key(node) }));
-    keyed.sort((a, b) => a.key - b.key || names.compare(a.node.name, b.node.name));
+    const keyed = nodes.map((node) => ({ node, key: key(node), rank: rank.get(node.name) }));
+    keyed.sort((a, b) => a.key - b.key || a.rank - b.rank);
     return { title, nodes: keyed.map((it) => it.node) };
   });
 }

@@ -9,6 +9,7 @@ import { showTrend } from "./trend.js";
 
 const CHOICES = { sort: "name", colours: "", model: "", namespace: "", request: "", view: "map", open: "" };
 const chosen = { ...CHOICES };
+const typing = { timer: 0 }; // runs while a request is typed that is not chosen yet
 
 // --- the address ------------------------------------------------------------------------------
 
@@ -50,7 +51,7 @@ function showControls() {
   fillSelect(by("sort"), Object.entries(SORTS).map(([name, [text]]) => [name, text]), chosen.sort);
   fillSelect(by("colours"), [["", "to suit the size"], ...Object.entries(map.COLOURS)], chosen.colours);
   fillSelect(by("model"), [["", "all models"], ...titles().map((title) => [title, title])], chosen.model);
-  if (document.activeElement !== by("request")) by("request").value = chosen.request;
+  if (!typing.timer && document.activeElement !== by("request")) by("request").value = chosen.request;
   by("namespace").hidden = chosen.namespace === "";
   tell(by("namespace-name"), "Only namespace " + chosen.namespace);
   const isTable = chosen.view === "table";
@@ -259,8 +260,13 @@ by("model").addEventListener("change", (event) => choose({ model: event.target.v
 by("namespace-off").addEventListener("click", () => choose({ namespace: "" }));
 by("view").addEventListener("click", () => choose({ view: chosen.view === "table" ? "map" : "table" }));
 for (const [id, pages] of [["before", -1], ["after", 1]]) by(id).addEventListener("click", () => { lists.turn(pages); showFleet(); });
-let typing = 0;
-by("request").addEventListener("input", (event) => { clearTimeout(typing); typing = setTimeout(() => choose({ request: event.target.value }), 250); });
+function takeRequest() {
+  clearTimeout(typing.timer);
+  typing.timer = 0;
+  choose({ request: by("request").value });
+}
+by("request").addEventListener("input", () => { clearTimeout(typing.timer); typing.timer = setTimeout(takeRequest, 250); });
+by("request").addEventListener("change", takeRequest); // Enter, or on to something else: at once
 document.addEventListener("keydown", (event) => { // a letter on the map or in the table, nowhere else
   if (event.key.toLowerCase() !== "t" || event.ctrlKey || event.metaKey || event.altKey) return;
   if (document.activeElement !== by("map") && !by("table-box").contains(document.activeElement)) return;

@@ -64,6 +64,7 @@ pub mod ledger {
     pub mod details;
     pub mod reading;
     pub mod fleet;
+    pub mod viewing;
     pub mod moves;
     pub mod remedies;
     pub mod waiting;
@@ -124,6 +125,13 @@ pub mod extender {
     pub mod waiting;
     pub mod explain;
     pub mod summary;
+    pub mod cells;
+    mod trend;
+    pub mod live;
+    mod fits;
+    mod search;
+    mod stream;
+    mod page;
     pub mod wakes;
     pub mod background;
     pub mod advice;

@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 mod http_bed;
+#[path = "extender_routes/page.rs"]
+mod page;
 
 /// What is changed in a good hello of `gpu-a` (a JSON pointer and the new value), the status of the
 /// answer, and part of its text.
@@ -204,8 +206,8 @@ async fn operators_see_readiness_metrics_page_and_set_the_log_level() {
         assert!(metrics.lines().any(|seen| seen == line), "{line} in {metrics}");
     }
     let (status, page) = bed.get("/").await;
-    assert!(status.is_success() && page.contains("page.js"));
-    assert_eq!(bed.get("/page.js").await.0, StatusCode::OK);
+    assert!(status.is_success() && page.contains("page/main.js"));
+    assert_eq!(bed.get("/page/main.js").await.0, StatusCode::OK);
     let (status, _) = bed.send(Method::PUT, "/v1/log-level", "debug\n").await;
     assert_eq!(status, StatusCode::OK);
     let (status, body) = bed.send(Method::PUT, "/v1/log-level", "loud").await;
@@ -221,14 +223,37 @@ async fn the_page_loads_nothing_from_elsewhere_and_has_no_script_in_it() {
     let policy = answer.headers()["content-security-policy"].to_str().unwrap().to_owned();
     assert!(policy.contains("default-src 'none'") && policy.contains("script-src 'self'"));
     let (_, page) = bed.get("/").await;
-    let (_, script) = bed.get("/page.js").await;
-    for forbidden in ["http://", "https://", "innerHTML", "insertAdjacentHTML", "eval(", "onclick="]
-    {
-        assert!(!page.contains(forbidden) && !script.contains(forbidden), "{forbidden}");
+    let named = page.split('"').filter(|it| it.starts_with("page/"));
+    let mut texts = vec![page.clone()];
+    for name in named {
+        let (status, text) = bed.get(&format!("/{name}")).await;
+        assert_eq!(status, StatusCode::OK, "{name}");
+        texts.push(text);
+    }
+    assert!(
+        texts.len() > 9,
+        "all scripts and the style are named in the page, to be loaded at once"
+    );
+    for text in &texts {
+        for forbidden in [
+            "https://",
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "eval(",
+            "onclick=",
+            "style=\"",
+        ] {
+            assert!(!text.contains(forbidden), "{forbidden}");
+        }
+        let other = text.replace("http://www.w3.org/2000/svg", "");
+        assert!(!other.contains("http://"), "an address elsewhere");
+        // Relative paths: the page also lives below a prefix, behind the API server's proxy.
+        for rooted in ["href=\"/", "src=\"/", "\"/v1", "\"/page"] {
+            assert!(!text.contains(rooted), "{rooted}");
+        }
     }
     assert!(!page.contains("<script>"));
-    // Relative paths: the page also lives below a prefix, behind the API server's proxy.
-    assert!(!page.contains("href=\"/") && !page.contains("src=\"/") && !script.contains("\"/v1"));
 }
 
 #[tokio::test]

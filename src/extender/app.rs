@@ -9,6 +9,7 @@ use std::time::Duration;
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
+use super::live::Live;
 use super::reasons::Reasons;
 use super::teams::Teams;
 use super::turns::Turns;
@@ -78,6 +79,8 @@ pub struct App {
     pub outbox: Outbox,
     /// What would help the pods that wait.
     pub reasons: Reasons,
+    /// What the page shows.
+    pub live: Live,
     /// Whether Bindings of an earlier run can land no more.
     is_fenced: AtomicBool,
 }
@@ -99,6 +102,7 @@ impl App {
             truth,
             outbox: Outbox::default(),
             reasons: Reasons::default(),
+            live: Live::new(&clock),
             is_fenced: AtomicBool::new(false),
         }
     }

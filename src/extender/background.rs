@@ -11,6 +11,7 @@ use tokio::time::MissedTickBehavior;
 use super::app::{App, Truth, rooms};
 use super::bind::settle_abandoned;
 use super::guard::{Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected};
+use super::live;
 use super::proposals::{Proposals, proposals};
 use super::reasons::explaining;
 use super::teams;
@@ -59,6 +60,7 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
         () = proposing(&app) => {}
         () = guarding(&app) => {}
         () = explaining(&app) => {}
+        () = live::run(&app) => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
 }

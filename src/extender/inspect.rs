@@ -26,7 +26,7 @@ pub struct State {
 }
 
 /// How full and fragmented the cluster is. Shares in millionths of a GPU, ratios in millionths.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct PackingView {
     /// Devices that can hold tenants.
     pub devices: u64,

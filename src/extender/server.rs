@@ -1,11 +1,12 @@
 //! The HTTP service: routes, limits and status codes. Handlers only decode, ask and encode.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
-use axum::http::{HeaderName, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::serve::ListenerExt;
@@ -19,17 +20,13 @@ use super::inspect;
 use super::protocol::{ProtocolError, to_json};
 use super::verbs::{self, VerbAnswer};
 use super::waiting::{self, WaitingQuery};
-use super::{advice, bind, proposals, reports, scrape, summary};
+use super::{advice, bind, page, proposals, reports, scrape};
 use crate::ledger::reading::Readiness;
 use crate::metrics::{Outcome, Verb};
 use crate::report;
 
-/// The first page.
-const PAGE: &str = include_str!("page/index.html");
-
-/// What the page may load: only itself.
-const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; \
-    connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+/// How long requests on their way may take at the end: less than the 30 seconds that Kubernetes gives.
+const LAST_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
 /// Changes the log level while the service runs; the argument is a filter as in the configuration.
 pub type SetLogLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;
@@ -47,19 +44,17 @@ pub struct Service {
 pub fn router(service: Service) -> Router {
     let limit = service.app.config.max_body_bytes;
     Router::new()
-        .route("/", get(page))
-        .route("/page.js", get(script))
         .route("/v1/filter", post(filter))
         .route("/v1/prioritize", post(prioritize))
         .route("/v1/bind", post(bind_pod))
         .route("/v1/state", get(state))
-        .route("/v1/summary", get(summary))
         .route("/v1/explain", get(explain))
         .route("/v1/waiting", get(waiting_pods))
         .route("/v1/moves", get(moves))
         .route("/v1/advise", get(advise))
         .route("/v1/log-level", put(log_level))
         .route("/v1/{verb}", post(unknown_verb))
+        .merge(page::routes())
         .layer(DefaultBodyLimit::max(limit))
         .route(
             "/v1/nodes/{node}/report",
@@ -72,14 +67,14 @@ pub fn router(service: Service) -> Router {
         .with_state(service)
 }
 
-/// Serves until `stop`; requests on their way are answered first.
+/// Serves until `stop`; requests on their way are answered first, as far as somebody takes the answer.
 ///
 /// # Errors
 /// What the operating system says about the listener.
 pub async fn serve(
     service: Service,
     listener: TcpListener,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
     // Without this a head and a body in two segments cost 40 ms per call (delayed acknowledgement).
     let listener = listener.tap_io(|connection| {
@@ -87,11 +82,22 @@ pub async fn serve(
             tracing::debug!(%error, "no TCP_NODELAY on a connection");
         }
     });
-    axum::serve(listener, router(service))
-        .with_graceful_shutdown(async move {
-            let _ = stop.wait_for(|stop| *stop).await;
-        })
-        .await
+    let app = Arc::clone(&service.app);
+    let (mut stopped, mut late) = (stop.clone(), stop);
+    let serving = axum::serve(listener, router(service)).with_graceful_shutdown(async move {
+        let _ = stopped.wait_for(|stop| *stop).await;
+        app.live.close(); // a browser would listen for ever
+    });
+    tokio::select! {
+        served = serving => served,
+        () = async {
+            let _ = late.wait_for(|stop| *stop).await;
+            tokio::time::sleep(LAST_ANSWERS_WITHIN).await;
+        } => {
+            tracing::warn!("somebody does not take an answer: not waiting any longer");
+            Ok(())
+        }
+    }
 }
 
 async fn filter(State(service): State<Service>, body: Bytes) -> Response {
@@ -116,7 +122,7 @@ async fn bind_pod(State(service): State<Service>, body: Bytes) -> Response {
 fn answered(
     app: &App,
     verb: Verb,
-    started: std::time::Duration,
+    started: Duration,
     answer: Result<VerbAnswer, ProtocolError>,
 ) -> Response {
     let (response, outcome) = match answer {
@@ -162,17 +168,13 @@ async fn state(State(service): State<Service>, Query(query): Query<StateQuery>) 
     }
 }
 
-async fn summary(State(service): State<Service>) -> Response {
-    encoded(&summary::summary(&service.app))
-}
-
 #[derive(Deserialize)]
 struct ExplainQuery {
     pod: Option<String>,
 }
 
 /// Looks for something that takes long, off the threads that answer questions.
-async fn look<T: Send + 'static>(
+pub(super) async fn look<T: Send + 'static>(
     app: &Arc<App>,
     look: impl FnOnce(&App) -> T + Send + 'static,
 ) -> Result<T, Response> {
@@ -262,20 +264,6 @@ fn printed(text: Result<Vec<u8>, Response>) -> Response {
     text.map_or_else(|refused| refused, |text| (kind, text).into_response())
 }
 
-async fn page() -> Response {
-    let headers: [(HeaderName, &str); 3] = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ];
-    (headers, PAGE).into_response()
-}
-
-async fn script() -> Response {
-    let kind = [(header::CONTENT_TYPE, "text/javascript; charset=utf-8")];
-    (kind, include_str!("page/page.js")).into_response()
-}
-
 fn json(status: StatusCode, body: Vec<u8>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
@@ -284,7 +272,7 @@ fn encoded<T: serde::Serialize>(value: &T) -> Response {
     json(StatusCode::OK, to_json(value))
 }
 
-fn refusal(status: StatusCode, error: &str) -> Response {
+pub(super) fn refusal(status: StatusCode, error: &str) -> Response {
     let body = serde_json::json!({ "error": error }).to_string().into_bytes();
     json(status, body)
 }

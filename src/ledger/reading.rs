@@ -44,6 +44,11 @@ impl Gauge {
     pub fn new(mix: Mix) -> Self {
         Self { mix: Some(mix), ..Self::default() }
     }
+
+    /// What was found of each node at the last use, by position.
+    pub(super) fn packings(&self) -> impl Iterator<Item = Packing> {
+        self.nodes.iter().map(|known| known.map(|(_, packing)| packing).unwrap_or_default())
+    }
 }
 
 impl Default for Gauge {

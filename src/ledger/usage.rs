@@ -334,7 +334,7 @@ mod tests {
             }
             let advice = ledger.advice(seconds(650)).remove(0);
             assert_eq!(advice.is_idle(), is_idle, "{mib:?} {busy:?}");
-            let free = if is_idle { 500 } else { 500 - 512_u64.min(500) };
+            let free = if is_idle { 500 } else { 0 }; // 512 would be enough
             assert_eq!(advice.reclaimable(), MemMib::new(free), "{mib:?} {busy:?}");
         }
     }

@@ -47,17 +47,30 @@ pub fn evaluate_with(
     claims: ClaimRule,
     outlook: &KeptOutlook,
 ) -> Result<Place, Misfit> {
-    let rooms = node.rooms(claims);
-    let mut fits = Fits::new();
-    if ask.count() > 0 {
-        node.placeable()?;
-        fits = fitting_devices(ask, rooms)?;
-    }
-    let host_free = node.host_room(claims);
-    fit_host(ask, host_free)?;
+    let fits = fits_on(node, ask, claims)?;
+    let (rooms, host_free) = (node.rooms(claims), node.host_room(claims));
     let scene = Scene { node, rooms, ask, fits: &fits, host_free, outlook };
     let (merit, taken) = strategy.choose(&scene, mix);
     Ok(Place { merit, taken })
+}
+
+/// The positions of all devices of `node` that a pod could get: its placement takes some of them, or all.
+///
+/// # Errors
+/// As [`evaluate`].
+pub fn fitting(node: &NodeLedger, ask: &Ask, claims: ClaimRule) -> Result<Vec<usize>, Misfit> {
+    Ok(fits_on(node, ask, claims)?.into_iter().map(|(position, _)| position).collect())
+}
+
+/// The devices of `node` that fit, where all that `ask` wants of the node fits.
+fn fits_on(node: &NodeLedger, ask: &Ask, claims: ClaimRule) -> Result<Fits, Misfit> {
+    let mut fits = Fits::new();
+    if ask.count() > 0 {
+        node.placeable()?;
+        fits = fitting_devices(ask, node.rooms(claims))?;
+    }
+    fit_host(ask, node.host_room(claims))?;
+    Ok(fits)
 }
 
 /// Devices that fit. Nodes have eight as a rule.

@@ -3,18 +3,18 @@
 use std::fs;
 use std::path::Path;
 
-/// A text file of the repository.
+/// A file of the repository.
 pub(crate) struct SourceFile {
     /// Path from the repository's root, with `/`.
     pub(crate) path: String,
-    /// Its text.
+    /// Its text; empty where it is none.
     pub(crate) text: String,
 }
 
 /// Folders that are no part of the sources.
-const SKIPPED: [&str; 2] = ["target", ".git"];
+const SKIPPED: [&str; 3] = ["target", ".git", "node_modules"];
 
-/// All text files of the repository, by path.
+/// All files of the repository, by path.
 pub(crate) fn files() -> Vec<SourceFile> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
@@ -33,7 +33,8 @@ fn collect(root: &Path, folder: &Path, found: &mut Vec<SourceFile>) {
         }
         if path.is_dir() {
             collect(root, &path, found);
-        } else if let Ok(text) = fs::read_to_string(&path) {
+        } else {
+            let text = fs::read_to_string(&path).unwrap_or_default();
             let path = path.strip_prefix(root).expect("it lies below the root");
             found.push(SourceFile { path: path.to_string_lossy().replace('\\', "/"), text });
         }

@@ -1,0 +1,102 @@
+//! `GET /v1/fit`: which GPUs a request could get now, by the fit function that places pods;
+//! `GET /v1/fragmentation`: where room is that no typical request can use.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::app::App;
+use super::mends::in_words;
+use crate::cluster::annotations::{
+    ContainerAsk, ContainerKind, DEVICE_COUNT, FRACTION, ISOLATION, MEMORY, MODEL, parse_request,
+};
+use crate::ledger::questions::Question;
+use crate::packing::fit::HostRule;
+use crate::packing::policy::Strategy;
+use crate::packing::request::GpuRequest;
+use crate::packing::units::HostAmount;
+
+/// Longest value of a question, in bytes.
+const MAX_VALUE: usize = 512;
+
+/// What may be asked, with the annotation or resource that it stands for.
+const KEYS: &str = "`fraction`, `memory`, `count`, `model`, `isolation` and `mig`";
+
+/// Where a request fits.
+#[derive(Debug, Serialize)]
+pub(super) struct Fits {
+    /// The request in words.
+    pub asks: String,
+    /// GPUs that it could get, or part of which; of a request for several, each that could be one of them.
+    pub gpus: usize,
+    /// Nodes that fit.
+    pub nodes: usize,
+    /// By name of the node: positions of these GPUs in the node's `gpus` of `/v1/summary`.
+    pub on: BTreeMap<String, Vec<usize>>,
+}
+
+/// Where the request that `query` describes fits now. Nothing is claimed, nothing learnt.
+///
+/// # Errors
+/// What is wrong with the query, and its mend.
+pub(super) fn fits(app: &App, query: &BTreeMap<String, String>) -> Result<Fits, String> {
+    let request = request(query)?;
+    let asks = in_words(&request);
+    let policy = Strategy::Policy(app.config.policy);
+    let (host, host_rule) = (HostAmount::ZERO, HostRule::Trusted);
+    let question = Question { gpu: Some(request), host, host_rule, strategy: policy };
+    let found = app.ledger.fitting(&question);
+    Ok(Fits {
+        asks,
+        gpus: found.iter().map(|(_, gpus)| gpus.len()).sum(),
+        nodes: found.len(),
+        on: found.into_iter().map(|(node, gpus)| (node.to_string(), gpus)).collect(),
+    })
+}
+
+/// The request that a pod with these annotations would make: there is one parser for it.
+fn request(query: &BTreeMap<String, String>) -> Result<GpuRequest, String> {
+    let mut annotations = BTreeMap::new();
+    let mut container = ContainerAsk {
+        name: "gpu".to_owned(),
+        kind: ContainerKind::Regular,
+        resources: BTreeMap::new(),
+    };
+    for (key, value) in query {
+        if value.len() > MAX_VALUE {
+            return Err(format!("`{key}` is longer than {MAX_VALUE} bytes"));
+        }
+        let annotation = match key.as_str() {
+            "fraction" => FRACTION,
+            "memory" if value.bytes().all(|byte| byte.is_ascii_digit()) => MEMORY,
+            "memory" => "nvidia.com/container.gpu.gpu-memory.request",
+            "count" => DEVICE_COUNT,
+            "model" => MODEL,
+            "isolation" => ISOLATION,
+            "mig" => {
+                container.resources.insert(format!("nvidia.com/mig-{value}"), "1".to_owned());
+                continue;
+            }
+            _ => {
+                let shown: String = key.chars().take(40).collect();
+                return Err(format!("`{shown}` cannot be asked for: there are {KEYS}"));
+            }
+        };
+        annotations.insert(annotation.to_owned(), value.clone());
+    }
+    match parse_request(&annotations, &[container]) {
+        Ok(Some(request)) => Ok(request),
+        Ok(None) => Err(format!(
+            "say what is asked for, such as /v1/fit?fraction=0.25 or /v1/fit?memory=16Gi: there are {KEYS}"
+        )),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// By name of the node: its free share that no typical request can use, in millionths of a GPU. Nodes
+/// without any are left out.
+pub(super) fn fragmentation(app: &App) -> BTreeMap<String, u64> {
+    let nodes = app.ledger.packing_by_node().into_iter();
+    let fragmented = nodes.map(|(node, it)| (node.to_string(), it.fragmented_share().millionths()));
+    fragmented.filter(|(_, share)| *share > 0).collect()
+}

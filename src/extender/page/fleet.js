@@ -1,0 +1,150 @@
+// The fleet as the server tells it: a snapshot, then what is newer. No figure is worked out here that
+// the server also has; what is here only sorts and picks.
+
+export const UNHEALTHY = 1, OVERBOOKED = 2, MIG_PARENT = 4, KUBELET = 8;
+export const ENDED = 1, UNHELD = 2;
+const TEAM_COLOURS = 10;
+
+export const fleet = {
+  at: "", loaded: 0, version: "", figures: null, figuresAt: 0, trend: [], models: [], namespaces: [], nodes: new Map(),
+  fragmented: {}, // by name of the node, in millionths of a GPU; asked for when the map is sorted by it
+  fits: null,     // answer to the request, by name of the node
+  teams: new Map(),
+  ranks: new Map(), // by name of the node: its place in the order of names, which takes long to find
+};
+
+const KEPT_POINTS = 720;
+
+export function load(snapshot) {
+  fleet.version = snapshot.version;
+  fleet.models = snapshot.models;
+  fleet.namespaces = snapshot.namespaces;
+  fleet.nodes = new Map(snapshot.nodes.map((node) => [node.name, node]));
+  fleet.trend = snapshot.trend;
+  fleet.ranks.clear();
+  fleet.loaded += 1;
+  note(snapshot.at, snapshot);
+}
+
+// Takes in what is newer; answers with the names of the nodes that look other than before.
+export function apply(delta) {
+  for (const [at, name] of delta.models || []) fleet.models[at] = name;
+  for (const [at, name] of delta.namespaces || []) fleet.namespaces[at] = name;
+  const changed = new Set();
+  let isOther = false; // whether nodes or GPUs came or went
+  for (const node of delta.nodes || []) {
+    const known = fleet.nodes.get(node.name);
+    if (!known) fleet.ranks.clear();
+    isOther ||= !known || known.gpus.length !== node.gpus.length || group(known) !== group(node);
+    fleet.nodes.set(node.name, node);
+    changed.add(node.name);
+  }
+  for (const name of delta.gone || []) isOther = fleet.nodes.delete(name) || isOther;
+  fleet.trend.push(...(delta.trend || []));
+  fleet.trend.splice(0, fleet.trend.length - KEPT_POINTS);
+  note(delta.at, delta.figures);
+  return { changed, isOther };
+}
+
+function note(at, figures) {
+  fleet.at = at;
+  if (figures) {
+    fleet.figures = figures;
+    fleet.figuresAt = Date.now();
+  }
+  const named = fleet.namespaces.length;
+  if (fleet.teams.size !== named) [...fleet.namespaces].sort().forEach(team);
+}
+
+// FNV-1a: the same name has the same colour in each browser, as far as colours reach.
+function hash(text) {
+  let sum = 2166136261;
+  for (let at = 0; at < text.length; at += 1) sum = Math.imul(sum ^ text.charCodeAt(at), 16777619);
+  return sum >>> 0;
+}
+
+// A namespace's colour by its hash, or the next one that is free; once given it stays.
+function team(name) {
+  if (fleet.teams.has(name)) return;
+  const taken = new Set(fleet.teams.values());
+  for (let step = 0; step < TEAM_COLOURS; step += 1) {
+    const place = (hash(name) + step) % TEAM_COLOURS;
+    if (!taken.has(place)) { fleet.teams.set(name, place); return; }
+  }
+  fleet.teams.set(name, -1);
+}
+
+export function teamColour(position) {
+  const place = fleet.teams.get(fleet.namespaces[position]) ?? -1;
+  return place < 0 ? "--other" : "--team" + place;
+}
+
+export function booked(gpu) {
+  let share = 0, memory = 0;
+  for (const tenant of gpu[4]) { share += tenant[1]; memory += tenant[2]; }
+  return { share, memory, fullness: Math.max(share, memory) };
+}
+
+// Memory that is booked and not in use, in thousandths; none where nobody knows what is in use.
+export function idle(gpu) {
+  return gpu[5] === null || gpu[5] === undefined ? null : Math.max(0, booked(gpu).memory - gpu[5]);
+}
+
+const group = (node) => (node.gpus.length ? fleet.models[node.gpus[0][0]] : "No GPU reported");
+const sum = (node, of) => node.gpus.reduce((all, gpu) => all + of(gpu), 0);
+const trouble = (node) => (node.state === "reporting" ? 0 : 1) + sum(node, (gpu) => (gpu[2] & OVERBOOKED ? 3 : gpu[2] & UNHEALTHY ? 2 : 0));
+
+// The smaller the first; equals by name.
+export const SORTS = {
+  name: ["by name", () => 0],
+  empty: ["emptiest first", (node) => sum(node, (gpu) => Math.min(1000, booked(gpu).fullness)) / Math.max(1, node.gpus.length)],
+  full: ["fullest first", (node) => -sum(node, (gpu) => Math.min(1000, booked(gpu).fullness)) / Math.max(1, node.gpus.length)],
+  fragmented: ["most fragmented first", (node) => -(fleet.fragmented[node.name] || 0)],
+  idle: ["most idle memory first", (node) => -sum(node, (gpu) => (idle(gpu) || 0) * gpu[1])],
+  fits: ["fitting first", (node) => -((fleet.fits && fleet.fits[node.name]) || []).length],
+  trouble: ["trouble first", (node) => -trouble(node)],
+};
+
+const names = new Intl.Collator("en", { numeric: true });
+
+function ranks() {
+  if (fleet.ranks.size === 0) [...fleet.nodes.keys()].sort(names.compare).forEach((name, at) => fleet.ranks.set(name, at));
+  return fleet.ranks;
+}
+
+// The nodes by model, as they are shown.
+export function groups(sort, model) {
+  const found = new Map();
+  for (const node of fleet.nodes.values()) {
+    const title = group(node);
+    if (model && title !== model) continue;
+    if (!found.has(title)) found.set(title, []);
+    found.get(title).push(node);
+  }
+  const key = (SORTS[sort] || SORTS.name)[1], rank = ranks();
+  return [...found].sort((a, b) => names.compare(a[0], b[0])).map(([title, nodes]) => {
+    const keyed = nodes.map((node) => ({ node, key: key(node), rank: rank.get(node.name) }));
+    keyed.sort((a, b) => a.key - b.key || a.rank - b.rank);
+    return { title, nodes: keyed.map((it) => it.node) };
+  });
+}
+
+export const titles = () => [...new Set([...fleet.nodes.values()].map(group))].sort(names.compare);
+
+export function isFitting(node, index) {
+  const on = fleet.fits && fleet.fits[node.name];
+  return Boolean(on && on.includes(index));
+}
+
+// What is wrong with a GPU, in words.
+export function ailments(node, gpu) {
+  const words = [];
+  if (node.state !== "reporting") words.push("its node: " + node.state.replace("_", " "));
+  if (gpu[2] & OVERBOOKED) words.push("overbooked");
+  if (gpu[2] & UNHEALTHY) words.push("unhealthy");
+  if (gpu[2] & KUBELET) words.push("handed out by kubelet");
+  if (gpu[2] & MIG_PARENT) words.push("cut into MIG instances");
+  if (gpu[3] > 0) words.push((gpu[3] / 10).toFixed(0) + " % of memory in unmanaged use");
+  if (gpu[4].some((tenant) => tenant[3] & ENDED)) words.push("draining");
+  return words;
+}

@@ -1,0 +1,171 @@
+// What is text: the headline, the waiting pods, the table of GPUs, what a search found.
+import { ask, because, button, by, clock, count, gpus, make, number, percent, share, span, tell } from "./words.js";
+import { ailments, booked, fleet, isFitting } from "./fleet.js";
+
+const ROWS = 50;
+
+// --- headline ---------------------------------------------------------------------------------
+
+function tileTexts(figures) {
+  const packing = figures.packing, none = packing.devices === 0;
+  const empty = packing.devices - packing.occupied, part = none ? 0 : empty / packing.devices;
+  const wait = figures.waiting ? "the longest for " + span(figures.longest_wait_seconds + (Date.now() - fleet.figuresAt) / 1000) : "every pod has a place";
+  const tiles = [
+    ["Packing efficiency", none ? "–" : share(packing.efficiency_millionths), packing.occupied ? "mean fullness of the " + count(packing.occupied, "GPU", "GPUs") + " in use; " + share(packing.allocation_millionths) + " of all compute is booked" : "no GPU is in use"],
+    ["Stranded", none ? "–" : gpus(figures.fragmented_share_millionths) + " GPUs", none ? "no GPU is known" : share(packing.fragmentation_millionths) + " of the free compute is of no use to typical requests", "", "sort=fragmented"],
+    ["GPUs empty", none ? "–" : number.format(empty), none ? "no GPU is known" : "of " + number.format(packing.devices) + " (" + (part * 100).toFixed(0) + " %): free for whole-GPU pods", "", "sort=empty"],
+    ["Pods waiting", number.format(figures.waiting), wait, "", "#waiting-title"],
+  ];
+  if (packing.overbooked) tiles.push(["GPUs overbooked", number.format(packing.overbooked), "hold more than they have: nothing more is placed there", "bad", "sort=trouble"]);
+  return tiles;
+}
+
+// `sort` is called with the order that a tile stands for.
+export function showTiles(sort) {
+  const texts = fleet.figures ? tileTexts(fleet.figures) : [], box = by("tiles");
+  if (box.children.length !== texts.length) {
+    box.replaceChildren(...texts.map(([title, , , , target]) => {
+      const tile = make("div", undefined, "tile"), figure = make("dd", undefined, "number");
+      const shown = target ? make("a") : make("span");
+      if (target) {
+        shown.href = target.startsWith("#") ? target : "#fleet-title";
+        shown.addEventListener("click", (event) => {
+          event.preventDefault();
+          if (!target.startsWith("#")) sort(target.split("=")[1]);
+          const title = by(target.startsWith("#") ? "waiting-title" : "fleet-title");
+          title.focus({ preventScroll: true });
+          title.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+        });
+      }
+      figure.append(shown);
+      tile.append(make("dt", title), figure, make("dd", "", "soft small"));
+      return tile;
+    }));
+  }
+  texts.forEach(([, figure, sentence, mood], at) => {
+    const [, shown, said] = box.children[at].children;
+    tell(shown.firstChild, figure);
+    tell(said, sentence);
+    shown.className = "number " + (mood || "");
+  });
+}
+
+// --- waiting pods -----------------------------------------------------------------------------
+
+let waitingKey = "";
+
+// `open` is called with a pod that was chosen.
+export function showWaiting(open) {
+  const figures = fleet.figures, passed = (Date.now() - fleet.figuresAt) / 1000, table = by("waiting");
+  const key = JSON.stringify(figures.waiting_pods.map((pod) => [pod.pod, pod.asks, pod.reason, pod.nodes, pod.mend]));
+  if (key !== waitingKey) {
+    waitingKey = key;
+    const held = document.activeElement && document.activeElement.dataset.pod;
+    table.tBodies[0].replaceChildren(...figures.waiting_pods.map((pod) => {
+      const row = make("tr"), name = make("td", undefined, "wide"), why = make("td", pod.reason, "wide");
+      const choose = button(pod.pod, () => open(pod.pod), "plain");
+      choose.dataset.pod = pod.pod;
+      name.append(choose);
+      why.append(make("span", " (" + count(pod.nodes, "node", "nodes") + ")", "soft"));
+      if (typeof pod.mend === "string" && pod.mend) why.append(make("span", pod.mend, "mend"));
+      row.append(name, make("td", pod.asks), make("td", "", "n"), why);
+      return row;
+    }));
+    if (held) [...table.querySelectorAll("button")].find((it) => it.dataset.pod === held)?.focus();
+  }
+  figures.waiting_pods.forEach((pod, at) => tell(table.tBodies[0].rows[at].cells[2], span(pod.seconds + passed)));
+  table.hidden = figures.waiting_pods.length === 0;
+  by("waiting-scroll").tabIndex = table.hidden ? -1 : 0;
+  by("nobody").hidden = !table.hidden;
+  tell(by("nobody"), figures.readiness === "ready" ? "No pod waits for a GPU." : "Who waits is not known yet: gpupack is starting.");
+  const unnamed = figures.waiting - figures.waiting_pods.length;
+  tell(by("waiting-note"), unnamed > 0 ? "the first " + figures.waiting_pods.length + " of " + number.format(figures.waiting) + " by priority and age" : "by priority, then age");
+}
+
+// --- the table of GPUs ------------------------------------------------------------------------
+
+const rows = { from: 0 };
+
+export function turn(pages) { rows.from = pages === 0 ? 0 : rows.from + pages * ROWS; }
+
+export function showRow(at) { rows.from = Math.floor(at / ROWS) * ROWS; }
+
+// `nodes` are in the order of the map; `open` is called with a GPU that was chosen.
+export function showTable(nodes, namespace, open) {
+  const isShown = (gpu) => namespace === "" || gpu[4].some((tenant) => fleet.namespaces[tenant[0]] === namespace);
+  const all = nodes.flatMap((node) => node.gpus.flatMap((gpu, index) => (isShown(gpu) && (fleet.fits === null || isFitting(node, index)) ? [[node, gpu, index]] : [])));
+  rows.from = Math.max(0, Math.min(rows.from, Math.floor((all.length - 1) / ROWS) * ROWS));
+  const held = document.activeElement && document.activeElement.dataset.gpu;
+  const body = by("gpus").tBodies[0];
+  body.replaceChildren(...all.slice(rows.from, rows.from + ROWS).map(([node, gpu, index]) => {
+    const row = make("tr"), name = make("td"), { share: compute, memory } = booked(gpu);
+    const choose = button(node.name, () => open(node.name, index), "plain");
+    choose.dataset.gpu = node.name + "/" + index;
+    choose.setAttribute("aria-label", node.name + ", GPU " + index);
+    name.append(choose);
+    row.className = isFitting(node, index) ? "fits" : "";
+    const tenants = gpu[4].map((tenant) => fleet.namespaces[tenant[0]] || "unknown");
+    const counted = [...new Set(tenants)].map((team) => team + (tenants.filter((it) => it === team).length > 1 ? " × " + tenants.filter((it) => it === team).length : ""));
+    const state = ailments(node, gpu);
+    if (isFitting(node, index)) state.unshift("would take your request");
+    row.append(name, make("td", String(index)), make("td", fleet.models[gpu[0]]), make("td", percent(compute), "n"), make("td", percent(memory), "n"),
+      make("td", gpu[5] === null || gpu[5] === undefined ? "unknown" : "about " + (gpu[5] / 10).toFixed(0) + " %", "n"),
+      make("td", counted.join(", ") || "none"), make("td", state.join(", ") || "well"));
+    return row;
+  }));
+  if (held) [...body.querySelectorAll("button")].find((it) => it.dataset.gpu === held)?.focus();
+  tell(by("rows"), all.length ? number.format(rows.from + 1) + " to " + number.format(Math.min(all.length, rows.from + ROWS)) + " of " + count(all.length, "GPU", "GPUs") : "No GPU is like that.");
+  by("before").disabled = rows.from === 0;
+  by("after").disabled = rows.from + ROWS >= all.length;
+}
+
+// --- search -----------------------------------------------------------------------------------
+
+// `choose` has: node(name), namespace(name), pod(name, node, gpus).
+export function startSearch(choose) {
+  const input = by("search"), box = by("found");
+  let timer = 0, asked = 0;
+  const hide = () => { box.hidden = true; };
+  const item = (text, side, does) => {
+    const line = make("li");
+    line.append(button(text, () => { hide(); does(); }, "plain"), make("span", side, "soft small"));
+    return line;
+  };
+  const part = (title, all, items) => {
+    if (!items.length) return [];
+    const list = make("ul");
+    list.append(...items);
+    return [make("h3", title + (all > items.length ? ": the first " + items.length + " of " + number.format(all) : "")), list];
+  };
+  async function find() {
+    const text = input.value.trim(), turn = (asked += 1);
+    if (!text) return hide();
+    try {
+      const found = await ask("v1/search?q=" + encodeURIComponent(text));
+      if (turn !== asked) return;
+      box.replaceChildren(
+        ...part("Namespaces", found.all[1], found.namespaces.map((name) => item(name, "", () => choose.namespace(name)))),
+        ...part("Nodes", found.all[0], found.nodes.map((name) => item(name, "", () => choose.node(name)))),
+        ...part("Pods", found.all[2], found.pods.map((pod) => item(pod.pod, pod.node || "waits", () => choose.pod(pod)))),
+      );
+      const all = found.all.reduce((sum, one) => sum + one, 0);
+      if (!all) box.replaceChildren(make("p", "Nothing has “" + text + "” in its name.", "soft"));
+      tell(by("search-note"), count(all, "result", "results"));
+    } catch (error) {
+      box.replaceChildren(make("p", "No search: " + because(error), "bad"));
+    }
+    box.hidden = false;
+  }
+  input.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(find, 200); });
+  input.addEventListener("keydown", (event) => { if (event.key === "Enter") { clearTimeout(timer); find(); } });
+  input.parentElement.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { hide(); input.focus(); return; }
+    if (event.key !== "ArrowDown" && event.key !== "ArrowUp") return;
+    const stops = [input, ...box.querySelectorAll("button")], at = stops.indexOf(document.activeElement);
+    const next = stops[at + (event.key === "ArrowDown" ? 1 : -1)];
+    if (next && !box.hidden) { event.preventDefault(); next.focus(); }
+  });
+  input.parentElement.addEventListener("focusout", (event) => { if (!input.parentElement.contains(event.relatedTarget)) hide(); });
+}
+
+export const asOf = (milliseconds) => clock(milliseconds / 1000);

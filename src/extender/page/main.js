@@ -1,0 +1,284 @@
+// The page: what is chosen (kept in the address, so that it can be sent to somebody), and who draws it.
+import { ask, because, by, count, make, number, tell } from "./words.js";
+import { apply, fleet, groups, load, SORTS, titles } from "./fleet.js";
+import { listen } from "./stream.js";
+import * as map from "./map.js";
+import * as lists from "./lists.js";
+import * as drawer from "./drawer.js";
+import { showTrend } from "./trend.js";
+
+const CHOICES = { sort: "name", colours: "", model: "", namespace: "", request: "", view: "map", open: "" };
+const chosen = { ...CHOICES };
+const typing = { timer: 0 }; // runs while a request is typed that is not chosen yet
+
+// --- the address ------------------------------------------------------------------------------
+
+function readAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  for (const name of Object.keys(CHOICES)) chosen[name] = given.get(name) ?? CHOICES[name];
+  if (!SORTS[chosen.sort]) chosen.sort = CHOICES.sort;
+  if (!map.COLOURS[chosen.colours]) chosen.colours = "";
+}
+
+function writeAddress() {
+  const set = new URLSearchParams(Object.entries(chosen).filter(([name, value]) => value !== CHOICES[name]));
+  const address = "#" + set.toString();
+  if (location.hash !== address && !(address === "#" && location.hash === "")) history.replaceState(null, "", address === "#" ? location.pathname + location.search : address);
+}
+
+function choose(changes) {
+  const before = { ...chosen };
+  Object.assign(chosen, changes);
+  writeAddress();
+  showControls();
+  if (before.request !== chosen.request) askFit();
+  if (before.sort !== chosen.sort && chosen.sort === "fragmented") askFragmentation();
+  showFleet();
+}
+
+// --- controls ---------------------------------------------------------------------------------
+
+function fillSelect(select, options, value) {
+  const key = JSON.stringify(options);
+  if (select.dataset.key !== key) {
+    select.dataset.key = key;
+    select.replaceChildren(...options.map(([name, text]) => Object.assign(make("option", text), { value: name })));
+  }
+  select.value = value;
+}
+
+function showControls() {
+  fillSelect(by("sort"), Object.entries(SORTS).map(([name, [text]]) => [name, text]), chosen.sort);
+  fillSelect(by("colours"), [["", "to suit the size"], ...Object.entries(map.COLOURS)], chosen.colours);
+  fillSelect(by("model"), [["", "all models"], ...titles().map((title) => [title, title])], chosen.model);
+  if (!typing.timer && document.activeElement !== by("request")) by("request").value = chosen.request;
+  by("namespace").hidden = chosen.namespace === "";
+  tell(by("namespace-name"), "Only namespace " + chosen.namespace);
+  const isTable = chosen.view === "table";
+  tell(by("view"), isTable ? "Show as map" : "Show as table");
+  by("view").setAttribute("aria-pressed", String(isTable));
+  by("map-box").hidden = by("pointed").hidden = by("legend").hidden = isTable;
+  by("table-box").hidden = !isTable;
+}
+
+function isBig() {
+  let gpus = 0;
+  for (const node of fleet.nodes.values()) gpus += node.gpus.length;
+  return gpus > map.CELLS_ABOVE;
+}
+
+function showFleet() {
+  if (!fleet.figures) return;
+  const shown = groups(chosen.sort, chosen.model), gpus = shown.reduce((sum, group) => sum + group.nodes.reduce((s, node) => s + node.gpus.length, 0), 0);
+  const nodes = shown.reduce((sum, group) => sum + group.nodes.length, 0);
+  const colours = chosen.colours || (isBig() ? "full" : "team");
+  if (chosen.view === "table") lists.showTable(shown.flatMap((group) => group.nodes), chosen.namespace, openGpu);
+  else {
+    map.layOut(shown, colours, chosen.namespace);
+    map.showLegend((namespace) => choose({ namespace }));
+  }
+  tell(by("fleet-note"), !nodes ? "No node with GPUs is known" + (fleet.figures.readiness === "ready" ? ": nodes appear here once their agent reports." : " yet.")
+    : count(nodes, "node", "nodes") + ", " + count(gpus, "GPU", "GPUs") + ". " + (chosen.view === "table" ? ""
+      : map.isCells() ? "A cell is a GPU, a block a node." : "A bar is a GPU: left half compute, right half memory. Taller ones have more memory."));
+}
+
+// --- would it fit? ----------------------------------------------------------------------------
+
+// "2 × 0.25 16Gi H100" in the words of /v1/fit.
+export function question(text) {
+  const asked = {}, model = [];
+  let rest = text.trim().replaceAll(",", " ");
+  rest = rest.replace(/^(\d+)\s*[x×*]\s*/i, (_, times) => { asked.count = times; return ""; });
+  for (const word of rest.split(/\s+/).filter(Boolean)) {
+    if (/^\d+(\.\d+)?%$/.test(word)) asked.fraction = String(Number((parseFloat(word) / 100).toFixed(6)));
+    else if (/^\d*\.?\d+(Ki|Mi|Gi|Ti|[kKMGT])i?B?$/.test(word)) asked.memory = word.replace(/B$/, "");
+    else if (/^\d*\.?\d+$/.test(word) && !("fraction" in asked)) asked.fraction = word;
+    else if (/^\d+g\.\d+gb/i.test(word)) asked.mig = word;
+    else if (!/^(gpus?|whole|on|with|and)$/i.test(word)) model.push(word);
+  }
+  const whole = Number(asked.fraction);
+  if (Number.isInteger(whole) && whole > 1 && !asked.count) [asked.count, asked.fraction] = [asked.fraction, "1"];
+  if (asked.count && !asked.fraction && !asked.memory && !asked.mig) asked.fraction = "1";
+  if (model.length) asked.model = model.join(" ");
+  return new URLSearchParams(asked).toString();
+}
+
+const fit = { turn: 0, asked: 0, timer: 0 };
+
+async function askFit() {
+  const note = by("request-note"), turn = (fit.turn += 1);
+  const isAsked = chosen.request.trim() !== "";
+  if (!isAsked) {
+    fleet.fits = null;
+    note.textContent = "";
+    by("request").classList.remove("refused");
+    by("request").removeAttribute("aria-invalid");
+    return showFleet();
+  }
+  fit.asked = Date.now();
+  try {
+    const found = await ask("v1/fit?" + question(chosen.request));
+    if (turn !== fit.turn) return;
+    fleet.fits = found.on;
+    note.className = "small";
+    tell(note, found.gpus ? found.asks + " would fit now on " + count(found.gpus, "GPU", "GPUs") + " of " + count(found.nodes, "node", "nodes") + ": they are lit."
+      : found.asks + " fits nowhere now.");
+    by("request").classList.remove("refused");
+    by("request").removeAttribute("aria-invalid");
+  } catch (error) {
+    if (turn !== fit.turn) return;
+    fleet.fits = null;
+    note.className = "small bad";
+    tell(note, because(error));
+    by("request").classList.add("refused");
+    by("request").setAttribute("aria-invalid", "true");
+  }
+  showFleet();
+}
+
+async function askFragmentation() {
+  try {
+    fleet.fragmented = await ask("v1/fragmentation");
+    showFleet();
+  } catch { /* the next round asks again; the state of the line is shown elsewhere */ }
+}
+
+// The fleet has changed: what was asked about it is asked again, at a walking pace.
+function askAgain() {
+  const pause = isBig() ? 5000 : 2000;
+  if (fit.timer || (chosen.request.trim() === "" && chosen.sort !== "fragmented")) return;
+  fit.timer = setTimeout(() => {
+    fit.timer = 0;
+    if (chosen.request.trim() !== "") askFit();
+    if (chosen.sort === "fragmented") askFragmentation();
+  }, Math.max(0, fit.asked + pause - Date.now()));
+}
+
+// --- opening ----------------------------------------------------------------------------------
+
+function openGpu(name, index) {
+  map.point(name, index);
+  choose({ open: "gpu:" + name + "/" + index });
+  return drawer.showGpu(name, index, openPod);
+}
+
+function openPod(pod) {
+  choose({ open: "pod:" + pod });
+  return drawer.showPod(pod, openNode);
+}
+
+function openNode(name) {
+  if (chosen.model !== "") choose({ model: "" });
+  openGpu(name, 0);
+}
+
+function openChosen() {
+  const [kind, rest] = [chosen.open.slice(0, 4), chosen.open.slice(4)], slash = rest.lastIndexOf("/");
+  if (kind === "gpu:" && fleet.nodes.has(rest.slice(0, slash))) openGpu(rest.slice(0, slash), Number(rest.slice(slash + 1)) || 0);
+  else if (kind === "pod:") openPod(rest);
+}
+
+// --- the state of the line --------------------------------------------------------------------
+
+function showState(kind, words, fault) {
+  by("live").className = "live " + kind;
+  tell(by("live"), words + (kind === "good" ? ", version " + fleet.version : ""));
+  by("page").classList.toggle("stale", kind === "bad" && fleet.loaded > 0);
+  const readiness = fleet.figures ? fleet.figures.readiness : "ready";
+  const text = fault
+    ? "gpupack cannot be reached (" + fault + "). " + (fleet.loaded ? "What you see is of " + lists.asOf(fleet.figuresAt) + " and no longer true." : "There are no figures yet.") + " Trying again."
+    : readiness === "not_listed" ? "gpupack is starting: pods and nodes are not listed yet, nothing is placed."
+    : readiness === "awaiting_reports" ? "gpupack is starting: " + count(fleet.figures.awaited_nodes, "node that holds pods has", "nodes that hold pods have") + " not reported yet." : "";
+  tell(by("alarm"), text);
+  by("alarm").classList.toggle("shown", text !== "");
+  if (fleet.figures) {
+    lists.showTiles((sort) => choose({ sort, view: "map" }));
+    lists.showWaiting(openPod);
+  }
+}
+
+const frame = { asked: false, all: false, changed: new Set() };
+
+// Many changes, one drawing.
+function drawSoon(changed, isAll) {
+  frame.all ||= isAll;
+  changed.forEach((name) => frame.changed.add(name));
+  if (frame.asked) return;
+  frame.asked = true;
+  requestAnimationFrame(() => {
+    const isSorted = chosen.sort !== "name" || chosen.view === "table";
+    if (frame.all || isSorted || !map.isCells()) { showControls(); showFleet(); } else if (frame.changed.size) {
+      map.refreshNodes(frame.changed);
+      map.draw(frame.changed);
+    }
+    showTrend();
+    Object.assign(frame, { asked: false, all: false, changed: new Set() });
+  });
+}
+
+listen({
+  load(snapshot) {
+    const isFirst = fleet.loaded === 0;
+    performance.mark("snapshot");
+    load(snapshot);
+    if (isFirst) {
+      showControls();
+      showFleet();
+      showTrend();
+      performance.mark("interactive");
+      document.documentElement.dataset.ready = "yes";
+      if (chosen.request) askFit();
+      if (chosen.sort === "fragmented") askFragmentation();
+      openChosen();
+    } else {
+      drawSoon([], true);
+      askAgain();
+    }
+  },
+  apply(delta) {
+    const { changed, isOther } = apply(delta);
+    drawSoon(changed, isOther || Boolean(delta.namespaces));
+    if (changed.size) askAgain();
+    const [kind, rest] = [drawer.shown().slice(0, 4), drawer.shown().slice(4)], slash = rest.lastIndexOf("/");
+    if (kind === "gpu:" && changed.has(rest.slice(0, slash))) drawer.showGpu(rest.slice(0, slash), Number(rest.slice(slash + 1)), openPod);
+  },
+  state: showState,
+});
+
+readAddress();
+showControls();
+map.start(openGpu);
+drawer.start(() => choose({ open: "" }));
+lists.startSearch({
+  node: openNode,
+  namespace: (namespace) => choose({ namespace }),
+  pod: (pod) => (pod.node === null ? openPod(pod.pod) : openGpu(pod.node, pod.gpus[0] ?? 0)),
+});
+by("sort").addEventListener("change", (event) => choose({ sort: event.target.value }));
+by("colours").addEventListener("change", (event) => choose({ colours: event.target.value }));
+by("model").addEventListener("change", (event) => choose({ model: event.target.value }));
+by("namespace-off").addEventListener("click", () => choose({ namespace: "" }));
+by("view").addEventListener("click", () => choose({ view: chosen.view === "table" ? "map" : "table" }));
+for (const [id, pages] of [["before", -1], ["after", 1]]) by(id).addEventListener("click", () => { lists.turn(pages); showFleet(); });
+function takeRequest() {
+  clearTimeout(typing.timer);
+  typing.timer = 0;
+  choose({ request: by("request").value });
+}
+by("request").addEventListener("input", () => { clearTimeout(typing.timer); typing.timer = setTimeout(takeRequest, 250); });
+by("request").addEventListener("change", takeRequest); // Enter, or on to something else: at once
+document.addEventListener("keydown", (event) => { // a letter on the map or in the table, nowhere else
+  if (event.key.toLowerCase() !== "t" || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (document.activeElement !== by("map") && !by("table-box").contains(document.activeElement)) return;
+  choose({ view: chosen.view === "table" ? "map" : "table" });
+  (chosen.view === "table" ? by("gpus-scroll") : by("map")).focus();
+});
+by("gpus-scroll").tabIndex = 0;
+window.addEventListener("hashchange", () => { const before = chosen.open; readAddress(); showControls(); askFit(); if (chosen.open !== before) openChosen(); });
+let wide = 0;
+new ResizeObserver(([entry]) => {
+  if (entry.contentRect.width === wide || chosen.view !== "map") return;
+  wide = entry.contentRect.width;
+  showFleet();
+}).observe(by("map-box"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { map.forgetColours(); showFleet(); });

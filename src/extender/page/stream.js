@@ -1,0 +1,93 @@
+// The way to the server: a snapshot, then events; where events do not come, questions now and then.
+import { ask, because } from "./words.js";
+
+const SILENT_MS = 30000;   // without a word for so long a stream is given up
+const LATE_MS = 9000;      // the server says something every 5 s
+const POLL_MS = 10000;     // between two questions while there is no stream
+const POLLS = 6;           // questions before another try of a stream
+const HIDDEN_MS = 60000;   // a page that nobody sees gives its place up after so long
+
+// `page` has: load(snapshot), apply(delta), state(kind, words).
+export function listen(page) {
+  const line = { source: null, heard: 0, at: "", timer: 0, hidden: 0, fault: "", known: false, polled: 0 };
+
+  async function refresh() {
+    clearTimeout(line.timer);
+    try {
+      const snapshot = await ask("v1/summary");
+      line.heard = Date.now();
+      line.fault = "";
+      if (snapshot.at !== line.at || !line.known) page.load(snapshot);
+      [line.at, line.known] = [snapshot.at, true];
+      if (line.polled > 0) poll(line.polled - 1); else open();
+    } catch (error) {
+      line.fault = because(error);
+      line.timer = setTimeout(refresh, line.known ? 2000 + Math.random() * 1000 : 1000);
+    }
+    show();
+  }
+
+  function open() {
+    close();
+    const source = new EventSource("v1/events?after=" + encodeURIComponent(line.at));
+    line.source = source;
+    source.addEventListener("open", () => { line.heard = Date.now(); line.fault = ""; show(); });
+    source.addEventListener("delta", (event) => {
+      const delta = JSON.parse(event.data);
+      line.heard = Date.now();
+      line.fault = "";
+      line.at = delta.at;
+      page.apply(delta);
+      show();
+    });
+    source.addEventListener("reload", () => { close(); refresh(); });
+    source.addEventListener("error", () => {
+      if (source.readyState === EventSource.CLOSED) { // refused: it would not try again by itself
+        close();
+        line.polled = POLLS;
+        refresh();
+        return;
+      }
+      line.fault = "the connection broke";
+      show();
+    });
+  }
+
+  function close() {
+    if (line.source) line.source.close();
+    line.source = null;
+  }
+
+  // No stream, be it for a proxy that holds answers back: so many questions before another try.
+  function poll(times) {
+    close();
+    line.polled = times;
+    clearTimeout(line.timer);
+    line.timer = setTimeout(refresh, POLL_MS);
+  }
+
+  function show() {
+    const late = Date.now() - line.heard;
+    if (!line.known) page.state("bad", line.fault ? "Not connected" : "Asking gpupack …", line.fault);
+    else if (line.fault) page.state("bad", "Not connected", line.fault);
+    else if (!line.source) page.state("late", "Asking every " + POLL_MS / 1000 + " s: events do not come through", "");
+    else if (late > LATE_MS) page.state("late", "Delayed " + Math.round(late / 1000) + " s", "");
+    else page.state("good", "Live", "");
+  }
+
+  setInterval(() => {
+    if (document.hidden) {
+      line.hidden ||= Date.now();
+      if (line.source && Date.now() - line.hidden > HIDDEN_MS) close();
+      return;
+    }
+    if (line.source && Date.now() - Math.max(line.heard, line.hidden) > SILENT_MS) poll(POLLS);
+    show();
+  }, 1000);
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) return;
+    line.hidden = 0;
+    if (!line.source && line.known) refresh();
+  });
+  refresh();
+}

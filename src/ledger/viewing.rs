@@ -1,0 +1,62 @@
+//! What a page shows of all nodes: those that changed, with what agents say beside the books; which
+//! devices a request could get; where room is fragmented. Nothing here changes anything.
+
+use std::collections::BTreeSet;
+
+use super::books::{Ledger, locked};
+use super::details::NodeDetails;
+use super::questions::Question;
+use super::slot::Slot;
+use crate::packing::device::NodeName;
+use crate::packing::fragmentation::Packing;
+use crate::packing::node::{ClaimRule, NodeLedger};
+use crate::packing::plan;
+
+impl Ledger {
+    /// Lets `look` see each node with what its agent says beside the books, one after the other, in no
+    /// particular order. Each node is held meanwhile, so `look` must be short and must not ask the
+    /// ledger. Nodes that are forgotten are shown too: see [`NodeLedger::is_forgettable`].
+    pub fn look_into_each(&self, mut look: impl FnMut(&NodeLedger, &NodeDetails)) {
+        self.slots().iter().for_each(|slot| show(slot, &mut look));
+    }
+
+    /// The same for the nodes whose books have changed since `seen`, which is brought up to now; a
+    /// newcomer begins with zero. Where that is too long ago to remember, all nodes are shown: O(changes).
+    pub fn look_into_changed(
+        &self,
+        seen: &mut u64,
+        mut look: impl FnMut(&NodeLedger, &NodeDetails),
+    ) {
+        let changed: Option<BTreeSet<usize>> = self.changes().since(seen).map(Iterator::collect);
+        let slots = self.slots(); // as young as the changes: it has all that they name
+        match changed {
+            None => slots.iter().for_each(|slot| show(slot, &mut look)),
+            Some(nodes) => {
+                nodes.iter().filter_map(|at| slots.get(*at)).for_each(|slot| show(slot, &mut look));
+            }
+        }
+    }
+
+    /// Each node that fits, in no particular order, with the positions of all its devices that the pod
+    /// could get: O(nodes × devices). It claims nothing and keeps nothing.
+    pub fn fitting(&self, question: &Question) -> Vec<(NodeName, Vec<usize>)> {
+        let slots = self.slots();
+        let ask = question.ask(&self.world().classes);
+        let on = |slot: &Slot| plan::fitting(&slot.read(), &ask, ClaimRule::Respected).ok();
+        slots.iter().filter_map(|slot| Some((slot.name.clone(), on(slot)?))).collect()
+    }
+
+    /// How full and how fragmented each node is, in no particular order, by the typical requests that
+    /// the cluster sees.
+    pub fn packing_by_node(&self) -> Vec<(NodeName, Packing)> {
+        let mut gauge = locked(&self.gauge);
+        self.packing_by(&mut gauge);
+        let slots = self.slots();
+        slots.iter().map(|slot| slot.name.clone()).zip(gauge.packings()).collect()
+    }
+}
+
+fn show(slot: &Slot, look: &mut impl FnMut(&NodeLedger, &NodeDetails)) {
+    let books = slot.read();
+    look(&books, &locked(&slot.details));
+}

@@ -218,6 +218,7 @@ pub mod cli {
     mod top_rows;
     pub mod top;
     pub mod explain;
+    pub mod advise;
     pub mod waiting;
     pub mod completion;
     mod demo_pods;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use gpupack::cli::failure::Failure;
 use gpupack::cli::{
-    agent, completion, demo, explain, extender, simulate, snapshot, top, waiting, webhook,
+    advise, agent, completion, demo, explain, extender, simulate, snapshot, top, waiting, webhook,
     webhook_cert,
 };
 use gpupack::clock::Clock;
@@ -36,6 +36,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// List the pods that wait, with what is in the way of each
     Waiting(waiting::WaitingArgs),
+    /// Say who holds GPUs without need, and what request would have been enough
+    Advise(advise::AdviseArgs),
     /// Watch it work: a simulated fleet and stream of pods, no Kubernetes and no GPU needed
     Demo(demo::DemoArgs),
     /// Replay a public GPU trace through the packing code and compare policies
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Command::Top(args) => answered(top::run(&args)),
         Command::Explain(args) => answered(explain::run(&args)),
         Command::Waiting(args) => answered(waiting::run(&args)),
+        Command::Advise(args) => answered(advise::run(&args)),
         Command::Completion(args) => {
             completion::completion(&args, named());
             ExitCode::SUCCESS

@@ -461,3 +461,40 @@ fn completions_and_manual_pages_are_made_from_the_flags() {
     let line = refused(1, &["man", "--dir", file.join("below").to_str().unwrap()]);
     assert!(line.contains("cannot write into"), "{line}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn advise_names_who_holds_without_need() {
+    let bed = busy().await;
+    let url = format!("http://{}", served(bed.router.clone()).await);
+    let early = printed(&["advise", "--server", &url]);
+    assert_eq!(early, "No pod has been watched for 10m yet: come back then.\n");
+    let pod = |name: &str, is_idle: bool| {
+        json!({"pod": name, "node": "gpu-a", "booked_mib": 8192, "share_millionths": 500_000,
+            "peak_mib": 1000, "median_use_millionths": 62_500, "p95_use_millionths": 125_000,
+            "watched_seconds": 7200, "idle_seconds": 3700, "is_idle": is_idle, "enough_mib": 1280,
+            "reclaimable_mib": if is_idle { 8192 } else { 6912 }})
+    };
+    let answer = json!({"watched_pods": 3, "idle_pods": 1, "watched_for_seconds": 600,
+        "idle_after_seconds": 600, "reclaimable_mib": 15_104, "reclaimable_share_millionths": 920_000,
+        "pools": [{"pool": "a\u{1b}[2J", "tenants": 3, "bearable_replicas": 4}],
+        "pods": [pod("team/idle", true), pod("team/small\u{1b}[31m", false)]});
+    let router = Router::new().route("/v1/advise", get(move || async { Json(answer) }));
+    let url = format!("http://{}", served(router).await);
+    let table = printed(&["advise", "-n", "team", "--server", &url]);
+    for part in ["1 of 3 pods are idle", "14.7Gi of memory and 0.92 GPUs", "COULD-FREE", "1280Mi"] {
+        assert!(table.contains(part), "{part} in {table}");
+    }
+    assert!(table.contains("4 slots a GPU would have held 95 % of its 3 pods."), "{table}");
+    assert!(!table.contains('\u{1b}'), "{table}");
+    fits_80_columns(&table);
+    let text = printed(&["advise", "-o", "json", "--server", &url]);
+    let known = fs::read_to_string("docs/cli.md").expect("the reference is there");
+    for indent in [2, 6] {
+        let keys = keys(&text, indent);
+        assert!(keys.len() >= 3, "{text}");
+        for key in keys.iter().filter(|key| !["apiVersion", "kind"].contains(key)) {
+            assert!(known.contains(&format!("`{key}`")), "docs/cli.md lacks `{key}`");
+        }
+    }
+    refused(2, &["advise", "-n", "no/name", "--server", &url]);
+}

@@ -6,7 +6,7 @@ export const ENDED = 1, UNHELD = 2;
 const TEAM_COLOURS = 10;
 
 export const fleet = {
-  at: "", loaded: 0, version: "", figures: null, figuresAt: 0, trend: [], models: [], namespaces: [], nodes: new Map(),
+  at: "", loaded: 0, version: "", figures: null, figuresAt: 0, heardAt: 0, trend: [], models: [], namespaces: [], nodes: new Map(),
   fragmented: {}, // by name of the node, in millionths of a GPU; asked for when the map is sorted by it
   fits: null,     // answer to the request, by name of the node
   teams: new Map(),
@@ -48,6 +48,7 @@ export function apply(delta) {
 
 function note(at, figures) {
   fleet.at = at;
+  fleet.heardAt = Date.now();
   if (figures) {
     fleet.figures = figures;
     fleet.figuresAt = Date.now();

@@ -11,7 +11,7 @@ function tileTexts(figures) {
   const empty = packing.devices - packing.occupied, part = none ? 0 : empty / packing.devices;
   const wait = figures.waiting ? "the longest for " + span(figures.longest_wait_seconds + (Date.now() - fleet.figuresAt) / 1000) : "every pod has a place";
   const tiles = [
-    ["Packing efficiency", none ? "–" : share(packing.efficiency_millionths), packing.occupied ? "mean fullness of the " + count(packing.occupied, "GPU", "GPUs") + " in use; " + share(packing.allocation_millionths) + " of all compute is booked" : "no GPU is in use"],
+    ["Packing efficiency", packing.occupied === 0 ? "–" : share(packing.efficiency_millionths), packing.occupied ? "mean fullness of the " + count(packing.occupied, "GPU", "GPUs") + " in use; " + share(packing.allocation_millionths) + " of all compute is booked" : "no GPU is in use"],
     ["Stranded", none ? "–" : gpus(figures.fragmented_share_millionths) + " GPUs", none ? "no GPU is known" : share(packing.fragmentation_millionths) + " of the free compute is of no use to typical requests", "", "sort=fragmented"],
     ["GPUs empty", none ? "–" : number.format(empty), none ? "no GPU is known" : "of " + number.format(packing.devices) + " (" + (part * 100).toFixed(0) + " %): free for whole-GPU pods", "", "sort=empty"],
     ["Pods waiting", number.format(figures.waiting), wait, "", "#waiting-title"],
@@ -68,7 +68,7 @@ export function showWaiting(open) {
       name.append(choose);
       why.append(make("span", " (" + count(pod.nodes, "node", "nodes") + ")", "soft"));
       if (typeof pod.mend === "string" && pod.mend) why.append(make("span", pod.mend, "mend"));
-      row.append(name, make("td", pod.asks), make("td", "", "n"), why);
+      row.append(name, make("td", pod.asks, "wide"), make("td", "", "n"), why);
       return row;
     }));
     if (held) [...table.querySelectorAll("button")].find((it) => it.dataset.pod === held)?.focus();

@@ -186,7 +186,7 @@ function showState(kind, words, fault) {
   by("page").classList.toggle("stale", kind === "bad" && fleet.loaded > 0);
   const readiness = fleet.figures ? fleet.figures.readiness : "ready";
   const text = fault
-    ? "gpupack cannot be reached (" + fault + "). " + (fleet.loaded ? "What you see is of " + lists.asOf(fleet.figuresAt) + " and no longer true." : "There are no figures yet.") + " Trying again."
+    ? "gpupack cannot be reached (" + fault + "). " + (fleet.loaded ? "What you see is of " + lists.asOf(fleet.heardAt) + " and no longer true." : "There are no figures yet.") + " Trying again."
     : readiness === "not_listed" ? "gpupack is starting: pods and nodes are not listed yet, nothing is placed."
     : readiness === "awaiting_reports" ? "gpupack is starting: " + count(fleet.figures.awaited_nodes, "node that holds pods has", "nodes that hold pods have") + " not reported yet." : "";
   tell(by("alarm"), text);

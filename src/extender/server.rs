@@ -12,7 +12,7 @@ use axum::routing::{get, post, put};
 use axum::serve::ListenerExt;
 use serde::Deserialize;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::app::App;
 use super::explain::explain_named;
@@ -173,13 +173,21 @@ struct ExplainQuery {
     pod: Option<String>,
 }
 
+/// Looks that take long and go on at once; further ones wait for their turn. Nobody is asked for a name, and
+/// each may take megabytes and walk over all nodes.
+static LOOKS: Semaphore = Semaphore::const_new(4);
+
 /// Looks for something that takes long, off the threads that answer questions.
 pub(super) async fn look<T: Send + 'static>(
     app: &Arc<App>,
     look: impl FnOnce(&App) -> T + Send + 'static,
 ) -> Result<T, Response> {
     let app = Arc::clone(app);
+    let Ok(turn) = LOOKS.acquire().await else {
+        return Err(refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"));
+    };
     let found = tokio::task::spawn_blocking(move || look(&app)).await;
+    drop(turn);
     found.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::books::{Ledger, locked};
 use super::details::NodeDetails;
+use super::viewing::knows;
 use crate::packing::device::{ModelName, PoolName};
 use crate::packing::figures::Figures;
 use crate::packing::mix::CompiledMix;
@@ -31,9 +32,9 @@ impl Ledger {
     /// measured: O(changed nodes × typical requests × devices + nodes).
     pub fn fleet(&self) -> BTreeMap<Kind, Figures> {
         let mut gauge = locked(&self.fleet);
-        let (generation, mix): (u64, Arc<CompiledMix>) = {
+        let (generation, mix, classes): (u64, Arc<CompiledMix>, usize) = {
             let world = self.world();
-            (world.mix_generation, Arc::clone(&world.compiled))
+            (world.mix_generation, Arc::clone(&world.compiled), world.classes.count())
         };
         if gauge.generation != Some(generation) {
             *gauge = FleetGauge { generation: Some(generation), nodes: Vec::new() };
@@ -44,7 +45,13 @@ impl Ledger {
         for (slot, known) in slots.iter().zip(&mut gauge.nodes) {
             let version = slot.version.load(Ordering::Acquire);
             if known.as_ref().is_none_or(|(seen, _)| *seen != version) {
-                *known = Some(slot.look(|books| (books.pool().clone(), Figures::of(books, &mix))));
+                let of = |books: &NodeLedger| {
+                    // One with devices of a class that came this very moment is measured the next time.
+                    let is_known = knows(books, classes);
+                    is_known.then(|| (books.pool().clone(), Figures::of(books, &mix)))
+                };
+                let (seen, found) = slot.look(of);
+                *known = found.map(|found| (seen, found));
             }
             let Some((_, (pool, figures))) = known else { continue };
             for (model, figures) in figures {

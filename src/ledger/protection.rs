@@ -189,8 +189,9 @@ fn protection(books: &DeviceBooks, held: Demand, told: Told, limits: DriverLimit
     let is_promised = is_gpu && limits == DriverLimits::Intended;
     let intended = match books.promised_guard() {
         PoolGuard::Driver => Mode::Driver,
-        _ if is_promised || is_held => Mode::Driver,
+        _ if is_held => Mode::Driver,
         PoolGuard::Mps => Mode::Mps,
+        _ if is_promised => Mode::Driver,
         _ if limits == DriverLimits::OfClients || told.is_mps_client => Mode::Mps,
         PoolGuard::None | PoolGuard::Hardware => Mode::None,
     };
@@ -233,7 +234,7 @@ fn evidence(books: &NodeLedger, details: &NodeDetails) -> Vec<(DeviceId, Evidenc
             _ => told.is_unlimited || told.limit.is_some(),
         };
         let lacks = |seen: &Seen| seen.is_told && is_unheld(&seen.told);
-        if tenants.iter().any(|(seen, _)| lacks(seen)) {
+        if tenants.iter().any(|(seen, is_verified)| !is_verified && lacks(seen)) {
             Evidence::Missing
         } else if !tenants.is_empty() && tenants.iter().all(|(_, is_verified)| *is_verified) {
             Evidence::Verified
@@ -268,6 +269,10 @@ impl Ledger {
             (effects, evidence(&books, &details))
         };
         if !found.is_empty() {
+            // Whoever was kept away for want of protection may fit again, though nothing became free.
+            if found.iter().any(|(_, evidence)| *evidence != Evidence::Missing) {
+                effects.push(Effect::Room(slot.name.clone()));
+            }
             effects.extend(self.change_slot(at, |books| {
                 for (id, evidence) in &found {
                     books.see_evidence(id, *evidence);

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::books::{Ledger, locked};
 use super::slot::Slot;
+use super::viewing::knows;
 use crate::packing::device::{DeviceId, PodUid};
 use crate::packing::fragmentation::{Packing, stranded_by_device};
 use crate::packing::mix::{CompiledMix, Mix};
@@ -138,7 +139,7 @@ impl Ledger {
     /// The same by a gauge. Only nodes that changed since its last use are measured:
     /// O(changed nodes × typical requests × devices + nodes).
     pub fn packing_by(&self, gauge: &mut Gauge) -> Packing {
-        {
+        let classes = {
             let world = self.world();
             let basis = match gauge.mix {
                 None => world.mix_generation,
@@ -151,13 +152,19 @@ impl Ledger {
                 };
                 (gauge.basis, gauge.nodes) = (Some(basis), Vec::new());
             }
-        }
+            world.classes.count()
+        };
         let slots = self.slots();
         gauge.nodes.resize(slots.len(), None);
         for (slot, known) in slots.iter().zip(&mut gauge.nodes) {
             let version = slot.version.load(Ordering::Acquire);
             if known.is_none_or(|(seen, _)| seen != version) {
-                *known = Some(slot.look(|books| Packing::of(books, &gauge.compiled)));
+                let of = |books: &NodeLedger| {
+                    // One with devices of a class that came this very moment is measured the next time.
+                    knows(books, classes).then(|| Packing::of(books, &gauge.compiled))
+                };
+                let (seen, found) = slot.look(of);
+                *known = found.map(|found| (seen, found));
             }
         }
         let nodes = gauge.nodes.iter().flatten().map(|(_, packing)| *packing);

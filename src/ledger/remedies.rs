@@ -261,6 +261,10 @@ impl Search<'_> {
             if books.placeable().is_err() {
                 continue;
             }
+            // Sets of tenants are tried on a copy: others wait for the books of the node meanwhile.
+            let copy = books.clone();
+            drop(books);
+            let books = copy;
             let pods = |way: &Clearing| {
                 let mut held: Vec<_> =
                     way.pods.iter().filter_map(|uid| books.reservation(uid)).collect();

@@ -41,8 +41,16 @@ impl Ledger {
     /// could get: O(nodes × devices). It claims nothing and keeps nothing.
     pub fn fitting(&self, question: &Question) -> Vec<(NodeName, Vec<usize>)> {
         let slots = self.slots();
-        let ask = question.ask(&self.world().classes);
-        let on = |slot: &Slot| plan::fitting(&slot.read(), &ask, ClaimRule::Respected).ok();
+        let (ask, known) = {
+            let world = self.world();
+            (question.ask(&world.classes), world.classes.count())
+        };
+        let on = |slot: &Slot| {
+            let books = slot.read();
+            // Devices of a class that came this very moment are told of the next time.
+            let is_known = knows(&books, known);
+            is_known.then(|| plan::fitting(&books, &ask, ClaimRule::Respected).ok()).flatten()
+        };
         slots.iter().filter_map(|slot| Some((slot.name.clone(), on(slot)?))).collect()
     }
 
@@ -54,6 +62,12 @@ impl Ledger {
         let slots = self.slots();
         slots.iter().map(|slot| slot.name.clone()).zip(gauge.packings()).collect()
     }
+}
+
+/// Whether all devices of a node are of the classes that were known when there were so many.
+pub(super) fn knows(books: &NodeLedger, classes: usize) -> bool {
+    let mut rooms = books.rooms(ClaimRule::Ignored).iter();
+    rooms.all(|room| room.class.position() < classes)
 }
 
 fn show(slot: &Slot, look: &mut impl FnMut(&NodeLedger, &NodeDetails)) {

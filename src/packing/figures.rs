@@ -256,7 +256,8 @@ impl Figures {
         let left = capacity.checked_sub(held).expect("at most the capacity is held");
         add(&mut self.share.booked, held.share);
         add_memory(&mut self.memory.booked, held.memory);
-        if !state.is_open() {
+        // Of an overbooked device nothing is free, whatever is left of one of the two.
+        if !state.is_open() || books.is_overbooked() {
             add(&mut self.share.unavailable, left.share);
             return add_memory(&mut self.memory.unavailable, left.memory);
         }

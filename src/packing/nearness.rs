@@ -2,12 +2,14 @@
 //! the books leave a choice.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::details::DeviceDetails;
 use super::device::{Device, DeviceId};
 
-/// Most devices among which the nearest are looked for; nodes have 16 GPUs at most.
-const MAX_CANDIDATES: usize = 32;
+/// Most devices among which the nearest are looked for; nodes have 16 GPUs at most. Of more the first
+/// are taken.
+const MAX_CANDIDATES: usize = 16;
 
 /// How near the devices of a place are to each other; smaller is nearer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,8 +30,8 @@ type Bond = u32;
 /// How near each device of a node is to each other one, by position; nothing where it is not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nearness {
-    /// Row by row, with nobody's bond to itself. Empty where there is none.
-    bonds: Vec<Bond>,
+    /// Row by row, with nobody's bond to itself. Empty where there is none. Shared, since books are copied.
+    bonds: Arc<[Bond]>,
     devices: usize,
 }
 
@@ -60,7 +62,7 @@ impl Nearness {
             *bond = bond.saturating_add((here != there && is_beside).into());
         }
         let is_known = bonds.iter().any(|bond| *bond > 0);
-        Self { bonds: if is_known { bonds } else { Vec::new() }, devices: count }
+        Self { bonds: if is_known { bonds.into() } else { Arc::default() }, devices: count }
     }
 
     /// The same without the device at `position`.
@@ -89,8 +91,7 @@ impl Nearness {
     /// it makes no difference, those whose use parts the fewest near ones that stay, then the first.
     /// In the order of `candidates`.
     ///
-    /// Sets are grown one device at a time from each candidate, so it takes about the square of the
-    /// candidates times what is wanted. Where nearness comes in groups within groups (bridges or
+    /// Sets are grown one device at a time from each candidate, of which there are few. Where nearness comes in groups within groups (bridges or
     /// switches, NUMA nodes) no set has a nearer farthest pair.
     pub(super) fn nearest(
         &self,
@@ -98,10 +99,10 @@ impl Nearness {
         candidates: &[usize],
         wanted: usize,
     ) -> Vec<usize> {
+        let candidates = &candidates[..candidates.len().min(wanted.max(MAX_CANDIDATES))];
         if self.bonds.is_empty() || wanted == 0 || candidates.len() <= wanted {
             return candidates[..wanted.min(candidates.len())].to_vec();
         }
-        let candidates = &candidates[..candidates.len().min(wanted.max(MAX_CANDIDATES))];
         let grown = candidates.iter().map(|seed| self.grown(chosen, *seed, candidates, wanted));
         let best = grown.min_by_key(|set| {
             let together = chosen.iter().chain(set.iter()).copied();

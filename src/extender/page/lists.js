@@ -152,6 +152,7 @@ export function startSearch(choose) {
       if (!all) box.replaceChildren(make("p", "Nothing has “" + text + "” in its name.", "soft"));
       tell(by("search-note"), count(all, "result", "results"));
     } catch (error) {
+      if (turn !== asked) return;
       box.replaceChildren(make("p", "No search: " + because(error), "bad"));
     }
     box.hidden = false;

@@ -16,8 +16,8 @@ const typing = { timer: 0 }; // runs while a request is typed that is not chosen
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
   for (const name of Object.keys(CHOICES)) chosen[name] = given.get(name) ?? CHOICES[name];
-  if (!SORTS[chosen.sort]) chosen.sort = CHOICES.sort;
-  if (!map.COLOURS[chosen.colours]) chosen.colours = "";
+  if (!Object.hasOwn(SORTS, chosen.sort)) chosen.sort = CHOICES.sort;
+  if (!Object.hasOwn(map.COLOURS, chosen.colours)) chosen.colours = "";
 }
 
 function writeAddress() {
@@ -119,7 +119,7 @@ async function askFit() {
   try {
     const found = await ask("v1/fit?" + question(chosen.request));
     if (turn !== fit.turn) return;
-    fleet.fits = found.on;
+    fleet.fits = Object.assign(Object.create(null), found.on); // names of nodes are anybody's
     note.className = "small";
     tell(note, found.gpus ? found.asks + " would fit now on " + count(found.gpus, "GPU", "GPUs") + " of " + count(found.nodes, "node", "nodes") + ": they are lit."
       : found.asks + " fits nowhere now.");
@@ -274,7 +274,7 @@ document.addEventListener("keydown", (event) => { // a letter on the map or in t
   (chosen.view === "table" ? by("gpus-scroll") : by("map")).focus();
 });
 by("gpus-scroll").tabIndex = 0;
-window.addEventListener("hashchange", () => { const before = chosen.open; readAddress(); showControls(); askFit(); if (chosen.open !== before) openChosen(); });
+window.addEventListener("hashchange", () => { if (location.hash.length > 1 && !location.hash.includes("=")) return; const before = chosen.open; readAddress(); showControls(); askFit(); if (chosen.open !== before) openChosen(); });
 let wide = 0;
 new ResizeObserver(([entry]) => {
   if (entry.contentRect.width === wide || chosen.view !== "map") return;

@@ -80,7 +80,7 @@ fn neighbours_that_are_not_there_or_a_device_itself_are_nobody() {
     let said = vec![(id("GPU-0"), u32::MAX), (id("GPU-9"), 1), (id("GPU-1"), u32::MAX)];
     details.get_mut(&id("GPU-0")).unwrap().neighbours = said;
     let found = Nearness::of(&devices, &details);
-    assert_eq!(found.bonds, [0, u32::MAX, u32::MAX, 0], "one end is enough");
+    assert_eq!(*found.bonds, [0, u32::MAX, u32::MAX, 0], "one end is enough");
 }
 
 /// A node of these devices, all free, that is called `name`.

@@ -274,6 +274,6 @@ fn the_program_says_what_it_lacks() {
         String::from_utf8(output.stderr).unwrap()
     };
     assert!(run().contains("cannot read `/nowhere/tls.crt`"));
-    std::fs::write(&config, "webhook:\n  memory_limit: mps\n").unwrap();
-    assert!(run().contains("`webhook.memory_limit: mps` is not allowed"));
+    std::fs::write(&config, "webhook:\n  memory_limit: cgroup\n").unwrap();
+    assert!(run().contains("`webhook.memory_limit: cgroup` is not allowed"));
 }

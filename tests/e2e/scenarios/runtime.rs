@@ -262,6 +262,9 @@ async fn moved_in_place(node: &Machine) {
     let patch = Patch::Merge(json!({"metadata": {"annotations": keys}}));
     let patched = api.patch("moved", &PatchParams::default(), &patch).await;
     patched.unwrap_or_else(|error| panic!("gpupack may move its pods: {error}"));
+    // Kubelet makes the next container from the pod as it knows it, and tells nobody what that is: its watch
+    // brings the change within milliseconds, but a process that ends sooner finds the old record.
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     let started = clock::now();
     node.kill("moved", "main").await;
     let main = node.told("moved", "main", 1).await;

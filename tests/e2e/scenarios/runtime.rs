@@ -264,7 +264,7 @@ async fn moved_in_place(node: &Machine) {
     patched.unwrap_or_else(|error| panic!("gpupack may move its pods: {error}"));
     // Kubelet makes the next container from the pod as it knows it, and tells nobody what that is: its watch
     // brings the change within milliseconds, but a process that ends sooner finds the old record.
-    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
     let started = clock::now();
     node.kill("moved", "main").await;
     let main = node.told("moved", "main", 1).await;

@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::clock;
 use crate::fleet::{Fleet, FleetNode};
 use crate::pods::PodPlan;
+use crate::webhook::until_nobody_refuses;
 
 /// Requests in flight when many objects are made.
 const IN_FLIGHT: usize = 32;
@@ -46,6 +47,7 @@ impl Cluster {
             remove(&nodes, &node.metadata.name.unwrap_or_default()).await;
         }
         cluster.namespace_created(namespace).await;
+        until_nobody_refuses(&cluster).await;
         cluster
     }
 

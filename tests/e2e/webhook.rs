@@ -94,10 +94,20 @@ pub(crate) async fn unconfigure(cluster: &Cluster) {
     let webhooks: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
     let deleted = webhooks.delete("gpupack", &DeleteParams::default()).await;
     deleted.expect("it was configured");
+    until_admitted(cluster, &PodPlan::fraction("probe", "2")).await;
+}
+
+/// Waits until nobody refuses what the webhook and the policies would refuse: the API server follows
+/// a removed configuration a moment later.
+pub(crate) async fn until_nobody_refuses(cluster: &Cluster) {
+    let bad = PodPlan::fraction("probe", "2").annotated("placed.gpupack.dev/touch", "1");
+    until_admitted(cluster, &bad).await;
+}
+
+async fn until_admitted(cluster: &Cluster, bad: &PodPlan) {
     let started = clock::now();
-    let bad = PodPlan::fraction("probe", "2").to_pod();
-    while let Err(refused) = dry_run(&cluster.pods(), &bad).await {
-        assert!(started.elapsed() < LIMIT, "the webhook is still asked: {refused}");
+    while let Err(refused) = dry_run(&cluster.pods(), &bad.to_pod()).await {
+        assert!(started.elapsed() < LIMIT, "such a pod is still refused: {refused}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -52,6 +52,7 @@ pub mod ledger {
     mod pools;
     mod changes;
     mod slot;
+    mod kept;
     pub mod effect;
     pub mod facts;
     pub mod commands;

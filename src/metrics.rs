@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use prometheus::{
-    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Registry, TextEncoder,
+    Encoder, Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Registry, TextEncoder,
 };
 
 use self::demand::DemandFamilies;
@@ -16,7 +16,7 @@ use self::fleet::FleetFamilies;
 use self::guard::GuardFamilies;
 pub use self::guard::{EvictionResult, OutsideFigures};
 pub use self::labels::{BindResult, Outcome, ReportResult, Verb};
-use self::make::{counter, counters, gauge, int_gauge, int_gauges, valid, whole};
+use self::make::{Make, valid, whole};
 use crate::packing::fit::Misfit;
 use crate::packing::moves::MOST_MOVES;
 
@@ -83,110 +83,71 @@ impl Metrics {
     ///
     /// # Panics
     /// Never: the names are constants, and a test registers them.
-    #[expect(clippy::too_many_lines, reason = "one line per family, in the order of the fields")]
     pub fn new() -> Self {
-        let build = int_gauges(
+        let registry = Registry::new();
+        let make = Make(&registry);
+        let build = make.int_gauges(
             "gpupack_build_info",
             "1, with the version of the running program as label.",
             &["version", "component"],
         );
         build.with_label_values(&[env!("CARGO_PKG_VERSION"), "extender"]).set(1);
-        let registry = Registry::new();
         let metrics = Self {
-            fleet: FleetFamilies::register(&registry),
-            demand: DemandFamilies::register(&registry),
-            guard: GuardFamilies::register(&registry),
-            registry,
-            verb_duration: valid(HistogramVec::new(
-                HistogramOpts::new(
+            fleet: FleetFamilies::new(&make),
+            demand: DemandFamilies::new(&make),
+            guard: GuardFamilies::new(&make),
+            verb_duration: make.histograms(
+                (
                     "gpupack_verb_duration_seconds",
                     "Time from the whole request to the whole answer of an extender verb.",
-                )
-                .buckets(LATENCY_BUCKETS.to_vec()),
+                ),
+                &LATENCY_BUCKETS,
                 &["verb", "outcome"],
-            )),
-            refusals: counters(
-                "gpupack_refusals_total",
+            ),
+            refusals: make.counters("gpupack_refusals_total",
                 "Nodes refused by filter, by reason.",
                 &["reason"],
             ),
-            binds: counters("gpupack_binds_total", "Binds by outcome.", &["outcome"]),
-            claims: int_gauge("gpupack_claims", "Places held back between question and bind."),
-            wakeups: counter("gpupack_wakeups_total", "Waiting pods woken because room appeared."),
-            reports: counters("gpupack_reports_total", "Agent reports by result.", &["result"]),
-            report_interval: valid(Histogram::with_opts(
-                HistogramOpts::new(
-                    "gpupack_report_interval_seconds",
-                    "Time between two accepted reports of one node.",
-                )
-                .buckets(vec![0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]),
-            )),
-            events_lost: counter(
-                "gpupack_events_dropped_total",
+            binds: make.counters("gpupack_binds_total", "Binds by outcome.", &["outcome"]),
+            claims: make.int_gauge("gpupack_claims", "Places held back between question and bind."),
+            wakeups: make.counter("gpupack_wakeups_total", "Waiting pods woken because room appeared."),
+            reports: make.counters("gpupack_reports_total", "Agent reports by result.", &["result"]),
+            report_interval: make.histogram(
+                "gpupack_report_interval_seconds",
+                "Time between two accepted reports of one node.",
+                &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0],
+            ),
+            events_lost: make.counter("gpupack_events_dropped_total",
                 "Pod events not written because the queue was full.",
             ),
-            audits: counter("gpupack_ledger_audits_total", "Audits of the ledger."),
-            audit_failures: counter(
-                "gpupack_ledger_audit_failures_total",
+            audits: make.counter("gpupack_ledger_audits_total", "Audits of the ledger."),
+            audit_failures: make.counter("gpupack_ledger_audit_failures_total",
                 "Audits that found sums differing from the reservations.",
             ),
-            ready: int_gauge("gpupack_ready", "1 when questions are answered."),
-            oldest_report: gauge(
-                "gpupack_oldest_report_timestamp_seconds",
+            ready: make.int_gauge("gpupack_ready", "1 when questions are answered."),
+            oldest_report: make.gauge("gpupack_oldest_report_timestamp_seconds",
                 "When the node that reports and was heard of the longest ago was heard; 0 where none reports.",
             ),
-            watch_lag: valid(Histogram::with_opts(
-                HistogramOpts::new(
-                    "gpupack_watch_lag_seconds",
-                    "From posting a Binding to the watch event that shows the pod bound.",
-                )
-                .buckets(vec![
-                    1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,
-                ]),
-            )),
-            watch_events: counters(
-                "gpupack_watch_events_total",
+            watch_lag: make.histogram(
+                "gpupack_watch_lag_seconds",
+                "From posting a Binding to the watch event that shows the pod bound.",
+                &[1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0],
+            ),
+            watch_events: make.counters("gpupack_watch_events_total",
                 "What the watches brought: changes, and failures after which they began anew.",
                 &["resource", "kind"],
             ),
-            placeable_by_moves: int_gauges(
-                "gpupack_waiting_pods_movable",
+            placeable_by_moves: make.int_gauges("gpupack_waiting_pods_movable",
                 "Waiting pods for which so many moves of running pods would make room.",
                 &["moves"],
             ),
-            emptiable: int_gauge(
-                "gpupack_gpus_emptiable",
+            emptiable: make.int_gauge("gpupack_gpus_emptiable",
                 "GPUs whose tenants would fit on other GPUs in use; looked for while no pod waits.",
             ),
+            registry,
         };
-        metrics.register(build);
         metrics.preset();
         metrics
-    }
-
-    fn register(&self, build: IntGaugeVec) {
-        let families: Vec<Box<dyn prometheus::core::Collector>> = vec![
-            Box::new(build),
-            Box::new(self.verb_duration.clone()),
-            Box::new(self.refusals.clone()),
-            Box::new(self.binds.clone()),
-            Box::new(self.claims.clone()),
-            Box::new(self.wakeups.clone()),
-            Box::new(self.reports.clone()),
-            Box::new(self.report_interval.clone()),
-            Box::new(self.events_lost.clone()),
-            Box::new(self.audits.clone()),
-            Box::new(self.audit_failures.clone()),
-            Box::new(self.ready.clone()),
-            Box::new(self.oldest_report.clone()),
-            Box::new(self.watch_lag.clone()),
-            Box::new(self.watch_events.clone()),
-            Box::new(self.placeable_by_moves.clone()),
-            Box::new(self.emptiable.clone()),
-        ];
-        for family in families {
-            valid(self.registry.register(family));
-        }
     }
 
     /// Makes every series exist before its first event.

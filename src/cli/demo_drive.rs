@@ -282,8 +282,7 @@ impl Drive {
 
     /// The closest misfit of a pod that waits, as `explain` shows it.
     fn closest(&self, uid: &str) -> Option<Misfit> {
-        let misfits = self.app.waiting.pod(&PodUid::new(uid))?.refused?;
-        misfits.into_keys().max_by_key(|misfit| misfit.closeness())
+        self.app.waiting.pod(&PodUid::new(uid))?.closest().map(|(misfit, _)| misfit)
     }
 
     fn wait(&mut self, waiting: Waiting, reason: String) {

@@ -14,7 +14,7 @@ use crate::cluster::placement::{PlacementError, encode};
 use crate::cluster::pod::SeenPod;
 use crate::cluster::request_error::shown;
 use crate::packing::device::{NodeName, PodUid};
-use crate::packing::reservation::Placement;
+use crate::packing::reservation::{Placement, PodRef};
 
 /// Most bytes of annotations that a pod may carry: the API server's 256 KiB, less room for the key
 /// that [`touch`](super::write::ApiWriter::touch) writes.
@@ -66,6 +66,15 @@ impl PodKey {
     pub fn new(namespace: &str, name: &str) -> Result<Self, TargetError> {
         let namespace = checked_name("namespace", namespace)?;
         Ok(Self { namespace, name: checked_name("pod", name)? })
+    }
+
+    /// The key of a pod as gpupack knows it.
+    ///
+    /// # Errors
+    /// [`TargetError::Name`].
+    pub fn of(pod: &PodRef) -> Result<Self, TargetError> {
+        let (namespace, name) = pod.parts();
+        Self::new(namespace, name)
     }
 
     /// The namespace.

@@ -77,7 +77,8 @@ pub struct PodAdvice {
 /// What is advised now; on the pods of one namespace alone, where one is given.
 pub(super) fn advise(app: &App, namespace: Option<&str>) -> AdviceView {
     let now = app.clock.now();
-    let is_asked_for = |advice: &Advice| namespace.is_none_or(|wanted| wanted == team(advice));
+    let is_asked_for =
+        |advice: &Advice| namespace.is_none_or(|wanted| wanted == advice.pod.namespace());
     let mut all = app.ledger.advice(now);
     all.retain(is_asked_for);
     let pools = by_pool(&all).into_iter().map(|(pool, advice)| PoolView {
@@ -119,7 +120,7 @@ pub(super) fn advise(app: &App, namespace: Option<&str>) -> AdviceView {
 pub(super) fn waste(app: &App) -> BTreeMap<String, Waste> {
     let mut teams: BTreeMap<String, Waste> = BTreeMap::new();
     for advice in app.ledger.advice(app.clock.now()) {
-        let waste = teams.entry(team(&advice).to_owned()).or_default();
+        let waste = teams.entry(advice.pod.namespace().to_owned()).or_default();
         let add = |sum: &mut Share, more: Share| *sum = sum.checked_add(more).unwrap_or(*sum);
         if advice.is_idle() {
             add(&mut waste.idle, advice.share);
@@ -129,8 +130,4 @@ pub(super) fn waste(app: &App) -> BTreeMap<String, Waste> {
         waste.memory = memory.unwrap_or(waste.memory);
     }
     teams
-}
-
-fn team(advice: &Advice) -> &str {
-    advice.pod.name.split_once('/').map_or("", |(namespace, _)| namespace)
 }

@@ -148,8 +148,7 @@ impl App {
     /// Tells about a pod, where `kubectl describe` shows it. Never waits.
     pub fn tell(&self, pod: &PodRef, reason: NoticeReason, note: String) {
         let Truth::Cluster(cluster) = &self.truth else { return };
-        let (namespace, name) = pod.name.split_once('/').unwrap_or_default();
-        match PodKey::new(namespace, name) {
+        match PodKey::of(pod) {
             Ok(key) => {
                 let notice = Notice { key, uid: pod.uid.clone(), reason, note };
                 cluster.notices.offer(notice, self.clock.now());

@@ -110,8 +110,7 @@ fn gpu_cell(node: &NodeLedger, books: &DeviceBooks, sight: &mut Sight<'_>) -> Gp
     let mut tenants = Vec::with_capacity(books.tenants().len());
     for (uid, held) in books.tenants() {
         let reservation = node.reservation(uid);
-        let name = reservation.map_or("", |held| &held.pod.name);
-        let namespace = name.split_once('/').map_or("", |(namespace, _)| namespace);
+        let namespace = reservation.map_or("", |held| held.pod.namespace());
         let is_ended =
             reservation.is_some_and(|held| matches!(held.state, ReservationState::Draining { .. }));
         let found = sight.details.protections.of(books, (uid, *held), sight.limits);

@@ -162,8 +162,7 @@ pub(super) async fn guarding(app: &Arc<App>) {
         let now = app.clock.now();
         for chosen in evictions.choose(app.ledger.over_users(), after, is_booked, now) {
             let pod = chosen.pod();
-            let (namespace, name) = pod.name.split_once('/').unwrap_or_default();
-            let answer = match PodKey::new(namespace, name) {
+            let answer = match PodKey::of(pod) {
                 Ok(key) => settle(app, &chosen, &cluster.writer.evict(&key, &pod.uid).await),
                 Err(error) => {
                     tracing::warn!(pod_uid = %pod.uid, %error, "cannot evict a pod of this name");

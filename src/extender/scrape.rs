@@ -58,10 +58,11 @@ pub(super) fn text(app: &App) -> Vec<u8> {
 fn queue(app: &App) -> Queue {
     let mut queue = Queue::default();
     app.waiting.look_at_each(|state| {
-        let Some(misfits) = &state.refused else { return };
         let Some(request) = &state.waiting.question.gpu else { return };
-        let closest = misfits.keys().max_by_key(|misfit| misfit.closeness());
-        let reason = closest.map(|misfit| misfit.label());
+        if state.refused.is_none() {
+            return;
+        }
+        let reason = state.closest().map(|(misfit, _)| misfit.label());
         let size = Size::of(request);
         *queue.pods.entry((size, reason)).or_default() += 1;
         let share = match &request.amount {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::app::App;
+use crate::packing::reservation::PodRef;
 
 /// Longest text that is looked for: the longest `namespace/name` of Kubernetes.
 pub(super) const MAX_TEXT: usize = 63 + 1 + 253;
@@ -57,19 +58,19 @@ pub(super) fn search(app: &App, text: &str) -> Found {
     let mut nodes = First(BTreeSet::new(), 0);
     let mut pods = First(BTreeSet::new(), 0);
     let mut namespaces: BTreeSet<String> = BTreeSet::new();
-    let mut see = |pod: &str| {
-        let namespace = pod.split_once('/').map_or("", |(namespace, _)| namespace);
+    let mut see = |pod: &PodRef| {
+        let namespace = pod.namespace();
         if is_it(namespace) && !namespaces.contains(namespace) {
             namespaces.insert(namespace.to_owned());
         }
-        is_it(pod)
+        is_it(&pod.name)
     };
     app.ledger.look_at_each(|node| {
         if is_it(node.name().as_str()) {
             nodes.see(node.name().to_string());
         }
         for held in node.reservations().values() {
-            if held.placement.devices.is_empty() || !see(&held.pod.name) {
+            if held.placement.devices.is_empty() || !see(&held.pod) {
                 continue;
             }
             let places = held.placement.devices.iter().filter_map(|placed| {
@@ -79,12 +80,12 @@ pub(super) fn search(app: &App, text: &str) -> Found {
             pods.see(FoundPod { pod, node: Some(node.name().to_string()), gpus });
         }
     });
-    for waiting in app.waiting.all() {
-        let pod = waiting.waiting.pod.name.to_string();
-        if see(&pod) {
-            pods.see(FoundPod { pod, node: None, gpus: Vec::new() });
+    app.waiting.look_at_each(|state| {
+        let pod = &state.waiting.pod;
+        if see(pod) {
+            pods.see(FoundPod { pod: pod.to_string(), node: None, gpus: Vec::new() });
         }
-    }
+    });
     Found {
         all: [nodes.1, namespaces.len(), pods.1],
         nodes: nodes.0.into_iter().collect(),

@@ -5,9 +5,8 @@ use serde::Serialize;
 use super::app::App;
 use super::inspect::PackingView;
 use super::protocol::to_json;
-use super::waiting::{self, WaitingView};
+use super::waiting::{self, WaitingView, since};
 use crate::ledger::reading::Readiness;
-use crate::ledger::waiting::WaitingState;
 
 /// Waiting pods that are named; the most important and oldest ones.
 const NAMED: usize = 100;
@@ -38,17 +37,22 @@ pub(super) fn figures(app: &App) -> Figures {
         Readiness::NotListed => ("not_listed", 0),
         Readiness::AwaitingReports { nodes } => ("awaiting_reports", nodes),
     };
-    let mut all = app.waiting.all();
-    all.retain(|state| state.refused.is_some());
+    let (mut waiting, mut longest) = (0, 0);
     let now = app.clock.unix_seconds();
+    app.waiting.look_at_each(|state| {
+        if state.refused.is_some() {
+            waiting += 1;
+            longest = since(state.waiting.created_unix_seconds, now).max(longest);
+        }
+    });
     let packing = app.ledger.packing();
     Figures {
         readiness,
         awaited_nodes,
         packing: PackingView::of(&packing),
         fragmented_share_millionths: packing.fragmented_share().millionths(),
-        waiting: all.len(),
-        longest_wait_seconds: all.iter().map(|state| age(state, now)).max().unwrap_or(0),
+        waiting,
+        longest_wait_seconds: longest,
         waiting_pods: waiting::refused(app, NAMED),
     }
 }
@@ -64,10 +68,4 @@ impl Figures {
         self.waiting_pods.iter_mut().zip(ages).for_each(|(pod, age)| pod.seconds = age);
         text
     }
-}
-
-/// How long ago a pod was created.
-fn age(state: &WaitingState, now_unix_seconds: u64) -> u64 {
-    let created = u64::try_from(state.waiting.created_unix_seconds).unwrap_or(0);
-    now_unix_seconds.saturating_sub(created)
 }

@@ -58,7 +58,7 @@ pub fn account(app: &App) {
     let millis = now.since(last).min(LONGEST).as_millis();
     let mut teams: BTreeMap<Team, TeamUse> = BTreeMap::new();
     let mut holders = BTreeSet::new();
-    app.ledger.look_at_each_seen(|node, details| {
+    app.ledger.look_into_each(|node, details| {
         for books in node.devices().iter().filter(|books| !books.tenants().is_empty()) {
             count(app, (node, books, details), millis, &mut teams, &mut holders);
         }
@@ -84,8 +84,7 @@ fn count(
         .busy_percent()
         .map(|percent| u128::from(percent) * u128::from(Share::WHOLE.millionths()) / 100);
     for (uid, held) in books.tenants() {
-        let name = node.reservation(uid).map_or("", |held| &held.pod.name);
-        let namespace = name.split_once('/').map_or("", |(namespace, _)| namespace);
+        let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
         let team = teams.entry((namespace.to_owned(), app.teams.class_of(uid))).or_default();
         let share = u128::from(held.share.millionths());
         team.share_booked += share * millis;

@@ -212,8 +212,7 @@ fn mends_of(state: &WaitingState, known: &[Remedy]) -> Option<String> {
 /// A pod as it was refused last, or as one that `fits` now.
 fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> WaitingView {
     let waiting = &state.waiting;
-    let misfits = state.refused.iter().flatten().filter(|_| !fits);
-    let closest = misfits.max_by_key(|(misfit, _)| misfit.closeness());
+    let closest = state.closest().filter(|_| !fits);
     let (reason, blocked_by) = match closest {
         Some((misfit, _)) => (misfit.reason(), misfit.lack()),
         None if fits => (FITS_NOW, NOT_OURS),
@@ -225,7 +224,7 @@ fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> WaitingView 
         reason,
         blocked_by,
         missing: closest.map(|(misfit, _)| misfit.missing()).unwrap_or_default(),
-        nodes: closest.map_or(0, |(_, nodes)| *nodes),
+        nodes: closest.map_or(0, |(_, nodes)| nodes),
         seconds: since(waiting.created_unix_seconds, now_unix_seconds),
         priority: waiting.priority,
         mend: None,

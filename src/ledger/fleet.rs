@@ -1,12 +1,10 @@
-//! What operators see of the whole fleet: figures by model and pool, and who holds and uses what.
+//! What operators see of the whole fleet: figures by model and pool.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::books::{Ledger, locked};
-use super::details::NodeDetails;
-use super::viewing::knows;
+use super::kept::PerNode;
 use crate::packing::device::{ModelName, PoolName};
 use crate::packing::figures::Figures;
 use crate::packing::mix::CompiledMix;
@@ -20,8 +18,7 @@ pub type Kind = (ModelName, PoolName);
 pub(super) struct FleetGauge {
     /// Generation of the mix that the figures are measured against.
     generation: Option<u64>,
-    /// By position of the node, with the version of its books.
-    nodes: Vec<Option<(u64, OfNode)>>,
+    nodes: PerNode<OfNode>,
 }
 
 /// The pool of a node, and the figures of its devices by model.
@@ -37,38 +34,17 @@ impl Ledger {
             (world.mix_generation, Arc::clone(&world.compiled), world.classes.count())
         };
         if gauge.generation != Some(generation) {
-            *gauge = FleetGauge { generation: Some(generation), nodes: Vec::new() };
+            *gauge = FleetGauge { generation: Some(generation), nodes: PerNode::default() };
         }
-        let slots = self.slots();
-        gauge.nodes.resize_with(slots.len(), || None);
+        let measure = |books: &NodeLedger| (books.pool().clone(), Figures::of(books, &mix));
+        gauge.nodes.refresh(&self.slots(), classes, measure);
         let mut fleet: BTreeMap<Kind, Figures> = BTreeMap::new();
-        for (slot, known) in slots.iter().zip(&mut gauge.nodes) {
-            let version = slot.version.load(Ordering::Acquire);
-            if known.as_ref().is_none_or(|(seen, _)| *seen != version) {
-                let of = |books: &NodeLedger| {
-                    // One with devices of a class that came this very moment is measured the next time.
-                    let is_known = knows(books, classes);
-                    is_known.then(|| (books.pool().clone(), Figures::of(books, &mix)))
-                };
-                let (seen, found) = slot.look(of);
-                *known = found.map(|found| (seen, found));
-            }
-            let Some((_, (pool, figures))) = known else { continue };
+        for (pool, figures) in gauge.nodes.all().flatten() {
             for (model, figures) in figures {
                 fleet.entry((model.clone(), pool.clone())).or_default().add(figures);
             }
         }
         fleet
-    }
-
-    /// Lets `look` see each node as [`Ledger::look_at_each`] does, with what agents say beside the books.
-    pub fn look_at_each_seen(&self, mut look: impl FnMut(&NodeLedger, &NodeDetails)) {
-        for slot in self.slots().iter() {
-            let books = slot.read();
-            if !books.is_forgettable() {
-                look(&books, &locked(&slot.details));
-            }
-        }
     }
 }
 
@@ -94,7 +70,7 @@ mod tests {
         ledger.forget(&uid("p"));
         ledger.end_pod(&uid("p"), Timestamp::START);
         let mut seen = 0;
-        ledger.look_at_each_seen(|node, details| {
+        ledger.look_into_each(|node, details| {
             assert!(details.sightings.on(&node.devices()[0].device().id).is_none());
             seen += 1;
         });

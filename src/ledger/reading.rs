@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::books::{Ledger, locked};
+use super::kept::PerNode;
 use super::slot::Slot;
-use super::viewing::knows;
 use crate::packing::device::{DeviceId, PodUid};
 use crate::packing::fragmentation::{Packing, stranded_by_device};
 use crate::packing::mix::{CompiledMix, Mix};
@@ -36,8 +36,7 @@ pub struct Gauge {
     compiled: Arc<CompiledMix>,
     /// What the mix was worked out for: the classes of devices, or the generation of the ledger's own.
     basis: Option<u64>,
-    /// By position of the node, with the version of its books.
-    nodes: Vec<Option<(u64, Packing)>>,
+    nodes: PerNode<Packing>,
 }
 
 impl Gauge {
@@ -48,7 +47,7 @@ impl Gauge {
 
     /// What was found of each node at the last use, by position.
     pub(super) fn packings(&self) -> impl Iterator<Item = Packing> {
-        self.nodes.iter().map(|known| known.map(|(_, packing)| packing).unwrap_or_default())
+        self.nodes.all().map(|known| known.copied().unwrap_or_default())
     }
 }
 
@@ -56,7 +55,7 @@ impl Default for Gauge {
     /// A gauge for the mix that the ledger has at the time.
     fn default() -> Self {
         let compiled = Arc::new(CompiledMix::none());
-        Self { mix: None, compiled, basis: None, nodes: Vec::new() }
+        Self { mix: None, compiled, basis: None, nodes: PerNode::default() }
     }
 }
 
@@ -150,24 +149,13 @@ impl Ledger {
                     None => Arc::clone(&world.compiled),
                     Some(mix) => Arc::new(mix.compile(&world.classes, &Census::default())),
                 };
-                (gauge.basis, gauge.nodes) = (Some(basis), Vec::new());
+                (gauge.basis, gauge.nodes) = (Some(basis), PerNode::default());
             }
             world.classes.count()
         };
-        let slots = self.slots();
-        gauge.nodes.resize(slots.len(), None);
-        for (slot, known) in slots.iter().zip(&mut gauge.nodes) {
-            let version = slot.version.load(Ordering::Acquire);
-            if known.is_none_or(|(seen, _)| seen != version) {
-                let of = |books: &NodeLedger| {
-                    // One with devices of a class that came this very moment is measured the next time.
-                    knows(books, classes).then(|| Packing::of(books, &gauge.compiled))
-                };
-                let (seen, found) = slot.look(of);
-                *known = found.map(|found| (seen, found));
-            }
-        }
-        let nodes = gauge.nodes.iter().flatten().map(|(_, packing)| *packing);
+        let mix = &gauge.compiled;
+        gauge.nodes.refresh(&self.slots(), classes, |books| Packing::of(books, mix));
+        let nodes = gauge.nodes.all().flatten().copied();
         nodes.fold(Packing::default(), Packing::and)
     }
 

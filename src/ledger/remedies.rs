@@ -13,6 +13,7 @@ use crate::packing::device::{ClassKind, Health, MigProfile, NodeName};
 use crate::packing::fit::{Ask, HostRule, Room, fit, fit_host};
 use crate::packing::moves::{Clearing, MOST_MOVES, clearings};
 use crate::packing::node::{ClaimRule, NodeLedger};
+use crate::packing::plan;
 use crate::packing::request::{Amount, GpuRequest, Isolation, ModelFilter};
 use crate::packing::reservation::{PodRef, ReservationState};
 use crate::packing::units::{MemMib, MilliCpu, Share};
@@ -97,17 +98,17 @@ impl Ledger {
         let search = Search::new(slot, &self.world());
         let ask = question.ask(&search.classes);
         let Some((_, books)) = search.nodes().next() else { return false };
-        if search.fits(&books, &ask, ClaimRule::Respected) {
+        if plan::fits(&books, &ask, ClaimRule::Respected) {
             return false; // no need of it any more
         }
         match &remedy.change {
-            Change::Claimed => search.fits(&books, &ask, ClaimRule::Ignored),
+            Change::Claimed => plan::fits(&books, &ask, ClaimRule::Ignored),
             Change::Ask(_, changed) => {
-                search.fits(&books, &changed.ask(&search.classes), ClaimRule::Respected)
+                plan::fits(&books, &changed.ask(&search.classes), ClaimRule::Respected)
             }
             Change::Ending(pods) | Change::End(_, pods) => {
-                let gone = pods.iter().map(|pod| &pod.uid).collect();
-                search.fits_without(&books, &ask, &gone)
+                let gone = pods.iter().map(|pod| &pod.uid);
+                plan::fits_without(&books, &ask, gone)
             }
             Change::Kubelet(_) => would_serve(&books, &ask, Health::KubeletOwned) > 0,
             Change::Heal(_) => would_serve(&books, &ask, Health::Unhealthy) > 0,
@@ -133,8 +134,9 @@ impl Search<'_> {
     /// What is a matter of moments.
     fn waiting(&self, question: &Question) -> Option<Remedy> {
         let ask = question.ask(&self.classes);
-        let claimed = self
-            .find(|books| !books.claims().is_empty() && self.fits(books, &ask, ClaimRule::Ignored));
+        let claimed = self.find(|books| {
+            !books.claims().is_empty() && plan::fits(books, &ask, ClaimRule::Ignored)
+        });
         if let Some(node) = claimed {
             return Some(Remedy { node, change: Change::Claimed });
         }
@@ -144,8 +146,8 @@ impl Search<'_> {
                 .filter(|held| matches!(held.state, ReservationState::Draining { .. }))
                 .map(|held| held.pod.clone())
                 .collect();
-            let gone = ending.iter().map(|pod| &pod.uid).collect();
-            let helps = !ending.is_empty() && self.fits_without(&books, &ask, &gone);
+            let gone = ending.iter().map(|pod| &pod.uid);
+            let helps = !ending.is_empty() && plan::fits_without(&books, &ask, gone);
             helps.then(|| Remedy { node: name.clone(), change: Change::Ending(ending) })
         })
     }

@@ -48,7 +48,7 @@ impl Ledger {
         let on = |slot: &Slot| {
             let books = slot.read();
             // Devices of a class that came this very moment are told of the next time.
-            let is_known = knows(&books, known);
+            let is_known = books.is_of_classes(known);
             is_known.then(|| plan::fitting(&books, &ask, ClaimRule::Respected).ok()).flatten()
         };
         slots.iter().filter_map(|slot| Some((slot.name.clone(), on(slot)?))).collect()
@@ -62,12 +62,6 @@ impl Ledger {
         let slots = self.slots();
         slots.iter().map(|slot| slot.name.clone()).zip(gauge.packings()).collect()
     }
-}
-
-/// Whether all devices of a node are of the classes that were known when there were so many.
-pub(super) fn knows(books: &NodeLedger, classes: usize) -> bool {
-    let mut rooms = books.rooms(ClaimRule::Ignored).iter();
-    rooms.all(|room| room.class.position() < classes)
 }
 
 fn show(slot: &Slot, look: &mut impl FnMut(&NodeLedger, &NodeDetails)) {

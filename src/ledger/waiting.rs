@@ -57,6 +57,15 @@ pub struct WaitingState {
     woken: Option<Timestamp>,
 }
 
+impl WaitingState {
+    /// The closest misfit of its last question, with the number of nodes; none where it was not refused,
+    /// or no node was asked about.
+    pub fn closest(&self) -> Option<(Misfit, usize)> {
+        let misfits = self.refused.iter().flatten().map(|(misfit, nodes)| (*misfit, *nodes));
+        misfits.max_by_key(|(misfit, _)| misfit.closeness())
+    }
+}
+
 /// Whom to wake for room that appeared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wake {

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use prometheus::{CounterVec, GaugeVec, HistogramOpts, HistogramVec, IntGaugeVec, Opts, Registry};
+use prometheus::{CounterVec, GaugeVec, HistogramVec, IntGaugeVec};
 
 use super::fleet::OTHER;
-use super::make::{bytes, count, gauges, int_gauges, ratio, valid, whole};
+use super::make::{Make, bytes, count, ratio, whole};
 use crate::packing::figures::{OTHER_SIZES, SIZES};
 use crate::packing::fit::Misfit;
 use crate::packing::units::{MemMib, Share};
@@ -102,70 +102,60 @@ fn reasons() -> impl Iterator<Item = &'static str> {
 }
 
 impl DemandFamilies {
-    /// Registers all families; those of sizes and obstacles have each series at zero.
-    pub(super) fn register(registry: &Registry) -> Self {
-        let counters = |name: &str, help: &str| {
-            let labels = ["namespace", "priority_class", "kind"];
-            valid(CounterVec::new(Opts::new(name, help), &labels))
-        };
+    /// Makes all families; those of sizes and obstacles have each series at zero.
+    pub(super) fn new(make: &Make<'_>) -> Self {
+        let of_team = ["namespace", "priority_class", "kind"];
         let families = Self {
-            waiting: int_gauges(
+            waiting: make.int_gauges(
                 "gpupack_waiting_pods",
                 "GPU pods that no node fitted last time, by size and by the closest obstacle.",
                 &["size", "reason"],
             ),
-            waiting_share: gauges(
+            waiting_share: make.gauges(
                 "gpupack_waiting_share_gpus",
                 "Compute share that waiting pods ask for by fraction or whole, in GPUs.",
                 &["size"],
             ),
-            oldest: gauges(
+            oldest: make.gauges(
                 "gpupack_waiting_oldest_created_timestamp_seconds",
                 "When the oldest waiting pod was created; 0 where none waits.",
                 &["reason"],
             ),
-            placement: valid(HistogramVec::new(
-                HistogramOpts::new(
+            placement: make.histograms(
+                (
                     "gpupack_time_to_placement_seconds",
                     "From the creation of a pod to its accepted bind, in whole seconds.",
-                )
-                .buckets(PLACEMENT_BUCKETS.to_vec()),
+                ),
+                &PLACEMENT_BUCKETS,
                 &["size"],
-            )),
-            share: counters(
+            ),
+            share: make.float_counters(
                 "gpupack_share_seconds_total",
                 "Compute share times time, in GPU-seconds: booked, and in which kernels ran.",
+                &of_team,
             ),
-            memory: counters(
+            memory: make.float_counters(
                 "gpupack_memory_byte_seconds_total",
                 "Device memory times time: booked, and seen in use.",
+                &of_team,
             ),
-            idle_share: gauges(
+            idle_share: make.gauges(
                 "gpupack_idle_share_gpus",
                 "Compute share of pods whose GPUs have not been busy for ten minutes, in GPUs.",
                 &["namespace"],
             ),
-            reclaimable_share: gauges(
+            reclaimable_share: make.gauges(
                 "gpupack_reclaimable_share_gpus",
                 "Compute share that pods hold beyond what they were seen to need, in GPUs.",
                 &["namespace"],
             ),
-            reclaimable: gauges(
+            reclaimable: make.gauges(
                 "gpupack_reclaimable_bytes",
                 "Memory that pods hold beyond what they were seen to need.",
                 &["namespace"],
             ),
             names: Mutex::default(),
         };
-        for family in [&families.idle_share, &families.reclaimable_share, &families.reclaimable] {
-            valid(registry.register(Box::new(family.clone())));
-        }
-        valid(registry.register(Box::new(families.waiting.clone())));
-        valid(registry.register(Box::new(families.waiting_share.clone())));
-        valid(registry.register(Box::new(families.oldest.clone())));
-        valid(registry.register(Box::new(families.placement.clone())));
-        valid(registry.register(Box::new(families.share.clone())));
-        valid(registry.register(Box::new(families.memory.clone())));
         sizes().for_each(|size| drop(families.placement.with_label_values(&[size])));
         families.show(&Queue::default());
         families

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use prometheus::{Gauge, GaugeVec, IntGauge, IntGaugeVec, Registry};
+use prometheus::{Gauge, GaugeVec, IntGauge, IntGaugeVec};
 
 use super::NodeCounts;
-use super::make::{bytes, count, gauge, gauges, int_gauge, int_gauges, ratio, valid};
+use super::make::{Make, bytes, count, ratio};
 use crate::packing::device::{ModelName, PoolName};
 use crate::packing::figures::{DeviceState, FREE_STEPS, Figures, SIZES, TENANT_STEPS};
 use crate::packing::fragmentation::Packing;
@@ -55,117 +55,71 @@ pub(super) struct FleetFamilies {
 }
 
 impl FleetFamilies {
-    /// Registers all families. Those by model and pool have no series until there are devices.
-    #[expect(clippy::too_many_lines, reason = "one entry per family, in the order of the fields")]
-    pub(super) fn register(registry: &Registry) -> Self {
+    /// Makes all families. Those by model and pool have no series until there are devices.
+    pub(super) fn new(make: &Make<'_>) -> Self {
         let by = |more: &'static str| [KIND[0], KIND[1], more];
         let families = Self {
-            typical_requests: int_gauge(
-                "gpupack_typical_requests",
+            typical_requests: make.int_gauge("gpupack_typical_requests",
                 "Types of requests that free room is judged by.",
             ),
-            nodes: int_gauges("gpupack_nodes", "Nodes by the state of their agent.", &["state"]),
-            efficiency: gauge(
-                "gpupack_packing_efficiency_ratio",
+            nodes: make.int_gauges("gpupack_nodes", "Nodes by the state of their agent.", &["state"]),
+            efficiency: make.gauge("gpupack_packing_efficiency_ratio",
                 "Mean fullness of the occupied GPUs: the larger of booked share and booked memory.",
             ),
-            fragmentation: gauge(
-                "gpupack_fragmentation_ratio",
+            fragmentation: make.gauge("gpupack_fragmentation_ratio",
                 "Part of the free compute share that no typical request can use, in the mean.",
             ),
-            gpus: int_gauges("gpupack_gpus", "Devices, each in one state.", &by("state")),
-            overbooked: int_gauges(
-                "gpupack_gpus_overbooked",
+            gpus: make.int_gauges("gpupack_gpus", "Devices, each in one state.", &by("state")),
+            overbooked: make.int_gauges("gpupack_gpus_overbooked",
                 "Devices on which facts from outside put more than they have.",
                 &KIND,
             ),
-            occupied: int_gauges("gpupack_gpus_occupied", "Devices with tenants.", &KIND),
-            fullness: gauges(
-                "gpupack_gpus_fullness",
+            occupied: make.int_gauges("gpupack_gpus_occupied", "Devices with tenants.", &KIND),
+            fullness: make.gauges("gpupack_gpus_fullness",
                 "Sum over the devices with tenants of the larger of booked share and booked memory: \
                  over gpupack_gpus_occupied it is the packing efficiency.",
                 &KIND,
             ),
-            by_free_share: int_gauges(
-                "gpupack_gpus_by_free_share",
+            by_free_share: make.int_gauges("gpupack_gpus_by_free_share",
                 "Devices that take tenants, by free compute share in tenths, rounded down.",
                 &by("free"),
             ),
-            by_tenants: int_gauges(
-                "gpupack_gpus_by_tenants",
+            by_tenants: make.int_gauges("gpupack_gpus_by_tenants",
                 "Devices that take tenants, by number of tenants.",
                 &by("tenants"),
             ),
-            share: gauges(
-                "gpupack_share_gpus",
+            share: make.gauges("gpupack_share_gpus",
                 "Compute share in GPUs, each part in one state: the sum is what there is.",
                 &by("state"),
             ),
-            memory: gauges(
-                "gpupack_memory_bytes",
+            memory: make.gauges("gpupack_memory_bytes",
                 "Device memory, each part in one state: the sum is what there is.",
                 &by("state"),
             ),
-            largest_share: gauges(
-                "gpupack_largest_fit_share_gpus",
+            largest_share: make.gauges("gpupack_largest_fit_share_gpus",
                 "Largest compute share of one GPU that would still fit.",
                 &KIND,
             ),
-            largest_memory: gauges(
-                "gpupack_largest_fit_bytes",
+            largest_memory: make.gauges("gpupack_largest_fit_bytes",
                 "Largest memory of one GPU that would still fit.",
                 &KIND,
             ),
-            fitting: int_gauges(
-                "gpupack_fitting_requests",
+            fitting: make.int_gauges("gpupack_fitting_requests",
                 "Requests of this size that would fit now, if all free room went to them.",
                 &by("size"),
             ),
-            stranded: gauges(
-                "gpupack_stranded_bytes",
+            stranded: make.gauges("gpupack_stranded_bytes",
                 "Free memory of devices on which not one request of this size fits.",
                 &by("size"),
             ),
-            folded: int_gauges(
-                "gpupack_metrics_folded_series",
+            folded: make.int_gauges("gpupack_metrics_folded_series",
                 "Values of a label that have no series of their own and count as other.",
                 &["label"],
             ),
         };
-        families.register_all(registry);
         families.folded.with_label_values(&["model_pool"]);
         families.show(&Fleet::default());
         families
-    }
-
-    fn register_all(&self, registry: &Registry) {
-        let int = [
-            &self.nodes,
-            &self.gpus,
-            &self.overbooked,
-            &self.occupied,
-            &self.by_free_share,
-            &self.by_tenants,
-            &self.fitting,
-            &self.folded,
-        ];
-        for family in int {
-            valid(registry.register(Box::new(family.clone())));
-        }
-        let float = [
-            &self.fullness,
-            &self.share,
-            &self.memory,
-            &self.largest_share,
-            &self.largest_memory,
-            &self.stranded,
-        ];
-        for family in float {
-            valid(registry.register(Box::new(family.clone())));
-        }
-        valid(registry.register(Box::new(self.typical_requests.clone())));
-        valid(registry.register(Box::new(self.efficiency.clone())));
-        valid(registry.register(Box::new(self.fragmentation.clone())));
     }
 
     /// Sets all gauges. Kinds that are gone lose their series.

@@ -1,8 +1,8 @@
 //! Families of the memory guard.
 
-use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec, Registry};
+use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::make::{bytes, counters, gauges, int_gauge, int_gauges, valid};
+use super::make::{Make, bytes};
 use crate::packing::units::MemMib;
 
 /// How an eviction ended.
@@ -50,34 +50,26 @@ pub(super) struct GuardFamilies {
 }
 
 impl GuardFamilies {
-    /// Registers all families, each series at zero.
-    pub(super) fn register(registry: &Registry) -> Self {
+    /// Makes all families, each series at zero.
+    pub(super) fn new(make: &Make<'_>) -> Self {
         let families = Self {
-            over_users: int_gauge(
-                "gpupack_over_users",
+            over_users: make.int_gauge("gpupack_over_users",
                 "Pods that use more memory of a GPU than they may, beyond the tolerance.",
             ),
-            outside: gauges(
-                "gpupack_memory_outside_books_bytes",
+            outside: make.gauges("gpupack_memory_outside_books_bytes",
                 "Device memory in use outside the books: beyond what pods may use, and by processes \
                  of no pod that holds anything.",
                 &["kind"],
             ),
-            evictions: counters(
-                "gpupack_evictions_total",
+            evictions: make.counters("gpupack_evictions_total",
                 "Evictions of over-users that were asked for, by outcome.",
                 &["outcome"],
             ),
-            tenants: int_gauges(
-                "gpupack_tenants",
+            tenants: make.int_gauges("gpupack_tenants",
                 "Tenants of devices by what is meant, and what is known, to hold them to their memory.",
                 &["standing", "protection"],
             ),
         };
-        valid(registry.register(Box::new(families.tenants.clone())));
-        valid(registry.register(Box::new(families.over_users.clone())));
-        valid(registry.register(Box::new(families.outside.clone())));
-        valid(registry.register(Box::new(families.evictions.clone())));
         for mode in ["none", "mps", "driver", "mig", "whole"] {
             families.show_tenants(mode, (0, 0));
         }

@@ -1,6 +1,10 @@
 //! Short ways to make families, and numbers as gauges show them.
 
-use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts};
+use prometheus::core::Collector;
+use prometheus::{
+    CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, Registry,
+};
 
 use crate::packing::units::{MemMib, Share};
 
@@ -28,26 +32,56 @@ pub(super) fn valid<T>(made: prometheus::Result<T>) -> T {
     made.expect("families are constants, and a test makes them")
 }
 
-pub(super) fn counter(name: &str, help: &str) -> IntCounter {
-    valid(IntCounter::new(name, help))
-}
+/// Makes families, each of them registered at once.
+pub(super) struct Make<'a>(pub(super) &'a Registry);
 
-pub(super) fn counters(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-    valid(IntCounterVec::new(Opts::new(name, help), labels))
-}
+impl Make<'_> {
+    fn registered<F: Collector + Clone + 'static>(&self, made: prometheus::Result<F>) -> F {
+        let family = valid(made);
+        valid(self.0.register(Box::new(family.clone())));
+        family
+    }
 
-pub(super) fn int_gauge(name: &str, help: &str) -> IntGauge {
-    valid(IntGauge::new(name, help))
-}
+    pub(super) fn counter(&self, name: &str, help: &str) -> IntCounter {
+        self.registered(IntCounter::new(name, help))
+    }
 
-pub(super) fn int_gauges(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-    valid(IntGaugeVec::new(Opts::new(name, help), labels))
-}
+    pub(super) fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        self.registered(IntCounterVec::new(Opts::new(name, help), labels))
+    }
 
-pub(super) fn gauge(name: &str, help: &str) -> Gauge {
-    valid(Gauge::new(name, help))
-}
+    pub(super) fn float_counters(&self, name: &str, help: &str, labels: &[&str]) -> CounterVec {
+        self.registered(CounterVec::new(Opts::new(name, help), labels))
+    }
 
-pub(super) fn gauges(name: &str, help: &str, labels: &[&str]) -> GaugeVec {
-    valid(GaugeVec::new(Opts::new(name, help), labels))
+    pub(super) fn int_gauge(&self, name: &str, help: &str) -> IntGauge {
+        self.registered(IntGauge::new(name, help))
+    }
+
+    pub(super) fn int_gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+        self.registered(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    pub(super) fn gauge(&self, name: &str, help: &str) -> Gauge {
+        self.registered(Gauge::new(name, help))
+    }
+
+    pub(super) fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+        self.registered(GaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    pub(super) fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
+        let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        self.registered(Histogram::with_opts(opts))
+    }
+
+    pub(super) fn histograms(
+        &self,
+        (name, help): (&str, &str),
+        buckets: &[f64],
+        labels: &[&str],
+    ) -> HistogramVec {
+        let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        self.registered(HistogramVec::new(opts, labels))
+    }
 }

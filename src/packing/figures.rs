@@ -5,9 +5,9 @@
 //! [`ShareParts`] and of a [`MemoryParts`], so that the parts of each come to the capacity.
 
 use super::device::{DeviceKind, Health, ModelName};
-use super::fragmentation::stranded_by_device;
+use super::fragmentation::{add, add_memory, fullness, stranded_by_device};
 use super::mix::CompiledMix;
-use super::node::{ClaimRule, DeviceBooks, NodeLedger, NodeState};
+use super::node::{DeviceBooks, NodeLedger, NodeState};
 use super::request::{Amount, Demand, GpuRequest};
 use super::units::{MemMib, Share};
 
@@ -152,7 +152,7 @@ impl Size {
     }
 }
 
-/// SizeRoom that one size finds.
+/// Room that one size finds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SizeRoom {
     /// Requests of the size that would fit, if all were placed on these devices.
@@ -215,7 +215,7 @@ pub struct Figures {
     /// Open devices with tenants, and the sum of their fullness in millionths: see
     /// [`Packing::efficiency`](super::fragmentation::Packing::efficiency).
     pub occupied: (u64, u64),
-    /// SizeRoom that each of [`SIZES`] finds.
+    /// Room that each of [`SIZES`] finds.
     pub room: [SizeRoom; SIZES.len()],
 }
 
@@ -254,21 +254,21 @@ impl Figures {
             memory: booked.memory.min(capacity.memory),
         };
         let left = capacity.checked_sub(held).expect("at most the capacity is held");
-        add(&mut self.share.booked, held.share);
-        add_memory(&mut self.memory.booked, held.memory);
+        self.share.booked = add(self.share.booked, held.share);
+        self.memory.booked = add_memory(self.memory.booked, held.memory);
         // Of an overbooked device nothing is free, whatever is left of one of the two.
         if !state.is_open() || books.is_overbooked() {
-            add(&mut self.share.unavailable, left.share);
-            return add_memory(&mut self.memory.unavailable, left.memory);
+            self.share.unavailable = add(self.share.unavailable, left.share);
+            return self.memory.unavailable = add_memory(self.memory.unavailable, left.memory);
         }
-        let free = node_room(books);
+        let free = books.free_of_bookings();
         let outside = left.memory.checked_sub(free.memory).expect("free is what is left, or less");
         let stranded = stranded.min(free.share);
-        add(&mut self.share.stranded, stranded);
-        add(&mut self.share.free, rest(free.share, stranded));
-        add(&mut self.share.unavailable, rest(left.share, free.share));
-        add_memory(&mut self.memory.outside, outside);
-        add_memory(&mut self.memory.free, free.memory);
+        self.share.stranded = add(self.share.stranded, stranded);
+        self.share.free = add(self.share.free, rest(free.share, stranded));
+        self.share.unavailable = add(self.share.unavailable, rest(left.share, free.share));
+        self.memory.outside = add_memory(self.memory.outside, outside);
+        self.memory.free = add_memory(self.memory.free, free.memory);
         self.largest_share = self.largest_share.max(free.share);
         self.largest_memory = self.largest_memory.max(free.memory);
         let tenths = usize::try_from(free.share.millionths() / 100_000).expect("a small number");
@@ -276,13 +276,12 @@ impl Figures {
         let tenants = books.tenants().len();
         self.by_tenants[tenants.min(TENANT_STEPS - 1)] += 1;
         if tenants > 0 {
-            let memory = Share::ratio(held.memory, capacity.memory).unwrap_or(Share::WHOLE);
             self.occupied.0 += 1;
-            self.occupied.1 += held.share.max(memory).min(Share::WHOLE).millionths();
+            self.occupied.1 += fullness(books).millionths();
         }
         for (room, size) in self.room.iter_mut().zip(SIZES) {
             match size.demand_on(capacity).map_or(0, |demand| times(free, demand)) {
-                0 => add_memory(&mut room.stranded, free.memory),
+                0 => room.stranded = add_memory(room.stranded, free.memory),
                 fitting => room.fitting += fitting,
             }
         }
@@ -297,42 +296,23 @@ impl Figures {
         sum(&mut self.by_free_share, &other.by_free_share);
         sum(&mut self.by_tenants, &other.by_tenants);
         self.overbooked += other.overbooked;
-        add(&mut self.share.booked, other.share.booked);
-        add(&mut self.share.stranded, other.share.stranded);
-        add(&mut self.share.free, other.share.free);
-        add(&mut self.share.unavailable, other.share.unavailable);
-        add_memory(&mut self.memory.booked, other.memory.booked);
-        add_memory(&mut self.memory.outside, other.memory.outside);
-        add_memory(&mut self.memory.free, other.memory.free);
-        add_memory(&mut self.memory.unavailable, other.memory.unavailable);
+        self.share.booked = add(self.share.booked, other.share.booked);
+        self.share.stranded = add(self.share.stranded, other.share.stranded);
+        self.share.free = add(self.share.free, other.share.free);
+        self.share.unavailable = add(self.share.unavailable, other.share.unavailable);
+        self.memory.booked = add_memory(self.memory.booked, other.memory.booked);
+        self.memory.outside = add_memory(self.memory.outside, other.memory.outside);
+        self.memory.free = add_memory(self.memory.free, other.memory.free);
+        self.memory.unavailable = add_memory(self.memory.unavailable, other.memory.unavailable);
         self.largest_share = self.largest_share.max(other.largest_share);
         self.largest_memory = self.largest_memory.max(other.largest_memory);
         self.occupied.0 += other.occupied.0;
         self.occupied.1 += other.occupied.1;
         for (room, more) in self.room.iter_mut().zip(&other.room) {
             room.fitting += more.fitting;
-            add_memory(&mut room.stranded, more.stranded);
+            room.stranded = add_memory(room.stranded, more.stranded);
         }
     }
-
-    /// Packing efficiency, in millionths; zero without an occupied device.
-    pub fn efficiency(&self) -> Share {
-        let (occupied, fullness) = self.occupied;
-        Share::from_millionths(fullness.checked_div(occupied).unwrap_or(0))
-    }
-
-    /// Part of the free share that is stranded, in millionths; zero where nothing is free.
-    pub fn fragmentation(&self) -> Share {
-        let ShareParts { stranded, free, .. } = self.share;
-        let all = u128::from(stranded.millionths()) + u128::from(free.millionths());
-        let part = (u128::from(stranded.millionths()) * 1_000_000).checked_div(all).unwrap_or(0);
-        Share::from_millionths(u64::try_from(part).expect("a part of one"))
-    }
-}
-
-/// SizeRoom beside bookings, claims of the moment left aside.
-fn node_room(books: &DeviceBooks) -> Demand {
-    books.room(ClaimRule::Ignored).free
 }
 
 /// How often `demand` fits into `free`.
@@ -344,14 +324,6 @@ fn times(free: Demand, demand: Demand) -> u64 {
 
 fn rest(all: Share, part: Share) -> Share {
     all.checked_sub(part).expect("a part of it")
-}
-
-fn add(sum: &mut Share, more: Share) {
-    *sum = sum.checked_add(more).expect("shares of all devices of a cluster fit into 64 bits");
-}
-
-fn add_memory(sum: &mut MemMib, more: MemMib) {
-    *sum = sum.checked_add(more).expect("memory of all devices of a cluster fits into 64 bits");
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub use self::stranded::stranded_by_device;
 use super::device::Health;
 use super::fit::Room;
 use super::mix::{CompiledMix, MixRows};
-use super::node::{ClaimRule, NodeLedger};
+use super::node::{ClaimRule, DeviceBooks, NodeLedger};
 use super::request::Demand;
 use super::units::{MemMib, MilliCpu, Share};
 
@@ -218,8 +218,7 @@ impl Packing {
             sum.booked_memory = add_memory(sum.booked_memory, held);
             if !books.tenants().is_empty() {
                 sum.occupied += 1;
-                let memory = Share::ratio(booked.memory, capacity.memory).unwrap_or(Share::WHOLE);
-                sum.fullness += booked.share.max(memory).min(Share::WHOLE).millionths();
+                sum.fullness += fullness(books).millionths();
             }
         }
         let rooms = node.rooms(ClaimRule::Ignored);
@@ -277,16 +276,23 @@ impl Packing {
     }
 }
 
+/// How full a device is: the larger of booked share and booked memory, as a part of it.
+pub(super) fn fullness(books: &DeviceBooks) -> Share {
+    let (capacity, booked) = (books.capacity(), books.booked());
+    let memory = Share::ratio(booked.memory, capacity.memory).unwrap_or(Share::WHOLE);
+    booked.share.max(memory).min(Share::WHOLE)
+}
+
 fn ratio(part: Weighted, whole: Weighted) -> Share {
     let millionths = (part * 1_000_000).checked_div(whole).unwrap_or(0);
     Share::from_millionths(u64::try_from(millionths).unwrap_or(0))
 }
 
-fn add(a: Share, b: Share) -> Share {
+pub(super) fn add(a: Share, b: Share) -> Share {
     a.checked_add(b).expect("shares of all devices of a cluster fit into 64 bits")
 }
 
-fn add_memory(a: MemMib, b: MemMib) -> MemMib {
+pub(super) fn add_memory(a: MemMib, b: MemMib) -> MemMib {
     a.checked_add(b).expect("memory of all devices of a cluster fits into 64 bits")
 }
 

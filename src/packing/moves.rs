@@ -8,10 +8,8 @@ use std::collections::BTreeSet;
 
 use super::device::PodUid;
 use super::fit::{Ask, fit_host};
-use super::mix::CompiledMix;
 use super::node::{ClaimRule, DeviceBooks, NodeLedger};
 use super::plan;
-use super::policy::{Policy, Strategy};
 use super::reservation::Reservation;
 use super::units::{HostAmount, Share};
 
@@ -50,15 +48,15 @@ impl PartialOrd for Clearing {
 pub fn clearings(node: &NodeLedger, ask: &Ask, most: usize) -> Vec<Clearing> {
     let held = node.reservations().iter();
     let movable: Vec<_> = held.filter(|(_, held)| held.is_movable()).collect();
-    let finder = Finder { node, ask, most, movable, mix: CompiledMix::none() };
-    if finder.movable.is_empty() || finder.fits(node) {
+    let finder = Finder { node, ask, most, movable };
+    if finder.movable.is_empty() || plan::fits(node, ask, ClaimRule::Respected) {
         return Vec::new();
     }
     let mut found: Vec<Clearing> = finder
         .candidates()
         .into_iter()
         .flat_map(|pods| finder.with_host(pods))
-        .filter(|pods| finder.fits_without(pods))
+        .filter(|pods| plan::fits_without(node, ask, pods))
         .map(|pods| Clearing { moved: finder.share_of(&pods), pods })
         .collect();
     found.sort();
@@ -77,24 +75,9 @@ struct Finder<'a> {
     ask: &'a Ask,
     most: usize,
     movable: Vec<(&'a PodUid, &'a Reservation)>,
-    /// None: it is asked whether the request fits, not where best.
-    mix: CompiledMix,
 }
 
 impl Finder<'_> {
-    fn fits(&self, node: &NodeLedger) -> bool {
-        let strategy = Strategy::Policy(Policy::BinPack); // any will do
-        plan::evaluate(node, self.ask, strategy, &self.mix, ClaimRule::Respected).is_ok()
-    }
-
-    fn fits_without(&self, pods: &BTreeSet<PodUid>) -> bool {
-        let mut node = self.node.clone();
-        for uid in pods {
-            node.remove(uid);
-        }
-        self.fits(&node)
-    }
-
     fn share_of(&self, pods: &BTreeSet<PodUid>) -> Share {
         let held = self.movable.iter().filter(|(uid, _)| pods.contains(*uid));
         let shares = held.flat_map(|(_, held)| &held.placement.devices);

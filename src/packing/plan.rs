@@ -4,6 +4,7 @@
 
 use smallvec::SmallVec;
 
+use super::device::PodUid;
 use super::fit::{Ask, Misfit, Room, fit, fit_host};
 use super::mix::CompiledMix;
 use super::node::{ClaimRule, NodeLedger};
@@ -60,6 +61,24 @@ pub fn evaluate_with(
 /// As [`evaluate`].
 pub fn fitting(node: &NodeLedger, ask: &Ask, claims: ClaimRule) -> Result<Vec<usize>, Misfit> {
     Ok(fits_on(node, ask, claims)?.into_iter().map(|(position, _)| position).collect())
+}
+
+/// Whether `ask` fits on `node`, wherever there.
+pub fn fits(node: &NodeLedger, ask: &Ask, claims: ClaimRule) -> bool {
+    fits_on(node, ask, claims).is_ok()
+}
+
+/// Whether it would fit, claims of other pods respected, if these pods were not there.
+pub fn fits_without<'a>(
+    node: &NodeLedger,
+    ask: &Ask,
+    gone: impl IntoIterator<Item = &'a PodUid>,
+) -> bool {
+    let mut node = node.clone();
+    for uid in gone {
+        node.remove(uid);
+    }
+    fits(&node, ask, ClaimRule::Respected)
 }
 
 /// The devices of `node` that fit, where all that `ask` wants of the node fits.

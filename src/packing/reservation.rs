@@ -16,6 +16,18 @@ pub struct PodRef {
     pub name: Arc<str>,
 }
 
+impl PodRef {
+    /// Its namespace and name; both empty where the text is not of both.
+    pub fn parts(&self) -> (&str, &str) {
+        self.name.split_once('/').unwrap_or_default()
+    }
+
+    /// Its namespace; empty where it has none.
+    pub fn namespace(&self) -> &str {
+        self.parts().0
+    }
+}
+
 impl fmt::Display for PodRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)

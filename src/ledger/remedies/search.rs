@@ -7,25 +7,21 @@ use super::{Change, Lever, Remedy};
 use crate::ledger::books::World;
 use crate::ledger::questions::Question;
 use crate::ledger::slot::Slot;
-use crate::packing::device::{DeviceClasses, NodeName, PodUid};
+use crate::packing::device::{DeviceClasses, NodeName};
 use crate::packing::fit::Ask;
-use crate::packing::mix::CompiledMix;
 use crate::packing::node::{ClaimRule, NodeLedger};
 use crate::packing::plan;
-use crate::packing::policy::{Policy, Strategy};
 
 /// All nodes, and what a request means on their devices. It has its own list of classes, so that nothing
 /// is held for as long as a look at all nodes takes but one node after the other.
 pub(super) struct Search<'a> {
     slots: &'a [Arc<Slot>],
     pub(super) classes: DeviceClasses,
-    /// None: it is asked whether the request fits, not where best.
-    mix: CompiledMix,
 }
 
 impl<'a> Search<'a> {
     pub(super) fn new(slots: &'a [Arc<Slot>], world: &World) -> Self {
-        Self { slots, classes: world.classes.clone(), mix: CompiledMix::none() }
+        Self { slots, classes: world.classes.clone() }
     }
 
     /// The nodes by position, each held while it is looked at. One that got devices of a new class
@@ -34,28 +30,8 @@ impl<'a> Search<'a> {
         let known = self.classes.count();
         self.slots.iter().filter_map(move |slot| {
             let books = slot.read();
-            let rooms = books.rooms(ClaimRule::Ignored);
-            let is_known = rooms.iter().all(|room| room.class.position() < known);
-            is_known.then_some((&slot.name, books))
+            books.is_of_classes(known).then_some((&slot.name, books))
         })
-    }
-
-    pub(super) fn fits(&self, node: &NodeLedger, ask: &Ask, claims: ClaimRule) -> bool {
-        let strategy = Strategy::Policy(Policy::BinPack); // any will do
-        plan::evaluate(node, ask, strategy, &self.mix, claims).is_ok()
-    }
-
-    pub(super) fn fits_without(
-        &self,
-        node: &NodeLedger,
-        ask: &Ask,
-        gone: &BTreeSet<&PodUid>,
-    ) -> bool {
-        let mut node = node.clone();
-        for uid in gone {
-            node.remove(uid);
-        }
-        self.fits(&node, ask, ClaimRule::Respected)
     }
 
     /// The first node, by position, where `is_it`.
@@ -65,7 +41,7 @@ impl<'a> Search<'a> {
 
     pub(super) fn first(&self, question: &Question) -> Option<NodeName> {
         let ask = question.ask(&self.classes);
-        self.find(|books| self.fits(books, &ask, ClaimRule::Respected))
+        self.find(|books| plan::fits(books, &ask, ClaimRule::Respected))
     }
 
     /// The largest size from `least` up to but without `asked` at which some node fits. At the sizes
@@ -87,7 +63,7 @@ impl<'a> Search<'a> {
         let mut best: Option<(u64, NodeName)> = None;
         let mut next = (least, ask(least));
         for (name, books) in self.nodes() {
-            let fits = |ask: &Ask| self.fits(&books, ask, ClaimRule::Respected);
+            let fits = |ask: &Ask| plan::fits(&books, ask, ClaimRule::Respected);
             let known = best.as_ref().map(|(size, _)| *size);
             let mut better = special.iter().rev().take_while(|(size, _)| Some(*size) > known);
             let mut found = better.find(|(_, ask)| fits(ask)).map(|(size, _)| *size).max(known);

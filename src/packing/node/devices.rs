@@ -25,6 +25,12 @@ impl NodeLedger {
         self.recompute_devices();
     }
 
+    /// Whether all devices are of the first so many classes. A list of classes that was read a moment ago
+    /// may lack those of devices that came since.
+    pub fn is_of_classes(&self, count: usize) -> bool {
+        self.devices.iter().all(|books| books.class.position() < count)
+    }
+
     /// How the devices are shared.
     pub fn rule(&self) -> PoolRule {
         self.rule

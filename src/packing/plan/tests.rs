@@ -149,7 +149,7 @@ fn room_that_is_claimed_is_free_for_bind_alone() {
         host: HostAmount { cpu: MilliCpu::new(9000), memory: MemMib::ZERO },
         expires: Timestamp::START,
     };
-    node.claim(super::super::device::PodUid::new("other"), claim.clone());
+    node.claim(PodUid::new("other"), claim.clone());
     let refused = evaluate(&node, &ask, strategy, &mix, ClaimRule::Respected);
     assert!(matches!(refused, Err(Misfit::Memory { .. })), "{refused:?}");
     let cpu_only = fixture::ask("cpu=9000", &classes);
@@ -350,7 +350,7 @@ fn nobody_unheld_comes_beside_a_tenant_that_needs_all_to_be_held() {
     node.share_by(fixture::rule(""), &mut classes);
     assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Misfit::ProtectedTenant));
     assert_eq!(answer(&node, &classes, guarded), Some(Misfit::Unprotected));
-    node.remove(&super::super::device::PodUid::new("guarded"));
+    node.remove(&PodUid::new("guarded"));
     assert_eq!(answer(&node, &classes, "fraction=0.25"), None);
     assert_eq!(node.audit(), Ok(()));
 }

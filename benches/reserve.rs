@@ -4,15 +4,18 @@
 //! it, as prioritize leaves one. Run with `cargo bench --bench reserve`.
 
 mod common;
+#[path = "common/runs.rs"]
+mod runs;
 
 use std::hint::black_box;
 
-use common::{Cluster, SIZES, asks, cluster, pod, some_request};
+use common::{Cluster, asks, cluster, pod, some_request};
 use criterion::Criterion;
 use gpupack::packing::policy::Policy;
 use gpupack::packing::units::Timestamp;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
+use runs::SIZES;
 
 fn reserve(criterion: &mut Criterion) {
     for nodes in SIZES {
@@ -53,7 +56,7 @@ fn reserve(criterion: &mut Criterion) {
 }
 
 fn main() {
-    let mut criterion = common::criterion();
+    let mut criterion = runs::criterion();
     reserve(&mut criterion);
     criterion.final_summary();
 }

@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -45,6 +46,11 @@ pub struct Config {
     pub policy: Policy,
     /// Node label whose value is the node's pool.
     pub pool_label: String,
+    /// Most nodes that *filter* leaves to kube-scheduler where it is asked about more than 100; none: all
+    /// that fit.
+    pub keep_best: Option<NonZeroUsize>,
+    /// The node label whose value is the node's failure domain: the best nodes of several are kept.
+    pub domain_label: String,
     /// How the devices of each pool are shared.
     pub pools: PoolRules,
     /// How long a claim lasts at most.
@@ -79,6 +85,8 @@ impl Default for Config {
             scheduler_names: vec!["gpupack".to_owned()],
             policy: Policy::Fragmentation,
             pool_label: "gpupack.dev/pool".to_owned(),
+            keep_best: NonZeroUsize::new(16),
+            domain_label: "topology.kubernetes.io/zone".to_owned(),
             pools: PoolRules::default(),
             claim_for: Duration::from_secs(10),
             stale_after: Duration::from_secs(15),
@@ -112,12 +120,14 @@ impl fmt::Display for ConfigFaults {
 impl std::error::Error for ConfigFaults {}
 
 /// All keys of the file, in the order of their documentation.
-pub const KEYS: [&str; 17] = [
+pub const KEYS: [&str; 19] = [
     "listen",
     "kubeconfig",
     "scheduler_names",
     "policy",
     "pool_label",
+    "keep_best",
+    "domain_label",
     "pools",
     "claim_seconds",
     "report_stale_seconds",
@@ -175,6 +185,11 @@ impl Reader {
             scheduler_names: self.names("scheduler_names", default.scheduler_names),
             policy: self.parsed("policy", "`binpack`, `spread` or `fragmentation`", default.policy),
             pool_label: self.text("pool_label").unwrap_or(default.pool_label),
+            keep_best: match self.number_or_none("keep_best", 0..=10_000) {
+                Some(most) => usize::try_from(most).ok().and_then(NonZeroUsize::new),
+                None => default.keep_best,
+            },
+            domain_label: self.text("domain_label").unwrap_or(default.domain_label),
             claim_for: self.seconds("claim_seconds", 1..=300, default.claim_for),
             stale_after: self.seconds("report_stale_seconds", 2..=3600, default.stale_after),
             warm_up: self.seconds("warm_up_seconds", 0..=60, default.warm_up),
@@ -343,7 +358,7 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
-            pool_label: p/q\npools: {a: {replicas: 2}}\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
+            pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2}}\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
             drain_seconds: 4\napi_timeout_seconds: 5\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
             log_level: debug\nlog_format: json\nguard:\nwebhook:\n";
         let halves = PoolRule {
@@ -357,6 +372,8 @@ mod tests {
             scheduler_names: vec!["a".to_owned(), "b".to_owned()],
             policy: Policy::Spread,
             pool_label: "p/q".to_owned(),
+            keep_best: None,
+            domain_label: "r/s".to_owned(),
             pools: PoolRules::new([(PoolName::new("a"), halves)]),
             claim_for: Duration::from_secs(1),
             stale_after: Duration::from_secs(2),

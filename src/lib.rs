@@ -51,7 +51,10 @@ pub mod ledger {
     pub mod books;
     mod pools;
     mod changes;
+    pub mod choice;
     mod slot;
+    mod slots;
+    mod shapes;
     mod kept;
     pub mod effect;
     pub mod facts;

@@ -204,10 +204,12 @@ impl Metrics {
         self.verb_duration.with_label_values(&labels).observe(took.as_secs_f64());
     }
 
-    /// Notes `nodes` refusals by filter for one reason.
-    pub fn refused(&self, misfit: Misfit, nodes: usize) {
-        let nodes = u64::try_from(nodes).unwrap_or(u64::MAX);
-        self.refusals.with_label_values(&[misfit.label()]).inc_by(nodes);
+    /// Notes refusals by filter: nodes by reason, in the order of [`Misfit::LABELS`].
+    pub fn refused(&self, nodes: &[usize; Misfit::LABELS.len()]) {
+        for (label, nodes) in Misfit::LABELS.iter().zip(nodes).filter(|(_, nodes)| **nodes > 0) {
+            let nodes = u64::try_from(*nodes).unwrap_or(u64::MAX);
+            self.refusals.with_label_values(&[label]).inc_by(nodes);
+        }
     }
 
     /// Notes a pod whose annotations are refused.

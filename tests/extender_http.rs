@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Method, StatusCode};
-use gpupack::packing::units::{MemMib, MilliCpu};
+use gpupack::packing::device::{NodeName, PoolName};
+use gpupack::packing::units::{HostAmount, MemMib, MilliCpu};
 use http_bed::{Bed, data, hello, pod, read};
 use serde_json::{Value, json};
 
@@ -79,6 +80,39 @@ async fn every_dropped_node_is_in_exactly_one_map() {
     assert_eq!(unresolvable["gpu-a"], "request exceeds the memory of every GPU of the node");
     let none = bed.filter(pod("b", json!({"gpu-fraction": "0.5"})), &[]).await;
     assert_eq!((&none["NodeNames"], &none["Error"]), (&json!([]), &json!("")));
+}
+
+#[tokio::test]
+async fn of_many_nodes_the_best_are_left_and_without_any_all_are_refused_by_name() {
+    for (config, kept) in [("", 16), ("keep_best: 7", 7), ("keep_best: 0", 120)] {
+        let bed = Bed::warm_with(config).await;
+        let names: Vec<String> = (0..120).map(|at| format!("more-{at:03}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(256 << 10) };
+        for node in &names {
+            bed.app.ledger.see_node(&NodeName::new(*node), host, PoolName::new(""));
+            let (status, reply) = bed.report(node, &hello(node, "Tesla T4", 15_360, 1)).await;
+            assert_eq!(status, StatusCode::OK, "{reply}");
+        }
+        // A node with a tenant is better packed; it is the last of all by name.
+        let first = pod("first", json!({"gpu-fraction": "0.5"}));
+        assert_eq!(bed.filter(first, &["more-119"]).await["NodeNames"], json!(["more-119"]));
+        let asked = |uid, fraction| {
+            pod(uid, json!({"gpu-fraction": fraction, "gpupack.dev/policy": "binpack"}))
+        };
+        let answer = bed.filter(asked("fits", "0.25"), &names).await;
+        let left = answer["NodeNames"].as_array().unwrap();
+        assert_eq!(left.len(), kept, "{config}");
+        assert!(left.contains(&json!("more-119")), "{config}: the best one is left");
+        assert_eq!(answer["FailedAndUnresolvableNodes"], json!({}), "{config}");
+        // Of a hundred nodes all are left.
+        let answer = bed.filter(asked("few", "0.25"), &names[..100]).await;
+        assert_eq!(answer["NodeNames"].as_array().unwrap().len(), 100, "{config}");
+        let large = pod("large", json!({"gpu-memory": "20000"}));
+        let answer = bed.filter(large, &names).await;
+        assert_eq!(answer["NodeNames"], json!([]), "{config}");
+        assert_eq!(answer["FailedAndUnresolvableNodes"].as_object().unwrap().len(), 120);
+    }
 }
 
 #[tokio::test]

@@ -58,7 +58,7 @@ fn filter_and_prioritize_answers_are_byte_exact() {
         ExtenderFilterResult { error: "gpupack is warming up", ..ExtenderFilterResult::default() };
     check_answer(&warming.to_json(), "filter-error-answer.json");
     let scores = [(c, 0), (a, 3), (b, 10)].map(|(host, score)| HostPriority { host, score });
-    check_answer(&host_priorities_json(&scores), "prioritize-answer.json");
+    check_answer(&host_priorities_json(scores.into_iter()), "prioritize-answer.json");
 }
 
 #[test]

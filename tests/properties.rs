@@ -20,6 +20,7 @@ use gpupack::ledger::books::Ledger;
 use gpupack::ledger::commands::ReserveError;
 use gpupack::ledger::effect::Effect;
 use gpupack::ledger::questions::Question;
+use gpupack::packing::device::NodeName;
 use gpupack::packing::fit::Misfit;
 use gpupack::packing::node::{DeviceBooks, NodeLedger};
 use gpupack::packing::request::Demand;
@@ -66,6 +67,39 @@ fn check_answers(ledger: &Ledger, question: &Question) -> Result<(), TestCaseErr
     let best = ledger.best(question).map(|(_, rank)| rank);
     let all = ledger.answers(question, &NODES);
     prop_assert_eq!(best, all.into_iter().filter_map(Result::ok).min());
+    (1..=NODES.len()).try_for_each(|most| check_choice(ledger, question, most))
+}
+
+/// What is kept of many nodes, by the plain way: sort all that fit, take the best of at most half as many
+/// failure domains, and fill up with the best of all.
+fn check_choice(ledger: &Ledger, question: &Question, most: usize) -> Result<(), TestCaseError> {
+    let domain = |at: usize| ["", "east", "west", "west"][at % 4];
+    for (at, node) in NODES.iter().enumerate() {
+        ledger.see_domain(&NodeName::new(*node), domain(at));
+    }
+    let mut fitting: Vec<_> = (0..NODES.len())
+        .filter_map(|at| Some((ledger.fresh_answer(question, NODES[at]).ok()?, NODES[at], at)))
+        .collect();
+    fitting.sort_unstable();
+    let mut kept: Vec<usize> = Vec::new();
+    let is_first_of = |kept: &[usize], at: usize| {
+        !domain(at).is_empty() && kept.iter().all(|other| domain(*other) != domain(at))
+    };
+    for (_, _, at) in &fitting {
+        if kept.len() < most / 2 && is_first_of(&kept, *at) {
+            kept.push(*at);
+        }
+    }
+    for (_, _, at) in &fitting {
+        if kept.len() < most && !kept.contains(at) {
+            kept.push(*at);
+        }
+    }
+    kept.sort_by_key(|at| fitting.iter().position(|(_, _, other)| other == at));
+    let choice = ledger.choose(question, &NODES, most);
+    prop_assert_eq!(choice.kept, kept);
+    prop_assert_eq!(choice.fitting, fitting.len());
+    prop_assert_eq!(choice.refused.iter().sum::<usize>(), NODES.len() - fitting.len());
     Ok(())
 }
 

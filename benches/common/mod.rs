@@ -4,7 +4,6 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use criterion::Criterion;
 use gpupack::ledger::books::{Ledger, Settings};
 use gpupack::ledger::questions::Question;
 use gpupack::ledger::reports::NodeReport;
@@ -28,18 +27,6 @@ const MODELS: [(&str, u64); 4] = [
 ];
 
 const GPUS_PER_NODE: u32 = 8;
-
-/// Numbers of nodes that every bench is run with.
-pub(crate) const SIZES: [usize; 3] = [100, 1000, 5000];
-
-/// Short runs: medians are stable to some per cent, and all benches take a minute or two.
-pub(crate) fn criterion() -> Criterion {
-    Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(300))
-        .measurement_time(Duration::from_secs(1))
-        .configure_from_args()
-}
 
 /// A cluster and the names of its nodes.
 pub(crate) struct Cluster {
@@ -93,28 +80,37 @@ fn inventory(node: usize) -> NodeInventory {
     NodeInventory::new(devices.collect()).expect("a sound inventory")
 }
 
-/// `nodes` nodes, each with half of its share booked; the request mix is that of the pods.
-pub(crate) fn cluster(nodes: usize) -> Cluster {
-    let ledger = Ledger::new(Settings {
+/// A ledger without any node.
+pub(crate) fn empty() -> Ledger {
+    Ledger::new(Settings {
         claim_for: Duration::from_secs(5),
         stale_after: Duration::from_secs(10),
         drain_limit: Duration::from_secs(30),
         warm_up: Duration::ZERO,
         unmanaged_tolerance: MemMib::new(256),
         first_session: 1,
-    });
+    })
+}
+
+/// What the agent of a node says first.
+pub(crate) fn hello(node: usize, name: &str) -> NodeReport {
+    NodeReport {
+        agent: name.to_owned(),
+        session: None,
+        sequence: 1,
+        inventory: Some(inventory(node)),
+        uses: Vec::new(),
+    }
+}
+
+/// `nodes` nodes, each with half of its share booked; the request mix is that of the pods.
+pub(crate) fn cluster(nodes: usize) -> Cluster {
+    let ledger = empty();
     let mut rng = ChaCha8Rng::seed_from_u64(2026);
     let names: Vec<String> = (0..nodes).map(|node| format!("node-{node:05}")).collect();
     for (node, name) in names.iter().enumerate() {
         ledger.see_node(&NodeName::new(name.as_str()), host(), PoolName::new(""));
-        let hello = NodeReport {
-            agent: name.clone(),
-            session: None,
-            sequence: 1,
-            inventory: Some(inventory(node)),
-            uses: Vec::new(),
-        };
-        ledger.report(name, &hello, Timestamp::START).expect("a hello is accepted");
+        ledger.report(name, &hello(node, name), Timestamp::START).expect("a hello is accepted");
         fill(&ledger, name, &mut rng);
     }
     let allocation = ledger.packing().allocation().millionths();

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::logging::{self, LogArgs};
 use crate::clock::Clock;
 use crate::cluster::events;
-use crate::cluster::watch as cluster_watch;
+use crate::cluster::watch::{self as cluster_watch, NodeLabels};
 use crate::cluster::write::ApiWriter;
 use crate::config::Config;
 use crate::extender::app::{App, ClusterTruth, Truth};
@@ -110,7 +110,8 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             .await
             .with_context(|| format!("cannot listen on {}", config.listen))?;
         tracing::info!(address = %listener.local_addr()?, policy = %config.policy, "listening");
-        let pool_label = config.pool_label.clone();
+        let labels =
+            NodeLabels { pool: config.pool_label.clone(), domain: config.domain_label.clone() };
         let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices }));
         let app = Arc::new(App::new(ledger, clock, config, truth));
         let (stop, stopped) = watch::channel(false);
@@ -122,7 +123,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             Arc::clone(&app.ledger),
             app.clone(),
             clock,
-            pool_label,
+            labels,
             stopped.clone(),
         ));
         let asked = super::signals::stop_asked()?;

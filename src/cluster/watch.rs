@@ -42,13 +42,22 @@ pub trait Sink: Send + Sync {
     fn watched(&self, resource: &'static str, is_failure: bool);
 }
 
+/// The labels of nodes that are looked at.
+#[derive(Clone, Debug)]
+pub struct NodeLabels {
+    /// Its value is the node's pool.
+    pub pool: String,
+    /// Its value is the node's failure domain.
+    pub domain: String,
+}
+
 /// Watches pods and nodes until `stop`; the ledger counts as listed once both lists are complete.
 pub async fn run(
     client: Client,
     ledger: Arc<Ledger>,
     sink: Arc<dyn Sink>,
     clock: Clock,
-    pool_label: String,
+    labels: NodeLabels,
     stop: watch::Receiver<bool>,
 ) {
     let (pods_listed, is_pods_listed) = watch::channel(false);
@@ -64,7 +73,7 @@ pub async fn run(
     let nodes = NodeWatch {
         ledger: Arc::clone(&ledger),
         sink,
-        pool_label,
+        labels,
         known: BTreeSet::new(),
         relisted: None,
     };
@@ -188,7 +197,7 @@ impl PodWatch {
 struct NodeWatch {
     ledger: Arc<Ledger>,
     sink: Arc<dyn Sink>,
-    pool_label: String,
+    labels: NodeLabels,
     known: BTreeSet<NodeName>,
     relisted: Option<BTreeSet<NodeName>>,
 }
@@ -229,9 +238,10 @@ impl NodeWatch {
             relisted.insert(name.clone());
         }
         let labels = node.metadata.labels.as_ref();
-        let pool = labels.and_then(|labels| labels.get(&self.pool_label));
-        let pool = PoolName::new(pool.map_or("", String::as_str));
+        let label = |key| labels.and_then(|labels| labels.get(key)).map_or("", String::as_str);
+        let pool = PoolName::new(label(&self.labels.pool));
         let effects = self.ledger.see_node(&name, host_of(node), pool);
+        self.ledger.see_domain(&name, label(&self.labels.domain));
         self.sink.effects(effects);
     }
 

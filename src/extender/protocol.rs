@@ -16,7 +16,7 @@ use serde::ser::{SerializeMap, Serializer};
 use serde_json::value::RawValue;
 
 use crate::cluster::pod::{PodFault, SeenPod};
-use crate::extender::wire::{BindingFields, Fields, check_depth, node_objects};
+use crate::extender::wire::{BindingFields, Fields, check_depth, node_objects, quick_fields};
 
 /// Deepest nesting of a body, as `serde_json` has it for typed values.
 pub const MAX_DEPTH: u32 = 127;
@@ -102,7 +102,8 @@ pub struct NodeObject<'a> {
 /// The body of *filter* and *prioritize*.
 #[derive(Debug)]
 pub struct ExtenderArgs<'a> {
-    pod: &'a RawValue,
+    /// The text of the pod.
+    pod: &'a str,
     /// The nodes asked about.
     pub nodes: NodesArg<'a>,
 }
@@ -114,12 +115,12 @@ impl<'a> ExtenderArgs<'a> {
     /// [`ProtocolError`]; the pod's own fields are looked at only by [`ExtenderArgs::seen_pod`].
     pub fn parse(body: &'a [u8]) -> Result<Self, ProtocolError> {
         let text = utf8(body)?;
-        let fields: Fields<'a> =
-            serde_json::from_str(text).map_err(|error| ProtocolError::json(&error))?;
-        for raw in fields.unknown.iter().chain([&fields.pod, &fields.nodes].into_iter().flatten()) {
-            check_depth(raw.get())?;
+        if let Some((pod, names)) = quick_fields(text) {
+            let names = names.into_iter().map(Cow::Borrowed).collect();
+            return Ok(Self { pod, nodes: NodesArg::Names(names) });
         }
-        let pod = fields.pod.ok_or(ProtocolError::Missing { field: "Pod" })?;
+        let fields = Fields::parse(text)?;
+        let pod = fields.pod.ok_or(ProtocolError::Missing { field: "Pod" })?.get();
         let nodes = match (fields.node_names, fields.nodes) {
             (Some(names), _) => NodesArg::Names(names.into_iter().map(|name| name.0).collect()),
             (None, Some(nodes)) => NodesArg::Objects(node_objects(nodes)?),
@@ -133,7 +134,7 @@ impl<'a> ExtenderArgs<'a> {
     /// # Errors
     /// [`ProtocolError::Pod`] where it cannot be booked.
     pub fn seen_pod(&self) -> Result<SeenPod, ProtocolError> {
-        Ok(SeenPod::from_json(self.pod.get())?)
+        Ok(SeenPod::from_json(self.pod)?)
     }
 }
 
@@ -236,8 +237,7 @@ impl Serialize for Reasons<'_> {
 }
 
 /// One entry of the answer to *prioritize*.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "PascalCase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostPriority<'a> {
     /// Name of the node.
     pub host: &'a str,
@@ -245,9 +245,26 @@ pub struct HostPriority<'a> {
     pub score: i64,
 }
 
-/// The body of the answer to *prioritize*: a bare list.
-pub fn host_priorities_json(priorities: &[HostPriority<'_>]) -> Vec<u8> {
-    to_json(&priorities)
+/// The body of the answer to *prioritize*: a bare list. Written piece by piece, since it has an entry for
+/// each of thousands of nodes.
+pub fn host_priorities_json<'a>(priorities: impl Iterator<Item = HostPriority<'a>>) -> Vec<u8> {
+    let mut json = Vec::with_capacity(priorities.size_hint().0 * 64 + 2);
+    json.push(b'[');
+    for HostPriority { host, score } in priorities {
+        json.extend_from_slice(if json.len() == 1 { b"{\"Host\":" } else { b",{\"Host\":" });
+        if host.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
+            json.push(b'"');
+            json.extend_from_slice(host.as_bytes());
+            json.push(b'"');
+        } else {
+            json.extend_from_slice(&to_json(host));
+        }
+        json.extend_from_slice(b",\"Score\":");
+        json.extend_from_slice(itoa::Buffer::new().format(score).as_bytes());
+        json.push(b'}');
+    }
+    json.push(b']');
+    json
 }
 
 /// The answer to *bind*.

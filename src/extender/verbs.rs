@@ -6,7 +6,7 @@
 //! changes makes it retry without pause; `Error` is for "not ready" only; every node gets a score,
 //! because unscored nodes lose ties; prioritize is not called for a single node, so filter claims it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::app::App;
@@ -17,11 +17,13 @@ use super::protocol::{
 use super::template;
 use crate::cluster::events::NoticeReason;
 use crate::cluster::pod::SeenPod;
-use crate::ledger::questions::{Answer, Question};
+use crate::ledger::questions::Question;
 use crate::ledger::reading::Readiness;
 use crate::metrics::Outcome;
+use crate::packing::device::PodUid;
 use crate::packing::fit::Misfit;
 use crate::packing::policy::Rank;
+use crate::packing::units::Timestamp;
 
 /// Score of the best node. Multiplied by 10 and the extender's weight it outweighs all in-tree
 /// preferences from a weight of 3 on (in-tree totals reach about 1,200, the next node has at most
@@ -30,6 +32,13 @@ const BEST_SCORE: i64 = 100;
 
 /// Score of the second best node; the others follow in order down to 0.
 const NEXT_SCORE: i64 = 50;
+
+/// Most ranks that scores tell apart: each is a step of [`NEXT_SCORE`], or less.
+const SCALE_OF: usize = 64;
+
+/// Up to so many nodes all are left to kube-scheduler, and each refused one is named with its reason: from
+/// there on kube-scheduler itself would look at a part only, by its own default (`minFeasibleNodesToFind`).
+const NARROW_FROM: usize = 100;
 
 /// Answer to a question that comes too early. Constant, like every text kube-scheduler may show.
 const WARMING_UP: &str = "gpupack is warming up: pods, nodes or agent reports are not complete yet";
@@ -44,33 +53,34 @@ pub type VerbAnswer = (Vec<u8>, Outcome);
 pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let args = ExtenderArgs::parse(body)?;
     let pod = args.seen_pod()?;
-    let names = args.nodes.names();
+    let names = || args.nodes.names();
     if let Err(error) = &pod.request {
         app.metrics.refused_request();
         app.tell(&pod.pod, NoticeReason::GpuRequestRefused, error.to_string());
         let result = ExtenderFilterResult {
             passed: no_node(&args.nodes),
-            failed_and_unresolvable: names.iter().map(|name| (*name, error.reason())).collect(),
+            failed_and_unresolvable: names().iter().map(|name| (*name, error.reason())).collect(),
             ..Default::default()
         };
         return Ok((result.to_json(), Outcome::Refused));
     }
     let Some(question) = question_of(app, &pod, &args.nodes) else {
         // No GPU is asked for: nothing to object to, ready or not.
+        let names = names();
         return Ok(encode_filter(&args.nodes, &names, &vec![None; names.len()]));
     };
     if app.readiness() != Readiness::Ready {
         let result = ExtenderFilterResult { error: WARMING_UP, ..Default::default() };
         return Ok((result.to_json(), Outcome::Error));
     }
-    let answers = match &args.nodes {
+    match &args.nodes {
         NodesArg::Objects(objects) => {
             let answers = template::answers(app, &question, objects);
-            answers.into_iter().map(Result::err).collect()
+            let answers: Vec<_> = answers.into_iter().map(Result::err).collect();
+            Ok(encode_filter(&args.nodes, &names(), &answers))
         }
-        NodesArg::Names(_) => ask(app, &pod, &question, &names),
-    };
-    Ok(encode_filter(&args.nodes, &names, &answers))
+        NodesArg::Names(_) => Ok(ask(app, &pod, &question, &args.nodes)),
+    }
 }
 
 /// What is asked; none for a faulty request, and where no GPU is asked for. Nothing but the GPUs of a
@@ -85,39 +95,54 @@ fn question_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<Questio
 
 /// Asks about known nodes: what the pod held back before is seen again, its request is learnt from,
 /// and a single node left is claimed at once, since prioritize will not be called.
-fn ask(app: &App, pod: &SeenPod, question: &Question, names: &[&str]) -> Vec<Option<Misfit>> {
+fn ask(app: &App, pod: &SeenPod, question: &Question, nodes: &NodesArg<'_>) -> VerbAnswer {
     let uid = &pod.pod.uid;
     let now = app.clock.now();
+    let names = nodes.names();
     app.outbox.push(app.ledger.drop_claim(uid));
     app.waiting.ask(App::waiting_pod(pod, question.clone()), now);
     app.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
     app.teams.see(pod);
     app.ledger.learn(uid.clone(), question);
-    let answers = app.ledger.answers(question, names);
-    let mut misfits: BTreeMap<Misfit, usize> = BTreeMap::new();
-    for misfit in answers.iter().filter_map(|answer| answer.err()) {
-        *misfits.entry(misfit).or_default() += 1;
-    }
-    for (misfit, nodes) in &misfits {
-        app.metrics.refused(*misfit, *nodes);
-    }
-    let fitting: Vec<&str> = fitting(names, &answers).collect();
-    match fitting.as_slice() {
-        [] => {
-            app.waiting.refuse(uid, misfits);
-            app.reasons.refused(uid);
+    if let Some(most) = app.config.keep_best
+        && names.len() > NARROW_FROM
+    {
+        let choice = app.ledger.choose(question, &names, most.get());
+        let kept: Vec<&str> = choice.kept.iter().map(|at| names[*at]).collect();
+        if !kept.is_empty() {
+            app.metrics.refused(&choice.refused);
+            hold(app, uid, &kept, question, now);
+            let passed = Passed::Names(kept);
+            let result = ExtenderFilterResult { passed, ..Default::default() };
+            return (result.to_json(), Outcome::Ok);
         }
-        [only] => {
-            app.waiting.fits(uid);
-            app.outbox.push(app.ledger.claim(uid, only, question, now));
-        }
-        _ => app.waiting.fits(uid),
     }
-    answers.into_iter().map(Result::err).collect()
+    let answers = app.ledger.answers(question, &names);
+    let answers: Vec<Option<Misfit>> = answers.into_iter().map(Result::err).collect();
+    let mut refused = [0; Misfit::LABELS.len()];
+    answers.iter().flatten().for_each(|misfit| refused[misfit.position()] += 1);
+    app.metrics.refused(&refused);
+    let fitting = names.iter().zip(&answers).filter(|(_, misfit)| misfit.is_none());
+    let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
+    if fitting.is_empty() {
+        let mut misfits: BTreeMap<Misfit, usize> = BTreeMap::new();
+        for misfit in answers.iter().flatten() {
+            *misfits.entry(*misfit).or_default() += 1;
+        }
+        app.waiting.refuse(uid, misfits);
+        app.reasons.refused(uid);
+    } else {
+        hold(app, uid, &fitting, question, now);
+    }
+    encode_filter(nodes, &names, &answers)
 }
 
-fn fitting<'a>(names: &'a [&'a str], answers: &'a [Answer]) -> impl Iterator<Item = &'a str> {
-    names.iter().zip(answers).filter(|(_, answer)| answer.is_ok()).map(|(name, _)| *name)
+/// Notes that the pod fits somewhere, and claims the only node that is left to it.
+fn hold(app: &App, uid: &PodUid, fitting: &[&str], question: &Question, now: Timestamp) {
+    app.waiting.fits(uid);
+    if let [only] = fitting {
+        app.outbox.push(app.ledger.claim(uid, only, question, now));
+    }
 }
 
 fn no_node<'a>(nodes: &NodesArg<'a>) -> Passed<'a> {
@@ -160,46 +185,61 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let question = question_of(app, &pod, &args.nodes).filter(|_| is_ready);
     let Some(question) = question else {
         // No GPU is asked for, or nothing is known yet: no preference, and no node left unscored.
-        let level: Vec<_> = names.iter().map(|host| HostPriority { host, score: 0 }).collect();
-        return Ok((host_priorities_json(&level), Outcome::Ok));
+        let level = names.iter().map(|host| HostPriority { host, score: 0 });
+        return Ok((host_priorities_json(level), Outcome::Ok));
     };
-    let answers: Vec<Answer> = match &args.nodes {
+    let keys: Vec<Option<u128>> = match &args.nodes {
         NodesArg::Names(_) => {
             app.outbox.push(app.ledger.drop_claim(&pod.pod.uid));
-            app.ledger.answers(&question, &names)
+            app.ledger.keys(&question, &names)
         }
-        NodesArg::Objects(objects) => template::answers(app, &question, objects),
+        NodesArg::Objects(objects) => {
+            let answers = template::answers(app, &question, objects);
+            answers.iter().map(|answer| answer.as_ref().ok().map(Rank::key)).collect()
+        }
     };
-    let best = favourite(&names, &answers);
+    let best = favourite(&names, &keys);
     if let (Some(best), NodesArg::Names(_)) = (best, &args.nodes) {
         let now = app.clock.now();
         app.outbox.push(app.ledger.claim(&pod.pod.uid, names[best], &question, now));
     }
     let outcome = if best.is_some() { Outcome::Ok } else { Outcome::Refused };
-    Ok((host_priorities_json(&scores(&names, &answers, best)), outcome))
+    let scores = scores(&keys, best);
+    let priorities = names.iter().zip(scores).map(|(host, score)| HostPriority { host, score });
+    Ok((host_priorities_json(priorities), outcome))
 }
 
-/// Position of the best node that fits; ties go to the first name.
-fn favourite(names: &[&str], answers: &[Answer]) -> Option<usize> {
-    let fitting = answers.iter().enumerate().filter_map(|(at, answer)| Some((answer.ok()?, at)));
-    fitting.min_by_key(|(rank, at)| (*rank, names[*at])).map(|(_, at)| at)
+/// Position of the best node that fits, by the keys of ranks; ties go to the first name.
+fn favourite(names: &[&str], keys: &[Option<u128>]) -> Option<usize> {
+    let best = keys.iter().flatten().min()?;
+    let is_best = |(_, key): &(usize, &Option<u128>)| key.as_ref() == Some(best);
+    let ties = keys.iter().enumerate().filter(is_best);
+    ties.map(|(at, _)| at).min_by_key(|at| names[*at])
 }
 
 /// A score for every node: the best has [`BEST_SCORE`], the others follow in the order of their ranks,
 /// equal ranks with equal scores, and those that do not fit have 0.
-fn scores<'a>(names: &[&'a str], answers: &[Answer], best: Option<usize>) -> Vec<HostPriority<'a>> {
-    let ranks: BTreeSet<Rank> = answers.iter().filter_map(|answer| answer.ok()).collect();
-    let ranks: Vec<Rank> = ranks.into_iter().collect();
-    let levels = i64::try_from(ranks.len()).unwrap_or(i64::MAX).max(1);
-    let score = |at: usize| match &answers[at] {
-        Ok(_) if best == Some(at) => BEST_SCORE,
-        Ok(rank) => {
-            let level = ranks.partition_point(|better| better < rank);
+fn scores(keys: &[Option<u128>], best: Option<usize>) -> Vec<i64> {
+    let scale = scale(keys);
+    let levels = i64::try_from(scale.len()).unwrap_or(i64::MAX).max(1);
+    let score = |(at, key): (usize, &Option<u128>)| match key {
+        Some(_) if best == Some(at) => BEST_SCORE,
+        Some(key) => {
+            let level = scale.partition_point(|better| better < key);
             NEXT_SCORE * (levels - i64::try_from(level).unwrap_or(levels)) / levels
         }
-        Err(_) => 0,
+        None => 0,
     };
-    names.iter().enumerate().map(|(at, host)| HostPriority { host, score: score(at) }).collect()
+    keys.iter().enumerate().map(score).collect()
+}
+
+/// The ranks that tell the scores apart, in order: all of few nodes, an even part of many.
+fn scale(keys: &[Option<u128>]) -> Vec<u128> {
+    let every = keys.len().div_ceil(SCALE_OF).max(1);
+    let mut scale: Vec<u128> = keys.iter().flatten().copied().step_by(every).collect();
+    scale.sort_unstable();
+    scale.dedup();
+    scale
 }
 
 #[cfg(test)]
@@ -207,22 +247,32 @@ mod tests {
     use super::*;
     use crate::packing::nearness::Reach;
 
-    fn rank(cost: i64) -> Answer {
-        Ok(Rank::Fragmentation { cost, reach: Reach::default() })
+    fn rank(cost: i64) -> Option<u128> {
+        Some(Rank::Fragmentation { cost, reach: Reach::default() }.key())
     }
 
     #[test]
     fn the_best_node_stands_out_and_every_node_is_scored() {
         let names = ["d", "c", "b", "a"];
-        let score = |answers: &[Answer]| -> Vec<i64> {
-            let best = favourite(&names, answers);
-            scores(&names, answers, best).iter().map(|priority| priority.score).collect()
-        };
-        let none = Err(Misfit::Silent);
-        assert_eq!(score(&[rank(7), rank(5), rank(9), none]), [33, 100, 16, 0]);
-        assert_eq!(score(&[none, rank(5), none, none]), [0, 100, 0, 0]);
-        assert_eq!(score(&[none; 4]), [0, 0, 0, 0]);
+        let score = |keys: &[Option<u128>]| scores(keys, favourite(&names, keys));
+        assert_eq!(score(&[rank(7), rank(5), rank(9), None]), [33, 100, 16, 0]);
+        assert_eq!(score(&[None, rank(5), None, None]), [0, 100, 0, 0]);
+        assert_eq!(score(&[None; 4]), [0, 0, 0, 0]);
         let ties = [rank(5), rank(5), rank(5), rank(6)];
         assert_eq!(score(&ties), [50, 50, 100, 25], "of equal ranks the first name");
+    }
+
+    #[test]
+    fn scores_of_very_many_nodes_are_in_the_order_of_their_ranks() {
+        let keys: Vec<_> = (0..5_000_i64).map(|at| rank(at * 7_919 % 5_003)).collect();
+        let names: Vec<String> = (0..5_000).map(|at| format!("{at}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let scores = scores(&keys, favourite(&names, &keys));
+        let mut seen: Vec<_> = keys.iter().zip(&scores).collect();
+        seen.sort_unstable();
+        assert_eq!((seen[0].1, seen[1].1, seen[4_999].1), (&100, &49, &0));
+        assert!(seen.is_sorted_by(|a, b| a.1 >= b.1));
+        let told_apart: std::collections::BTreeSet<_> = scores.iter().collect();
+        assert_eq!(told_apart.len(), 51, "0 to 49, and the best");
     }
 }

@@ -41,7 +41,24 @@ pub(super) struct Fields<'a> {
     pub(super) pod: Option<&'a RawValue>,
     pub(super) nodes: Option<&'a RawValue>,
     pub(super) node_names: Option<Vec<Name<'a>>>,
+    /// Whether there was a field for names, be it null.
+    has_names: bool,
     pub(super) unknown: Vec<&'a RawValue>,
+}
+
+impl<'a> Fields<'a> {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// [`ProtocolError`], also for values that are nested too deeply.
+    pub(super) fn parse(json: &'a str) -> Result<Self, ProtocolError> {
+        let fields: Self =
+            serde_json::from_str(json).map_err(|error| ProtocolError::json(&error))?;
+        for raw in fields.unknown.iter().chain([&fields.pod, &fields.nodes].into_iter().flatten()) {
+            check_depth(raw.get())?;
+        }
+        Ok(fields)
+    }
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
@@ -66,11 +83,51 @@ impl<'de> Visitor<'de> for FieldsVisitor {
             match seen.field(&key, ["Pod", "Nodes", "NodeNames"])? {
                 Some("Pod") => fields.pod = not_null(map.next_value()?),
                 Some("Nodes") => fields.nodes = not_null(map.next_value()?),
-                Some("NodeNames") => fields.node_names = map.next_value()?,
+                Some("NodeNames") => {
+                    fields.has_names = true;
+                    fields.node_names = map.next_value()?;
+                }
                 _ => fields.unknown.push(map.next_value()?),
             }
         }
         Ok(fields)
+    }
+}
+
+/// The pod and the names of a body as kube-scheduler writes it: names without escapes as its last field,
+/// and no blanks among them. They are most of the body, and this reads them in half the time. `None` where
+/// anything is otherwise: then the whole is read by [`Fields::parse`], with the same outcome.
+pub(super) fn quick_fields(body: &str) -> Option<(&str, Vec<&str>)> {
+    const NAMES: &str = ",\"NodeNames\":[";
+    let at = memchr::memmem::find(body.as_bytes(), NAMES.as_bytes())?;
+    let names = plain_names(&body[at + NAMES.len()..])?;
+    // Only where those names were the last field, this is an object without them.
+    let rest = format!("{}}}", &body[..at]);
+    let fields = Fields::parse(&rest).ok()?;
+    if fields.nodes.is_some() || fields.has_names {
+        return None;
+    }
+    let pod = fields.pod?.get();
+    let start = pod.as_ptr() as usize - rest.as_ptr() as usize;
+    Some((&body[start..start + pod.len()], names))
+}
+
+/// What is left of a body after the bracket that opens its names; `None` unless it is nothing but plain
+/// names and its end.
+fn plain_names(list: &str) -> Option<Vec<&str>> {
+    let mut rest = list.trim_ascii_end().strip_suffix("]}")?;
+    if rest.bytes().any(|byte| byte < b' ' || byte == b'\\') {
+        return None;
+    }
+    let mut names = Vec::with_capacity(rest.len() / 16);
+    loop {
+        rest = rest.strip_prefix('"')?;
+        let end = memchr::memchr(b'"', rest.as_bytes())?;
+        names.push(&rest[..end]);
+        match rest[end + 1..].strip_prefix(',') {
+            Some(more) => rest = more,
+            None => return rest[end + 1..].is_empty().then_some(names),
+        }
     }
 }
 

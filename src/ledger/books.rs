@@ -12,6 +12,7 @@
 //! Calls about one pod come from several threads (verbs, watch, timers). What they find out about the
 //! pod and what they do about it is one step, since the pod's entry of `pods` is held meanwhile.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
@@ -23,10 +24,11 @@ use super::details::NodeDetails;
 use super::effect::{Effect, Standing};
 use super::facts::Ended;
 use super::fleet::FleetGauge;
-use super::questions::ShapeTables;
 use super::reading::Gauge;
 use super::reports::Session;
+use super::shapes::ShapeTables;
 use super::slot::{Shared, Slot};
+use super::slots::Slots;
 use crate::packing::device::{DeviceClasses, DeviceId, NodeName, PodUid};
 use crate::packing::mix::{CompiledMix, Mix, MixWindow};
 use crate::packing::node::NodeLedger;
@@ -107,11 +109,12 @@ impl World {
 /// All nodes.
 pub struct Ledger {
     pub(super) settings: Settings,
-    slots: RwLock<Arc<Vec<Arc<Slot>>>>,
-    pub(super) index: DashMap<NodeName, usize>,
+    slots: RwLock<Arc<Slots>>,
     pub(super) pods: DashMap<PodUid, usize>,
     pub(super) claims: DashMap<PodUid, usize>,
     pub(super) owners: DashMap<DeviceId, usize>,
+    /// Numbers of failure domains, from one on.
+    pub(super) domains: Mutex<BTreeMap<String, u32>>,
     world: RwLock<World>,
     shared: Arc<Shared>,
     /// Whether nodes have come, gone or changed their size since the census.
@@ -123,6 +126,8 @@ pub struct Ledger {
     pub(super) fleet: Mutex<FleetGauge>,
     pub(super) next_session: AtomicU64,
     pub(super) is_listed: AtomicBool,
+    /// Whether questions could be answered once.
+    pub(super) is_ready: AtomicBool,
     pub(super) listed_at: AtomicU64,
 }
 
@@ -136,10 +141,10 @@ impl Ledger {
         Self {
             settings,
             slots: RwLock::default(),
-            index: DashMap::new(),
             pods: DashMap::new(),
             claims: DashMap::new(),
             owners: DashMap::new(),
+            domains: Mutex::default(),
             world: RwLock::new(World {
                 classes,
                 mix,
@@ -158,12 +163,13 @@ impl Ledger {
             fleet: Mutex::default(),
             next_session: AtomicU64::new(settings.first_session),
             is_listed: AtomicBool::new(false),
+            is_ready: AtomicBool::new(false),
             listed_at: AtomicU64::new(0),
         }
     }
 
     /// The slots of all nodes known now. Cheap: the list is copied only when a node is added.
-    pub(super) fn slots(&self) -> Arc<Vec<Arc<Slot>>> {
+    pub(super) fn slots(&self) -> Arc<Slots> {
         Arc::clone(&self.slots.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -217,7 +223,7 @@ impl Ledger {
     }
 
     pub(super) fn position(&self, node: &str) -> Option<usize> {
-        self.index.get(node).map(|at| *at)
+        self.slots.read().unwrap_or_else(PoisonError::into_inner).position(node)
     }
 
     /// The position of a node, made where it is new.
@@ -226,13 +232,21 @@ impl Ledger {
             return at;
         }
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        *self.index.entry(name.clone()).or_insert_with(|| {
-            let mut books = NodeLedger::new(name.clone(), self.settings.unmanaged_tolerance);
-            books.lose_node(); // until its Node object is seen: a pod may name a node that is gone
-            let slot = Slot::new(slots.len(), books, Arc::clone(&self.shared));
-            Arc::make_mut(&mut slots).push(Arc::new(slot));
-            slots.len() - 1
-        })
+        if let Some(at) = slots.position(name.as_str()) {
+            return at; // another thread was quicker
+        }
+        let mut books = NodeLedger::new(name.clone(), self.settings.unmanaged_tolerance);
+        books.lose_node(); // until its Node object is seen: a pod may name a node that is gone
+        let slot = |at| Slot::new(at, books, Arc::clone(&self.shared));
+        Arc::make_mut(&mut slots).add(name.as_str(), slot)
+    }
+
+    /// Puts a node into a failure domain.
+    pub(super) fn set_domain(&self, at: usize, domain: u32) {
+        if self.slots().domain(at) != domain {
+            let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+            Arc::make_mut(&mut slots).set_domain(at, domain);
+        }
     }
 
     /// Changes a node's books and says what that means beyond them.

@@ -60,6 +60,19 @@ impl Ledger {
         effects
     }
 
+    /// Notes the failure domain of a node: whatever its name, nodes of the same one may fail together.
+    pub fn see_domain(&self, node: &NodeName, domain: &str) {
+        let number = match domain {
+            "" => 0,
+            name => {
+                let mut domains = locked(&self.domains);
+                let next = u32::try_from(domains.len() + 1).expect("a cluster has fewer domains");
+                *domains.entry(name.to_owned()).or_insert(next)
+            }
+        };
+        self.set_domain(self.slot_of(node), number);
+    }
+
     /// Notes that a node was deleted. Its tenants stay booked until their pods are gone.
     pub fn lose_node(&self, name: &NodeName) {
         let Some(at) = self.position(name.as_str()) else { return };

@@ -1,41 +1,28 @@
 //! Questions to the books: where does this fit, how good is it there. They change no books.
 //!
-//! Requests come in few shapes, and between two questions of one shape only some nodes changed. So
-//! the answer per node is kept per shape, with the version of the books it was found on, and only
-//! nodes with a newer version are looked at again. `cargo test` holds the kept answers against fresh
-//! ones (`tests/properties.rs`).
+//! The answers to a shape of request are kept (`shapes`), so that only nodes that changed since are looked
+//! at again. `cargo test` holds the kept answers against fresh ones (`tests/properties.rs`).
 //!
 //! A *claim* is what a question may leave behind, beside the books: room held back for the pod until
 //! its bind, so that the next pod's question does not see the same room.
 
+use dashmap::Entry;
 use std::cmp;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-
-use dashmap::{DashMap, Entry};
 
 use super::books::{Ledger, World, locked};
-use super::changes::Changes;
+use super::choice::{Candidate, Choice, Choosing};
 use super::effect::Effect;
-use super::slot::Slot;
+use super::shapes::{Kept, Shape, ShapeTable};
+use super::slots::Slots;
 use crate::packing::device::{DeviceClasses, NodeName, PodUid};
 use crate::packing::fit::{Ask, HostRule, Misfit};
 use crate::packing::mix::CompiledMix;
 use crate::packing::node::{Claim, ClaimRule, NodeLedger};
 use crate::packing::plan::{self, Place};
-use crate::packing::policy::{Merit, Policy, Rank, Strategy};
+use crate::packing::policy::{Policy, Rank, Strategy};
 use crate::packing::prices::Prices;
 use crate::packing::request::GpuRequest;
 use crate::packing::units::{HostAmount, Timestamp};
-
-/// Answers that are kept in all, 48 bytes each: 64 shapes on 5,000 nodes take 15 MiB.
-const KEPT_ANSWERS: usize = 64 * 5_000;
-
-/// Shapes whose answers are kept: on few nodes as many as the answers allow, up to 1,024; on many at
-/// least 64. When one more comes, the one that was not asked for the longest goes.
-fn kept_shapes(nodes: usize) -> usize {
-    (KEPT_ANSWERS / nodes.max(1)).clamp(64, 1_024)
-}
 
 /// Most claims at once. Each belongs to one pod between two verbs, so only a runaway caller holds
 /// more; then new pods get none, and bind alone decides.
@@ -64,53 +51,9 @@ impl Question {
 /// An answer for one node: how good the best place is, or why there is none.
 pub type Answer = Result<Rank, Misfit>;
 
-/// What is kept of an answer: all of it but the prices of the day.
-type Kept = Result<Merit, Misfit>;
-
-/// What decides the answer on given books.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Shape {
-    gpu: Option<GpuRequest>,
-    host: HostAmount,
-    host_rule: HostRule,
-    strategy: Strategy,
-}
-
-/// The kept answers to one shape, by position of the node, each with the version of the node's books.
-#[derive(Default)]
-struct ShapeTable {
-    mix_generation: u64,
-    /// Changes of nodes that were seen.
-    seen: u64,
-    answers: Vec<Option<(u64, Kept)>>,
-}
-
-impl ShapeTable {
-    /// Forgets the answers for nodes that have changed, and makes room for new ones.
-    fn catch_up(&mut self, changes: &Changes, slots: &[Arc<Slot>]) {
-        match changes.since(&mut self.seen) {
-            Some(nodes) => {
-                for at in nodes {
-                    if let Some(kept) = self.answers.get_mut(at) {
-                        *kept = None;
-                    }
-                }
-            }
-            None => {
-                for (kept, slot) in self.answers.iter_mut().zip(slots) {
-                    let version = slot.version.load(Ordering::Acquire);
-                    kept.take_if(|(known, _)| *known != version);
-                }
-            }
-        }
-        let known = self.answers.len();
-        self.answers.resize(known.max(slots.len()), None);
-    }
-}
-
 /// A question with the answers that are kept to its shape.
 struct Asked<'a> {
-    slots: &'a [Arc<Slot>],
+    slots: &'a Slots,
     world: &'a World,
     question: &'a Question,
     ask: Ask,
@@ -119,6 +62,12 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
+    /// The answer for a node.
+    #[inline]
+    fn answer(&mut self, name: &str) -> Answer {
+        self.slots.position(name).map_or(Err(Misfit::UnknownNode), |at| self.answer_at(at))
+    }
+
     /// The answer for the node at a position.
     #[inline]
     fn answer_at(&mut self, at: usize) -> Answer {
@@ -127,6 +76,19 @@ impl Asked<'_> {
             None => self.look_at(at),
         };
         kept.map(|merit| merit.rank(&self.prices))
+    }
+
+    /// The same with the key of the rank: see [`Rank::key`].
+    #[inline]
+    fn key_at(&mut self, at: usize) -> Result<u128, &Misfit> {
+        if self.table.answers[at].is_none() {
+            let _ = self.look_at(at); // kept, to be read below
+        }
+        match &self.table.answers[at] {
+            Some((_, Ok(merit))) => Ok(merit.key(&self.prices)),
+            Some((_, Err(misfit))) => Err(misfit),
+            None => Err(&Misfit::UnknownNode), // it has just been looked at
+        }
     }
 
     #[cold]
@@ -145,46 +107,39 @@ impl Asked<'_> {
     }
 }
 
-/// The kept answers to the shapes asked last.
-#[derive(Default)]
-pub(super) struct ShapeTables {
-    tables: DashMap<Shape, (Arc<Mutex<ShapeTable>>, Arc<AtomicU64>)>,
-    clock: AtomicU64,
-}
-
-impl ShapeTables {
-    fn table(&self, shape: Shape, nodes: usize) -> Arc<Mutex<ShapeTable>> {
-        let tick = self.clock.fetch_add(1, Ordering::Relaxed);
-        if let Some(found) = self.tables.get(&shape) {
-            found.1.store(tick, Ordering::Relaxed);
-            return Arc::clone(&found.0);
-        }
-        if self.tables.len() >= kept_shapes(nodes) {
-            let last_asked = self
-                .tables
-                .iter()
-                .map(|entry| (entry.value().1.load(Ordering::Relaxed), entry.key().clone()))
-                .min();
-            if let Some((_, oldest)) = last_asked {
-                self.tables.remove(&oldest);
-            }
-        }
-        let fresh = (Arc::default(), Arc::new(AtomicU64::new(tick)));
-        Arc::clone(&self.tables.entry(shape).or_insert(fresh).0)
-    }
-}
-
 impl Ledger {
     /// The answer for each of `nodes`, in their order.
     pub fn answers(&self, question: &Question, nodes: &[impl AsRef<str>]) -> Vec<Answer> {
-        let positions: Vec<Option<usize>> =
-            nodes.iter().map(|name| self.position(name.as_ref())).collect();
+        self.asked(question, |asked| nodes.iter().map(|name| asked.answer(name.as_ref())).collect())
+    }
+
+    /// The key of the rank of each of `nodes`, in their order; none where the request does not fit. See
+    /// [`Rank::key`].
+    pub fn keys(&self, question: &Question, nodes: &[&str]) -> Vec<Option<u128>> {
         self.asked(question, |asked| {
-            let answer = |at: &Option<usize>| match at {
-                Some(at) => asked.answer_at(*at),
-                None => Err(Misfit::UnknownNode),
-            };
-            positions.iter().map(answer).collect()
+            let key = |name: &&str| asked.key_at(asked.slots.position(name)?).ok();
+            nodes.iter().map(key).collect()
+        })
+    }
+
+    /// The best of `nodes`, at most `most` of them and at least one where one fits, with what became of
+    /// the others. See [`Choice`].
+    pub fn choose(&self, question: &Question, nodes: &[&str], most: usize) -> Choice {
+        self.asked(question, |asked| {
+            let mut choosing = Choosing::new(most);
+            for (index, name) in nodes.iter().enumerate() {
+                let Some(at) = asked.slots.position(name) else {
+                    choosing.refused(&Misfit::UnknownNode);
+                    continue;
+                };
+                match asked.key_at(at) {
+                    Ok(key) => {
+                        choosing.fits(Candidate { key, name, index }, asked.slots.domain(at));
+                    }
+                    Err(misfit) => choosing.refused(misfit),
+                }
+            }
+            choosing.end()
         })
     }
 
@@ -281,11 +236,7 @@ impl Ledger {
         };
         let table = self.shapes.table(shape, slots.len());
         let mut table = locked(&table);
-        let is_other_mix = table.mix_generation != world.mix_generation;
-        if !question.strategy.is_repeatable() || (question.strategy.uses_mix() && is_other_mix) {
-            table.answers.iter_mut().for_each(forget_rank);
-        }
-        table.mix_generation = world.mix_generation;
+        table.follow_mix(question.strategy, world.mix_generation);
         table.catch_up(&self.changes(), &slots);
         body(&mut Asked {
             slots: &slots,
@@ -348,13 +299,6 @@ impl Ledger {
     }
 }
 
-/// A rank may depend on the mix. A misfit does not: it is kept as long as the books are the same.
-fn forget_rank(kept: &mut Option<(u64, Kept)>) {
-    if matches!(kept, Some((_, Ok(_)))) {
-        *kept = None;
-    }
-}
-
 fn evaluate(
     books: &NodeLedger,
     ask: &Ask,
@@ -363,8 +307,6 @@ fn evaluate(
 ) -> Result<Place, Misfit> {
     plan::evaluate(books, ask, question.strategy, &world.compiled, ClaimRule::Respected)
 }
-
-const _: () = assert!(size_of::<Option<(u64, Answer)>>() <= 48);
 
 #[cfg(test)]
 mod tests;

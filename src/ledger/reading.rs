@@ -60,8 +60,18 @@ impl Default for Gauge {
 }
 
 impl Ledger {
-    /// Whether questions can be answered now.
+    /// Whether questions can be answered now. Once they can, they can for good: nodes that come later are
+    /// refused one by one until they are reported.
     pub fn readiness(&self, now: Timestamp) -> Readiness {
+        if self.is_ready.load(Ordering::Acquire) {
+            return Readiness::Ready;
+        }
+        let readiness = self.look_whether_ready(now);
+        self.is_ready.fetch_or(readiness == Readiness::Ready, Ordering::AcqRel);
+        readiness
+    }
+
+    fn look_whether_ready(&self, now: Timestamp) -> Readiness {
         if !self.is_listed.load(Ordering::Acquire) {
             return Readiness::NotListed;
         }

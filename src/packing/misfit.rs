@@ -101,31 +101,36 @@ impl Misfit {
         "host",
     ];
 
+    /// Position of the label in [`Misfit::LABELS`].
+    pub fn position(&self) -> usize {
+        match self {
+            Self::UnknownNode => 0,
+            Self::NodeGone => 1,
+            Self::NeverReported => 2,
+            Self::Silent => 3,
+            Self::NoDevices => 4,
+            Self::Model => 5,
+            Self::Kind => 6,
+            Self::NoReplicas => 7,
+            Self::PartOfGpu => 8,
+            Self::Unprotected => 9,
+            Self::UnverifiedGuard => 10,
+            Self::UnheldTenant => 15,
+            Self::ProtectedTenant => 16,
+            Self::TooLarge { .. } => 11,
+            Self::TooFewDevices { .. } => 12,
+            Self::Unhealthy => 13,
+            Self::KubeletOwned => 14,
+            Self::DevicesTaken { .. } => 17,
+            Self::Share { .. } => 18,
+            Self::Memory { .. } => 19,
+            Self::Cpu { .. } | Self::HostMemory { .. } => 20,
+        }
+    }
+
     /// Short name for metrics; a closed set.
     pub fn label(self) -> &'static str {
-        match self {
-            Self::UnknownNode => "unknown_node",
-            Self::NodeGone => "node_gone",
-            Self::NeverReported => "never_reported",
-            Self::Silent => "silent",
-            Self::NoDevices => "no_devices",
-            Self::Model => "model",
-            Self::Kind => "kind",
-            Self::NoReplicas => "no_replicas",
-            Self::PartOfGpu => "part_of_gpu",
-            Self::Unprotected => "unprotected",
-            Self::UnverifiedGuard => "unverified_guard",
-            Self::UnheldTenant => "unheld_tenant",
-            Self::ProtectedTenant => "protected_tenant",
-            Self::TooLarge { .. } => "too_large",
-            Self::TooFewDevices { .. } => "too_few_devices",
-            Self::Unhealthy => "unhealthy",
-            Self::KubeletOwned => "kubelet_owned",
-            Self::DevicesTaken { .. } => "devices_taken",
-            Self::Share { .. } => "share",
-            Self::Memory { .. } => "memory",
-            Self::Cpu { .. } | Self::HostMemory { .. } => "host",
-        }
+        Self::LABELS[self.position()]
     }
 
     /// Constant text for kube-scheduler: it never holds a number, since a reason that changes makes

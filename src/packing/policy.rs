@@ -145,6 +145,42 @@ pub enum Rank {
     },
 }
 
+impl Rank {
+    /// A number in the same order as the ranks of one strategy: thousands of them are compared sooner.
+    /// Exact for shares below 280 million GPUs, and fewer than 16,384 devices and tenants.
+    #[inline]
+    pub fn key(&self) -> u128 {
+        const SHARE: u32 = 48;
+        const ALL: u128 = (1 << SHARE) - 1;
+        let share = |share: Share| u128::from(share.millionths()).min(ALL);
+        let few = |number: usize| u128::from(u16::try_from(number).unwrap_or(u16::MAX));
+        let joined = |first, second, third, reach: Reach| {
+            ((first << SHARE | second) << SHARE | third) << 2 | reach as u128
+        };
+        match *self {
+            Self::BinPack { devices_opened, left_on_devices, left_on_node, reach } => {
+                joined(few(devices_opened), share(left_on_devices), share(left_on_node), reach)
+            }
+            Self::Spread { tenants_met, left_on_devices, left_on_node, reach } => {
+                let less = |left: Reverse<Share>| ALL - share(left.0);
+                joined(few(tenants_met), less(left_on_devices), less(left_on_node), reach)
+            }
+            Self::Fragmentation { cost, reach } => key_of_cost(cost, reach),
+            Self::Baseline { score } => u128::from(u64::MAX) - from_least(score.0),
+        }
+    }
+}
+
+#[inline]
+fn key_of_cost(cost: i64, reach: Reach) -> u128 {
+    from_least(cost) << 2 | reach as u128
+}
+
+/// By how much a number exceeds the least one.
+fn from_least(number: i64) -> u128 {
+    u128::from(number.cast_unsigned() ^ 1 << 63)
+}
+
 /// What is known of a place from its node alone. It holds until the node changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merit {
@@ -156,11 +192,20 @@ pub enum Merit {
 }
 
 impl Merit {
+    /// The key of its rank at these prices: see [`Rank::key`].
+    #[inline]
+    pub fn key(&self, prices: &Prices) -> u128 {
+        match self {
+            Self::Ranked(rank) => rank.key(),
+            Self::Worth(worth, reach) => key_of_cost(prices.cost(worth), *reach),
+        }
+    }
+
     /// The rank at these prices.
     pub fn rank(self, prices: &Prices) -> Rank {
         match self {
             Self::Ranked(rank) => rank,
-            Self::Worth(worth, reach) => Rank::Fragmentation { cost: prices.cost(worth), reach },
+            Self::Worth(worth, reach) => Rank::Fragmentation { cost: prices.cost(&worth), reach },
         }
     }
 }

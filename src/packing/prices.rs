@@ -48,7 +48,8 @@ pub struct Prices {
 
 impl Prices {
     /// What a place costs, in billionths of a GPU: less is better.
-    pub fn cost(&self, worth: Worth) -> i64 {
+    #[inline]
+    pub fn cost(&self, worth: &Worth) -> i64 {
         let scarce = self.by_class.get(worth.class.position()).copied().unwrap_or(0);
         scarce * worth.share - 1000 * worth.gain - self.several * worth.spared
     }

@@ -100,10 +100,13 @@ fn answers_have_gos_field_names() {
         r#"{"Nodes":null,"NodeNames":["b"],"FailedNodes":{},"FailedAndUnresolvableNodes":{"a":"no \"room\""},"Error":""}"#
     );
     assert_eq!(
-        String::from_utf8(host_priorities_json(&[HostPriority { host: "b", score: -1 }])).unwrap(),
+        String::from_utf8(host_priorities_json(
+            [HostPriority { host: "b", score: -1 }].into_iter()
+        ))
+        .unwrap(),
         r#"[{"Host":"b","Score":-1}]"#
     );
-    assert_eq!(host_priorities_json(&[]), b"[]");
+    assert_eq!(host_priorities_json([].into_iter()), b"[]");
     assert_eq!(ExtenderBindingResult::default().to_json(), br#"{"Error":""}"#);
 }
 
@@ -136,4 +139,70 @@ proptest! {
         }
         let _ = ExtenderBindingArgs::parse(&body);
     }
+}
+
+/// A list of names as somebody may send it, most of them plain.
+fn name_list() -> impl Strategy<Value = String> {
+    let name = prop_oneof![
+        8 => "[a-z0-9.-]{1,40}".prop_map(|name| format!("\"{name}\"")),
+        1 => Just(r#""a\u0062""#.to_owned()),
+        1 => Just(r#""a,b]}""#.to_owned()),
+        1 => Just("\"é\"".to_owned()),
+        1 => Just("7".to_owned()),
+        1 => Just("\"a\tb\"".to_owned()),
+        1 => Just("\"a".to_owned()),
+    ];
+    proptest::collection::vec(name, 0..12).prop_map(|names| names.join(","))
+}
+
+proptest! {
+    // What kube-scheduler sends takes the quick way; a blank makes the same body take the other one.
+    #[test]
+    fn the_quick_way_reads_what_the_other_one_reads(
+        list in name_list(),
+        head in prop_oneof![
+            6 => Just(format!(r#"{{"Pod":{POD},"Nodes":null"#)),
+            1 => Just(format!(r#"{{"Pod":{POD},"nodenames":null"#)),
+            1 => Just(format!(r#"{{"Pod":{POD},"Nodes":{{"items":[]}}"#)),
+            1 => Just(format!(r#"{{"x":{{"y":1,"NodeNames":["a"]}},"Pod":{POD}"#)),
+            1 => Just(format!(r#"{{"x":",\"NodeNames\":[","Pod":{POD}"#)),
+            1 => Just(format!(r#"{{"Pod":{POD},"Pod":{POD}"#)),
+            1 => Just(format!(r#"{{"Pod":{POD},"x":{}{}"#, "[".repeat(200), "]".repeat(200))),
+            1 => Just(format!(r#"{{"Pod":{{"x":{POD}"#)),
+            1 => Just(format!(r#"{{"Pod":{POD},"#)),
+            1 => Just(r#"{"Nodes":null"#.to_owned()),
+        ],
+        tail in prop_oneof![
+            6 => Just("]}"), 1 => Just("]}\n"), 1 => Just("]} {}"), 1 => Just("]"), 1 => Just("]}}"),
+            1 => Just(r#"],"Nodes":null}"#), 1 => Just(r#"],"nodeNames":[]}"#),
+        ],
+    ) {
+        let read = |colon: &str| {
+            let body = format!("{head},\"NodeNames\"{colon}[{list}{tail}");
+            let args = ExtenderArgs::parse(body.as_bytes());
+            args.map(|args| {
+                let names: Vec<String> = args.nodes.names().into_iter().map(str::to_owned).collect();
+                let pod = args.pod.replace(": ", ":"); // the blank may be in there
+                (names, pod, matches!(args.nodes, NodesArg::Names(_)))
+            })
+            .map_err(|error| error.reason())
+        };
+        prop_assert_eq!(read(":"), read(": "));
+    }
+
+    #[test]
+    fn scores_are_written_as_json(entries in proptest::collection::vec((".{0,12}", any::<i64>()), 0..6)) {
+        let written = host_priorities_json(entries.iter().map(|(host, score)| HostPriority { host, score: *score }));
+        let read: Vec<serde_json::Value> = serde_json::from_slice(&written).unwrap();
+        let wanted: Vec<_> =
+            entries.iter().map(|(host, score)| serde_json::json!({"Host": host, "Score": score})).collect();
+        prop_assert_eq!(read, wanted);
+    }
+}
+
+#[test]
+fn bodies_of_kube_scheduler_take_the_quick_way() {
+    let body = format!(r#"{{"Pod":{POD},"Nodes":null,"NodeNames":["a","b-1.x"]}}"#);
+    assert_eq!(quick_fields(&body), Some((POD, vec!["a", "b-1.x"])));
+    assert_eq!(quick_fields(&body.replace("\"a\"", "\"\\u0061\"")), None);
 }

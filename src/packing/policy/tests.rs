@@ -4,6 +4,8 @@ use super::super::fixture;
 use super::super::node::ClaimRule;
 use super::super::plan::{self, Place};
 use super::*;
+use proptest::prelude::{Just, Strategy as Any, any, prop_oneof, proptest};
+use proptest::prop_assert_eq;
 
 fn place(node: &str, request: &str, policy: Policy, mix: &str) -> Place {
     let (node, classes) = fixture::node(node);
@@ -105,4 +107,35 @@ fn policies_are_named_as_the_annotation_writes_them() {
     }
     let message = "Binpack".parse::<Policy>().unwrap_err().to_string();
     assert!(message.contains("`Binpack`") && message.contains("`spread`"), "{message}");
+}
+
+/// Any rank of one strategy, near others as a rule.
+fn any_rank(strategy: u8) -> impl Any<Value = Rank> {
+    let share = prop_oneof![4 => 0..5_u64, 1 => 0..(1_u64 << 47)];
+    let few = prop_oneof![4 => 0..4_usize, 1 => 0..256_usize];
+    let number = prop_oneof![4 => -3..3_i64, 1 => any::<i64>()];
+    let reach = prop_oneof![Just(Reach::Linked), Just(Reach::NumaNode), Just(Reach::Far)];
+    (few, share.clone(), share, reach, number).prop_map(move |(few, a, b, reach, number)| {
+        let (a, b) = (self::share(a), self::share(b));
+        match strategy {
+            0 => Rank::BinPack { devices_opened: few, left_on_devices: a, left_on_node: b, reach },
+            1 => Rank::Spread {
+                tenants_met: few,
+                left_on_devices: Reverse(a),
+                left_on_node: Reverse(b),
+                reach,
+            },
+            2 => Rank::Fragmentation { cost: number, reach },
+            _ => Rank::Baseline { score: Reverse(number) },
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn keys_are_in_the_order_of_ranks(
+        (a, b) in (0..4_u8).prop_flat_map(|strategy| (any_rank(strategy), any_rank(strategy)))
+    ) {
+        prop_assert_eq!(a.key().cmp(&b.key()), a.cmp(&b));
+    }
 }

@@ -55,7 +55,7 @@ fn a_model_is_dear_to_all_when_some_accept_nothing_else() {
 fn a_place_costs_its_waste_and_what_it_takes_of_the_scarce() {
     let worth = Worth { gain: 5, spared: 2, class: ClassId::default(), share: 3 };
     let free = Prices::default();
-    assert_eq!(free.cost(worth), -5_000);
+    assert_eq!(free.cost(&worth), -5_000);
     let dear = Prices { several: 10, by_class: vec![100] };
-    assert_eq!(dear.cost(worth), 3 * 100 - 5_000 - 2 * 10);
+    assert_eq!(dear.cost(&worth), 3 * 100 - 5_000 - 2 * 10);
 }

@@ -1,0 +1,49 @@
+//! Bodies of questions as kube-scheduler sends them.
+
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+
+/// A Pod object of 4.4 KB as kube-scheduler 1.36 sends it, with `@…@` where pods differ.
+const POD: &str = include_str!("../../src/cli/demo_pod.json.in");
+
+/// Orders of the nodes, one per body: kube-scheduler's differs from call to call.
+const ORDERS: usize = 16;
+
+/// What the pods of the bodies ask for.
+const SIZES: [&str; 6] = ["0.1", "0.2", "0.25", "0.5", "0.75", "1"];
+
+/// Bodies of questions about all of `names`, each by another pod and in another order.
+pub(crate) fn bodies(names: &[String]) -> Vec<Vec<u8>> {
+    let mut rng = ChaCha8Rng::seed_from_u64(7);
+    let mut names = names.to_vec();
+    let body = |number: usize| {
+        names.shuffle(&mut rng);
+        let list = serde_json::to_string(&names).expect("a list of texts");
+        format!(r#"{{"Pod":{},"Nodes":null,"NodeNames":{list}}}"#, pod_json(number)).into_bytes()
+    };
+    (0..ORDERS).map(body).collect()
+}
+
+/// The pod of the body with that number.
+pub(crate) fn pod_json(number: usize) -> String {
+    let uid = format!("0b6e0000-0000-4000-8000-{number:012}");
+    let name = format!("infer-{number}");
+    let annotations = format!(r#","gpu-fraction":"{}""#, SIZES[number % SIZES.len()]);
+    let value = |piece: &str| match piece {
+        "name" => name.clone(),
+        "uid" => uid.clone(),
+        "workload" => "infer".to_owned(),
+        "namespace" => "team-a".to_owned(),
+        "version" => "8123".to_owned(),
+        "created" => "2026-11-21T00:00:00Z".to_owned(),
+        "annotations" => annotations.clone(),
+        "devices" => String::new(),
+        "cpu" => "1000".to_owned(),
+        "memory" => "4096".to_owned(),
+        "sign" => "@".to_owned(),
+        unknown => panic!("the template names the value `{unknown}`"),
+    };
+    let pieces = POD.trim_end().split('@').enumerate();
+    pieces.map(|(at, piece)| if at % 2 == 0 { piece.to_owned() } else { value(piece) }).collect()
+}

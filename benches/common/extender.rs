@@ -1,0 +1,21 @@
+//! An extender over the cluster.
+
+use std::sync::Arc;
+
+use gpupack::clock::Clock;
+use gpupack::config::Config;
+use gpupack::extender::app::{App, Truth};
+use gpupack::packing::units::Timestamp;
+
+use super::common::{Cluster, cluster};
+
+/// An extender that is ready, and the names of its nodes. `keep_best` is as in its configuration.
+pub(crate) fn extender(nodes: usize, keep_best: usize) -> (App, Vec<String>) {
+    let Cluster { ledger, names } = cluster(nodes);
+    ledger.set_listed(Timestamp::START);
+    let keep_best = std::num::NonZeroUsize::new(keep_best);
+    let config = Config { keep_best, ..Config::default() };
+    let app = App::new(Arc::new(ledger), Clock::start(), config, Truth::Books);
+    app.set_fenced();
+    (app, names)
+}

@@ -1,0 +1,103 @@
+//! How long *filter* takes from the body to its answer, without HTTP, and how long the decision in it.
+//!
+//! *decision* is `Ledger::choose` for a shape that was asked before, after one bind elsewhere; *call* is
+//! `verbs::filter` on bodies of 4.4 KB and all names, that keeps the best 16 nodes; *call-all* keeps all
+//! that fit. Run with `cargo bench --bench filter`.
+
+#[path = "common/bodies.rs"]
+mod bodies;
+mod common;
+#[path = "common/extender.rs"]
+mod extender;
+#[path = "common/runs.rs"]
+mod runs;
+
+use std::hint::black_box;
+
+use bodies::bodies;
+use common::{asks, pod, some_request};
+use criterion::Criterion;
+use extender::extender;
+use gpupack::extender::app::App;
+use gpupack::extender::verbs;
+use gpupack::ledger::questions::Answer;
+use gpupack::packing::policy::Policy;
+use gpupack::packing::request::{Amount, GpuRequest};
+use gpupack::packing::units::{Share, Timestamp};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use runs::SIZES;
+use serde_json::Value;
+
+/// What is kept is the best of what fits, by the answers of an index-free look at every node.
+fn check(app: &App, body: &[u8], keep: usize) {
+    let (answer, _) = verbs::filter(app, body).expect("a body as kube-scheduler sends it");
+    let answer: Value = serde_json::from_slice(&answer).expect("an answer is JSON");
+    let asked: Value = serde_json::from_slice(body).expect("a body is JSON");
+    let pod = gpupack::cluster::pod::SeenPod::from_json(&asked["Pod"].to_string());
+    let question = app.question(&pod.expect("a sound pod")).expect("it asks for a GPU");
+    let names = asked["NodeNames"].as_array().expect("names were sent").iter();
+    let names: Vec<&str> = names.map(|name| name.as_str().expect("a name")).collect();
+    let fresh = |name: &&str| -> Answer { app.ledger.fresh_answer(&question, name) };
+    let mut fitting: Vec<_> =
+        names.iter().filter_map(|name| Some((fresh(name).ok()?, *name))).collect();
+    fitting.sort_unstable();
+    fitting.truncate(keep);
+    let kept = answer["NodeNames"].as_array().expect("some node fits").iter();
+    let kept: Vec<&str> = kept.map(|name| name.as_str().expect("a name")).collect();
+    let wanted: Vec<&str> = fitting.iter().map(|(_, name)| *name).collect();
+    assert_eq!(kept, wanted);
+}
+
+fn filter(criterion: &mut Criterion) {
+    for nodes in SIZES {
+        let (app, names) = extender(nodes, 16);
+        let bodies = bodies(&names);
+        if nodes > 100 {
+            check(&app, &bodies[0], 16);
+        }
+        let (pod, mut rng) = (pod("elsewhere"), ChaCha8Rng::seed_from_u64(3));
+        let elsewhere = asks(some_request(&mut rng), Policy::Fragmentation);
+        let (node, _) = app.ledger.best(&elsewhere).expect("a half full cluster has room");
+        let bind_elsewhere = || {
+            let bound = app.ledger.reserve(&pod, node.as_str(), &elsewhere, Timestamp::START);
+            assert!(bound.is_ok(), "a node that said yes takes the pod");
+        };
+        let quarter = GpuRequest::one(Amount::Fraction(Share::from_millionths(250_000)));
+        let known = asks(quarter, Policy::Fragmentation);
+        let listed: Vec<&str> = names.iter().map(String::as_str).collect();
+        criterion.bench_function(&format!("decision/{nodes}"), |bencher| {
+            bencher.iter(|| {
+                bind_elsewhere();
+                app.ledger.forget(&pod.uid);
+                app.ledger.choose(black_box(&known), &listed, 16)
+            });
+        });
+        let mut turn = 0;
+        criterion.bench_function(&format!("call/{nodes}"), |bencher| {
+            bencher.iter(|| {
+                turn += 1;
+                bind_elsewhere();
+                app.ledger.forget(&pod.uid);
+                verbs::filter(&app, black_box(&bodies[turn % bodies.len()]))
+            });
+        });
+    }
+    for nodes in SIZES {
+        let (app, names) = extender(nodes, 0);
+        let bodies = bodies(&names);
+        let mut turn = 0;
+        criterion.bench_function(&format!("call-all/{nodes}"), |bencher| {
+            bencher.iter(|| {
+                turn += 1;
+                verbs::filter(&app, black_box(&bodies[turn % bodies.len()]))
+            });
+        });
+    }
+}
+
+fn main() {
+    let mut criterion = runs::criterion();
+    filter(&mut criterion);
+    criterion.final_summary();
+}

@@ -1,0 +1,109 @@
+//! Instructions of the hot paths, counted by callgrind and held against bounds: where times are noisy,
+//! counts are not. The bounds are a third above what was counted last, so that they fail for a wrong shape
+//! (a look at every node where only changed ones count), not for a compiler's mood.
+//!
+//! `cargo bench --bench instructions` needs valgrind and `cargo install gungraun-runner@0.20.0 --locked`.
+
+#![expect(missing_docs, unused_qualifications, reason = "the macros of the harness write them")]
+
+#[path = "common/bodies.rs"]
+mod bodies;
+mod common;
+#[path = "common/extender.rs"]
+mod extender;
+
+use std::hint::black_box;
+
+use bodies::bodies;
+use common::{asks, host, pod};
+use extender::extender;
+use gpupack::extender::app::App;
+use gpupack::extender::verbs;
+use gpupack::ledger::questions::Question;
+use gpupack::packing::device::{NodeName, PoolName};
+use gpupack::packing::policy::Policy;
+use gpupack::packing::request::{Amount, GpuRequest};
+use gpupack::packing::units::{MemMib, Share, Timestamp};
+use gungraun::prelude::*;
+use gungraun::{Callgrind, EventKind};
+
+/// Nodes of the cluster: few, since callgrind takes fifty times as long to make it.
+const NODES: usize = 1_000;
+
+/// What a measured call is given.
+struct Bench {
+    app: App,
+    names: Vec<String>,
+    bodies: Vec<Vec<u8>>,
+}
+
+fn question() -> Question {
+    asks(GpuRequest::one(Amount::Fraction(Share::from_millionths(250_000))), Policy::Fragmentation)
+}
+
+/// A cluster whose answers are kept, but for one node that has changed since.
+fn warm() -> Bench {
+    let (app, names) = extender(NODES, 16);
+    let bodies = bodies(&names);
+    for body in &bodies[..6] {
+        verbs::filter(&app, body).expect("a body as kube-scheduler sends it");
+        verbs::prioritize(&app, body).expect("a body as kube-scheduler sends it");
+    }
+    app.ledger.answers(&question(), &names);
+    app.ledger.see_node(&NodeName::new(names[NODES / 2].as_str()), host(), PoolName::new(""));
+    Bench { app, names, bodies }
+}
+
+fn limit(instructions: u64) -> LibraryBenchmarkConfig {
+    let mut config = LibraryBenchmarkConfig::default();
+    config.tool(Callgrind::default().hard_limits([(EventKind::Ir, instructions)]));
+    config
+}
+
+#[library_benchmark(config = limit(1_000_000))]
+#[bench::of_1000_nodes(args = (), setup = warm)]
+fn decision(bench: Bench) -> (usize, Bench) {
+    let names: Vec<&str> = bench.names.iter().map(String::as_str).collect();
+    let choice = bench.app.ledger.choose(black_box(&question()), &names, 16);
+    assert_eq!(choice.kept.len(), 16);
+    (choice.fitting, bench)
+}
+
+#[library_benchmark(config = limit(2_000_000))]
+#[bench::of_1000_nodes(args = (), setup = warm)]
+fn filter(bench: Bench) -> (Vec<u8>, Bench) {
+    let answer = verbs::filter(&bench.app, black_box(&bench.bodies[1]));
+    (answer.expect("a body as kube-scheduler sends it").0, bench)
+}
+
+#[library_benchmark(config = limit(2_000_000))]
+#[bench::of_1000_nodes(args = (), setup = warm)]
+fn prioritize(bench: Bench) -> (Vec<u8>, Bench) {
+    let answer = verbs::prioritize(&bench.app, black_box(&bench.bodies[1]));
+    (answer.expect("a body as kube-scheduler sends it").0, bench)
+}
+
+#[library_benchmark(config = limit(20_000_000))]
+#[bench::of_1000_nodes(args = (), setup = warm)]
+fn shape_never_asked(bench: Bench) -> (usize, Bench) {
+    let new = asks(GpuRequest::one(Amount::Memory(MemMib::new(3_333))), Policy::Fragmentation);
+    let answers = bench.app.ledger.answers(black_box(&new), &bench.names);
+    (answers.len(), bench)
+}
+
+#[library_benchmark(config = limit(200_000))]
+#[bench::of_1000_nodes(args = (), setup = warm)]
+fn reserve(bench: Bench) -> Bench {
+    let pod = pod("bench");
+    let node = bench.names[7].as_str();
+    let reserved = bench.app.ledger.reserve(&pod, node, black_box(&question()), Timestamp::START);
+    assert!(reserved.is_ok(), "half of the node is free");
+    bench
+}
+
+library_benchmark_group!(
+    name = hot,
+    benchmarks = [decision, filter, prioritize, shape_never_asked, reserve]
+);
+
+main!(library_benchmark_groups = hot);

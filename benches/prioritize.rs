@@ -1,0 +1,67 @@
+//! How long *prioritize* takes from the body to its answer, without HTTP, when asked about all nodes.
+//!
+//! Run with `cargo bench --bench prioritize`.
+
+#[path = "common/bodies.rs"]
+mod bodies;
+mod common;
+#[path = "common/extender.rs"]
+mod extender;
+#[path = "common/runs.rs"]
+mod runs;
+
+use std::hint::black_box;
+
+use bodies::bodies;
+use criterion::Criterion;
+use extender::extender;
+use gpupack::extender::app::App;
+use gpupack::extender::verbs;
+use runs::SIZES;
+use serde_json::Value;
+
+/// Every node has a score, those that do not fit zero, the best one 100, and it alone.
+fn check(app: &App, body: &[u8]) {
+    let (answer, _) = verbs::prioritize(app, body).expect("a body as kube-scheduler sends it");
+    let answer: Value = serde_json::from_slice(&answer).expect("an answer is JSON");
+    let asked: Value = serde_json::from_slice(body).expect("a body is JSON");
+    let pod = gpupack::cluster::pod::SeenPod::from_json(&asked["Pod"].to_string());
+    let pod = pod.expect("a sound pod");
+    app.ledger.drop_claim(&pod.pod.uid); // it held the best place back
+    let question = app.question(&pod).expect("it asks for a GPU");
+    let scores = answer.as_array().expect("a list");
+    assert_eq!(scores.len(), asked["NodeNames"].as_array().expect("names were sent").len());
+    let mut seen = Vec::new();
+    for entry in scores {
+        let (name, score) = (entry["Host"].as_str(), entry["Score"].as_i64());
+        let (name, score) = (name.expect("a name"), score.expect("a score"));
+        match app.ledger.fresh_answer(&question, name) {
+            Ok(rank) => seen.push((rank, score)),
+            Err(_) => assert_eq!(score, 0, "{name} does not fit"),
+        }
+    }
+    assert_eq!(seen.iter().filter(|(_, score)| *score == 100).count(), 1);
+    seen.sort_unstable_by_key(|(rank, score)| (*rank, -score));
+    assert!(seen.is_sorted_by(|a, b| a.1 >= b.1), "a better rank has no lower score");
+}
+
+fn prioritize(criterion: &mut Criterion) {
+    for nodes in SIZES {
+        let (app, names) = extender(nodes, 16);
+        let bodies = bodies(&names);
+        check(&app, &bodies[0]);
+        let mut turn = 0;
+        criterion.bench_function(&format!("call/{nodes}"), |bencher| {
+            bencher.iter(|| {
+                turn += 1;
+                verbs::prioritize(&app, black_box(&bodies[turn % bodies.len()]))
+            });
+        });
+    }
+}
+
+fn main() {
+    let mut criterion = runs::criterion();
+    prioritize(&mut criterion);
+    criterion.final_summary();
+}

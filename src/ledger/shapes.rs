@@ -1,0 +1,113 @@
+//! The answers that are kept: requests come in few shapes, and between two questions of one shape only some
+//! nodes changed. So the answer per node is kept per shape, with the version of the books it was found on.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use dashmap::DashMap;
+
+use super::changes::Changes;
+use super::slot::Slot;
+use crate::packing::fit::{HostRule, Misfit};
+use crate::packing::policy::{Merit, Strategy};
+use crate::packing::request::GpuRequest;
+use crate::packing::units::HostAmount;
+
+/// Answers that are kept in all, 48 bytes each: 64 shapes on 5,000 nodes take 15 MiB.
+const KEPT_ANSWERS: usize = 64 * 5_000;
+
+/// Shapes whose answers are kept: on few nodes as many as the answers allow, up to 1,024; on many at
+/// least 64. When one more comes, the one that was not asked for the longest goes.
+fn kept_shapes(nodes: usize) -> usize {
+    (KEPT_ANSWERS / nodes.max(1)).clamp(64, 1_024)
+}
+
+/// What is kept of an answer: all of it but the prices of the day.
+pub(super) type Kept = Result<Merit, Misfit>;
+
+/// What decides the answer on given books.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Shape {
+    pub(super) gpu: Option<GpuRequest>,
+    pub(super) host: HostAmount,
+    pub(super) host_rule: HostRule,
+    pub(super) strategy: Strategy,
+}
+
+/// The kept answers to one shape, by position of the node, each with the version of the node's books.
+#[derive(Default)]
+pub(super) struct ShapeTable {
+    /// The mix that the ranks are of.
+    mix_generation: u64,
+    /// Changes of nodes that were seen.
+    seen: u64,
+    /// The version of the books, and the answer that was found on them.
+    pub(super) answers: Vec<Option<(u64, Kept)>>,
+}
+
+impl ShapeTable {
+    /// Forgets the ranks that the strategy would not find again, under the mix of this generation. A misfit
+    /// does not depend on either: it is kept as long as the books are the same.
+    pub(super) fn follow_mix(&mut self, strategy: Strategy, generation: u64) {
+        let is_other_mix = self.mix_generation != generation;
+        if !strategy.is_repeatable() || (strategy.uses_mix() && is_other_mix) {
+            for kept in &mut self.answers {
+                kept.take_if(|(_, answer)| answer.is_ok());
+            }
+        }
+        self.mix_generation = generation;
+    }
+
+    /// Forgets the answers for nodes that have changed, and makes room for new ones.
+    pub(super) fn catch_up(&mut self, changes: &Changes, slots: &[Arc<Slot>]) {
+        match changes.since(&mut self.seen) {
+            Some(nodes) => {
+                for at in nodes {
+                    if let Some(kept) = self.answers.get_mut(at) {
+                        *kept = None;
+                    }
+                }
+            }
+            None => {
+                for (kept, slot) in self.answers.iter_mut().zip(slots) {
+                    let version = slot.version.load(Ordering::Acquire);
+                    kept.take_if(|(known, _)| *known != version);
+                }
+            }
+        }
+        let known = self.answers.len();
+        self.answers.resize(known.max(slots.len()), None);
+    }
+}
+
+/// The kept answers to the shapes asked last.
+#[derive(Default)]
+pub(super) struct ShapeTables {
+    tables: DashMap<Shape, (Arc<Mutex<ShapeTable>>, Arc<AtomicU64>)>,
+    clock: AtomicU64,
+}
+
+impl ShapeTables {
+    /// The table of a shape, a new one where it is not kept.
+    pub(super) fn table(&self, shape: Shape, nodes: usize) -> Arc<Mutex<ShapeTable>> {
+        let tick = self.clock.fetch_add(1, Ordering::Relaxed);
+        if let Some(found) = self.tables.get(&shape) {
+            found.1.store(tick, Ordering::Relaxed);
+            return Arc::clone(&found.0);
+        }
+        if self.tables.len() >= kept_shapes(nodes) {
+            let last_asked = self
+                .tables
+                .iter()
+                .map(|entry| (entry.value().1.load(Ordering::Relaxed), entry.key().clone()))
+                .min();
+            if let Some((_, oldest)) = last_asked {
+                self.tables.remove(&oldest);
+            }
+        }
+        let fresh = (Arc::default(), Arc::new(AtomicU64::new(tick)));
+        Arc::clone(&self.tables.entry(shape).or_insert(fresh).0)
+    }
+}
+
+const _: () = assert!(size_of::<Option<(u64, Kept)>>() <= 48);

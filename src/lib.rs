@@ -60,6 +60,7 @@ pub mod ledger {
     pub mod reports;
     pub mod sightings;
     pub mod usage;
+    pub mod advice;
     pub mod evictions;
     pub mod protection;
     pub mod details;
@@ -134,6 +135,8 @@ pub mod extender {
     mod stream;
     mod page;
     pub mod wakes;
+    mod series;
+    mod history;
     pub mod background;
     pub mod advice;
     mod scrape;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::app::App;
 use crate::ledger::advice::{Advice, IDLE_FOR, PoolAdvice, SharingLimit, WATCHED_FOR, by_pool};
@@ -31,7 +31,9 @@ pub struct AdviceView {
     pub reclaimable_share_millionths: u64,
     /// By pool: how finely it could be shared.
     pub pools: Vec<PoolView>,
-    /// The first 1,000 pods with something to give back, most first.
+    /// Pods with something to give back.
+    pub wasteful_pods: usize,
+    /// The first of them, as many as were asked for and at most 1,000; most first.
     pub pods: Vec<PodAdvice>,
 }
 
@@ -60,6 +62,8 @@ pub struct PodAdvice {
     pub pod: String,
     /// Its node.
     pub node: String,
+    /// Positions of its devices in the node's `gpus` of `/v1/summary`.
+    pub gpus: Vec<usize>,
     /// Memory that it holds.
     pub booked_mib: u64,
     /// Share that it holds.
@@ -85,8 +89,18 @@ pub struct PodAdvice {
     pub reclaimable_mib: u64,
 }
 
-/// What is advised now; on the pods of one namespace alone, where one is given.
-pub(super) fn advise(app: &App, namespace: Option<&str>) -> AdviceView {
+/// What is asked for.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct AdviseQuery {
+    /// Only pods of this namespace.
+    namespace: Option<String>,
+    /// Pods that are named.
+    limit: Option<usize>,
+}
+
+/// What is advised now.
+pub(super) fn advise(app: &App, query: &AdviseQuery) -> AdviceView {
+    let namespace = query.namespace.as_deref();
     let now = app.clock.now();
     let is_asked_for =
         |advice: &Advice| namespace.is_none_or(|wanted| wanted == advice.pod.namespace());
@@ -101,7 +115,7 @@ pub(super) fn advise(app: &App, namespace: Option<&str>) -> AdviceView {
         limited_by: advice.limit().map(SharingLimit::name),
     });
     let sum = |of: &dyn Fn(&Advice) -> u64| all.iter().map(of).fold(0, u64::saturating_add);
-    let with_something = all.iter().filter(|advice| advice.reclaimable() > MemMib::ZERO);
+    let with_something = || all.iter().filter(|advice| advice.reclaimable() > MemMib::ZERO);
     AdviceView {
         watched_pods: all.len(),
         idle_pods: all.iter().filter(|advice| advice.is_idle()).count(),
@@ -110,11 +124,13 @@ pub(super) fn advise(app: &App, namespace: Option<&str>) -> AdviceView {
         reclaimable_mib: sum(&|advice| advice.reclaimable().mib()),
         reclaimable_share_millionths: sum(&|advice| advice.reclaimable_share().millionths()),
         pools: pools.collect(),
-        pods: with_something
-            .take(NAMED)
+        wasteful_pods: with_something().count(),
+        pods: with_something()
+            .take(query.limit.map_or(NAMED, |limit| limit.min(NAMED)))
             .map(|advice| PodAdvice {
                 pod: advice.pod.to_string(),
                 node: advice.node.clone(),
+                gpus: advice.positions.clone(),
                 booked_mib: advice.booked.mib(),
                 share_millionths: advice.share.millionths(),
                 peak_mib: advice.usage.peak.mib(),

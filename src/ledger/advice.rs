@@ -36,6 +36,8 @@ pub struct Advice {
     pub pool: PoolName,
     /// What it was seen to use.
     pub usage: Usage,
+    /// Its devices, by their positions in the books of the node.
+    pub positions: Vec<usize>,
     /// Memory that it holds on all its devices.
     pub booked: MemMib,
     /// Share that it holds, likewise.
@@ -152,8 +154,11 @@ fn advice_on(
     now: Timestamp,
 ) -> Option<Advice> {
     let (mut booked, mut share, mut capacity) = (MemMib::ZERO, Share::ZERO, MemMib::ZERO);
+    let mut positions = Vec::new();
     for part in &held.placement.devices {
-        let device = books.devices().iter().find(|device| device.device().id == part.id)?;
+        let position = books.devices().iter().position(|on| on.device().id == part.id)?;
+        let device = &books.devices()[position];
+        positions.push(position);
         booked = booked.checked_add(part.demand.memory)?;
         share = share.checked_add(part.demand.share)?;
         capacity = capacity.checked_add(device.capacity().memory)?;
@@ -163,6 +168,7 @@ fn advice_on(
         node: books.name().to_string(),
         pool: books.pool().clone(),
         usage,
+        positions,
         booked,
         share,
         capacity,

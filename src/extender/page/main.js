@@ -5,7 +5,8 @@ import { listen } from "./stream.js";
 import * as map from "./map.js";
 import * as lists from "./lists.js";
 import * as drawer from "./drawer.js";
-import { showTrend } from "./trend.js";
+import { showTrend, start as startTrend } from "./trend.js";
+import * as waste from "./waste.js";
 
 const CHOICES = { sort: "name", colours: "", model: "", namespace: "", request: "", view: "map", open: "" };
 const chosen = { ...CHOICES };
@@ -33,6 +34,7 @@ function choose(changes) {
   showControls();
   if (before.request !== chosen.request) askFit();
   if (before.sort !== chosen.sort && chosen.sort === "fragmented") askFragmentation();
+  waste.choose(chosen.namespace);
   showFleet();
 }
 
@@ -167,9 +169,9 @@ function openPod(pod) {
   return drawer.showPod(pod, openNode);
 }
 
-function openNode(name) {
+function openNode(name, index = 0) {
   if (chosen.model !== "") choose({ model: "" });
-  openGpu(name, 0);
+  return openGpu(name, index);
 }
 
 function openChosen() {
@@ -177,6 +179,15 @@ function openChosen() {
   if (kind === "gpu:" && fleet.nodes.has(rest.slice(0, slash))) openGpu(rest.slice(0, slash), Number(rest.slice(slash + 1)) || 0);
   else if (kind === "pod:") openPod(rest);
 }
+
+// Somebody at the foot of the page wants to see the GPU itself.
+function findGpu(name, index) {
+  const found = openNode(name, index);
+  by("fleet-title").scrollIntoView({ block: "start" });
+  return found;
+}
+
+const showSorted = (sort) => choose({ sort, view: "map" });
 
 // --- the state of the line --------------------------------------------------------------------
 
@@ -192,7 +203,7 @@ function showState(kind, words, fault) {
   tell(by("alarm"), text);
   by("alarm").classList.toggle("shown", text !== "");
   if (fleet.figures) {
-    lists.showTiles((sort) => choose({ sort, view: "map" }));
+    lists.showTiles(showSorted);
     lists.showWaiting(openPod);
   }
 }
@@ -230,6 +241,8 @@ listen({
       if (chosen.request) askFit();
       if (chosen.sort === "fragmented") askFragmentation();
       openChosen();
+      waste.choose(chosen.namespace);
+      waste.start({ pod: openPod, gpu: findGpu }, () => lists.showTiles(showSorted));
     } else {
       drawSoon([], true);
       askAgain();
@@ -248,6 +261,7 @@ listen({
 readAddress();
 showControls();
 map.start(openGpu);
+startTrend();
 drawer.start(() => choose({ open: "" }));
 lists.startSearch({
   node: openNode,

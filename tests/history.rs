@@ -261,28 +261,32 @@ fn scrapes(now: u64) -> String {
     text + "# EOF\n"
 }
 
-/// Prometheus with these scrapes in its storage.
-fn prometheus(folder: &Path, port: u16) -> Running {
-    let now = Clock::start().unix_seconds();
-    let (text, data) = (folder.join("scrapes"), folder.join("data"));
-    fs::write(&text, scrapes(now)).unwrap();
+/// Makes a storage of these scrapes.
+fn store(folder: &Path) {
+    let text = folder.join("scrapes");
+    fs::write(&text, scrapes(Clock::start().unix_seconds())).unwrap();
     let made = Command::new("promtool")
         .args(["tsdb", "create-blocks-from", "openmetrics"])
-        .args([&text, &data])
+        .args([&text, &folder.join("data")])
         .output()
         .unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let config = folder.join("prometheus.yaml");
-    fs::write(&config, "global: {}\n").unwrap();
+    fs::write(folder.join("prometheus.yaml"), "global: {}\n").unwrap();
+}
+
+/// Prometheus over that storage.
+fn prometheus(folder: &Path, port: u16) -> Running {
     let child = Command::new("prometheus")
-        .arg(format!("--config.file={}", config.display()))
-        .arg(format!("--storage.tsdb.path={}", data.display()))
+        .arg(format!("--config.file={}", folder.join("prometheus.yaml").display()))
+        .arg(format!("--storage.tsdb.path={}", folder.join("data").display()))
         .arg(format!("--web.listen-address=127.0.0.1:{port}"))
         .stdout(Stdio::null())
         .stderr(fs::File::create(folder.join("prometheus.log")).unwrap())
         .spawn();
     let running = Running(child.unwrap());
-    until("Prometheus is ready", || exchange(port, "GET", "/-/ready", "").filter(|it| it.0 == 200));
+    until("Prometheus is ready", || {
+        exchange(port, "GET", "/-/ready", "").filter(|answer| answer.0 == 200)
+    });
     running
 }
 
@@ -418,6 +422,7 @@ fn an_extender_that_was_killed_knows_at_once_what_prometheus_knows() {
     });
     fs::write(folder.path().join("kubeconfig"), kubeconfig.to_string()).unwrap();
     let port = free_port();
+    store(folder.path());
     let running = prometheus(folder.path(), port);
     for _ in 0..2 {
         let (mut killed, extender) = extender(folder.path(), port);
@@ -429,4 +434,7 @@ fn an_extender_that_was_killed_knows_at_once_what_prometheus_knows() {
     let log = || fs::read_to_string(folder.path().join("gpupack.log")).unwrap();
     until("the log names it", || log().contains("it is asked again").then_some(()));
     assert_eq!(advice(extender)["watched_pods"], 0, "all else goes on");
+    let _running_again = prometheus(folder.path(), port);
+    knows_what_was(extender);
+    until("the log tells it", || log().contains("Prometheus told what pods used").then_some(()));
 }

@@ -323,6 +323,7 @@ fn used_by(uid: &str, seen: &DeviceUse) -> Option<u64> {
 fn load_of(uid: &str, seen: &DeviceUse, bookings: &[Booking]) -> Option<Share> {
     let list = seen.processes.as_ref()?;
     let is_here = |uid: &str| list.iter().any(|it| it.pod_uid.as_deref() == Some(uid));
+    let busy = seen.busy_percent?;
     if !is_here(uid) {
         return Some(Share::ZERO);
     }
@@ -333,7 +334,7 @@ fn load_of(uid: &str, seen: &DeviceUse, bookings: &[Booking]) -> Option<Share> {
     let present = bookings.iter().filter(|it| is_here(&it.pod_uid)).map(share_of);
     let present = Share::from_millionths(present.fold(0, u64::saturating_add));
     let own = bookings.iter().find(|it| it.pod_uid == uid).map_or(0, share_of);
-    Some(busy_part(seen.busy_percent?, Share::from_millionths(own), present))
+    Some(busy_part(busy, Share::from_millionths(own), present))
 }
 
 /// The labels of a device or tenant and one more.

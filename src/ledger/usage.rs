@@ -226,7 +226,9 @@ impl OnDevice {
         let list = seen.processes.as_ref()?;
         let is_here = |uid: &PodUid| list.iter().any(|process| process.pod.as_ref() == Some(uid));
         if !is_here(uid) {
-            return Some(Self { memory: MemMib::ZERO, load: Some(Share::ZERO), is_busy: false });
+            // Where the driver never says it, having no process says nothing about the load either.
+            let load = seen.busy_percent.map(|_| Share::ZERO);
+            return Some(Self { memory: MemMib::ZERO, load, is_busy: false });
         }
         let own = sightings.on(&part.id).and_then(|on| on.pods.get(uid))?;
         let device = books.devices().iter().find(|device| device.device().id == part.id);

@@ -272,6 +272,19 @@ await step("forced colours and less motion are honoured", async () => {
   assert.deepEqual(faults, []);
   await context.close();
 });
+await step("the GPUs that a waiting pod could get are lit while it is open", async () => {
+  const { nodes } = await (await fetch(demo.base + "v1/summary")).json(), small = await (await fetch(demo.base + "v1/fit?fraction=0.05")).json();
+  assert.ok(small.gpus > 0 && small.nodes < nodes.length * 8, JSON.stringify(small).slice(0, 200));
+  // It was asked about a node that nobody knows, so it waits although it would fit elsewhere.
+  const metadata = { name: "lost", namespace: "team", uid: "uid-lost", annotations: { "gpu-fraction": "0.05" }, creationTimestamp: "2020-01-01T00:00:00Z" };
+  await post(demo.base, "v1/filter", { Pod: { metadata, spec: { schedulerName: "gpupack", containers: [{ name: "c", resources: {} }] } }, NodeNames: ["nowhere"] });
+  await until("it waits", async () => (await text(page, "#waiting-scroll")).includes("team/lost"));
+  await page.locator("#waiting button", { hasText: "team/lost" }).click();
+  await until("they are lit", async () => /0\.05 GPU, as team\/lost asks, would fit now on \d+ GPUs?.*lit/.test(await text(page, "#request-note")));
+  await shot(page, "candidates");
+  await page.click("#close");
+  await until("they are lit no more", async () => (await text(page, "#request-note")) === "");
+});
 await step("hostile names are text", async () => {
   const summary = await (await fetch(demo.base + "v1/summary")).json();
   hostile = await sendHostilePods(demo.base, summary.nodes.map((node) => node.name));
@@ -289,6 +302,8 @@ await step("hostile names are text", async () => {
   await page.click("#close");
   await page.locator("#waiting button", { hasText: "waits" }).first().click();
   await until("why it waits", async () => /Why nodes refuse/.test(await text(page, "#drawer")));
+  await until("where it would fit", async () => /fits nowhere now/.test(await text(page, "#request-note")));
+  assert.ok(await page.locator("#request-note").evaluate((note) => !note.classList.contains("bad")));
   await shot(page, "waiting");
   await page.click("#close");
   await page.locator("#map").focus();

@@ -32,7 +32,7 @@ function choose(changes) {
   Object.assign(chosen, changes);
   writeAddress();
   showControls();
-  if (before.request !== chosen.request) askFit();
+  if (before.request !== chosen.request || before.open !== chosen.open && (waiting(before.open) || waiting(chosen.open))) askFit();
   if (before.sort !== chosen.sort && chosen.sort === "fragmented") askFragmentation();
   waste.choose(chosen.namespace);
   showFleet();
@@ -107,10 +107,23 @@ export function question(text) {
 
 const fit = { turn: 0, asked: 0, timer: 0 };
 
+// The waiting pod that is open, if it is one.
+function waiting(open) {
+  const named = fleet.figures && open.startsWith("pod:") ? open.slice(4) : "";
+  return named && fleet.figures.waiting_pods.some((pod) => pod.pod === named) ? named : "";
+}
+
+// What is asked of /v1/fit: the typed request, else that of the waiting pod that is open.
+function asked() {
+  if (chosen.request.trim() !== "") return question(chosen.request);
+  const pod = waiting(chosen.open);
+  return pod && new URLSearchParams({ pod }).toString();
+}
+
 async function askFit() {
   const note = by("request-note"), turn = (fit.turn += 1);
-  const isAsked = chosen.request.trim() !== "";
-  if (!isAsked) {
+  const isTyped = chosen.request.trim() !== "", search = asked();
+  if (!search) {
     fleet.fits = null;
     note.textContent = "";
     by("request").classList.remove("refused");
@@ -119,17 +132,19 @@ async function askFit() {
   }
   fit.asked = Date.now();
   try {
-    const found = await ask("v1/fit?" + question(chosen.request));
+    const found = await ask("v1/fit?" + search);
     if (turn !== fit.turn) return;
-    fleet.fits = Object.assign(Object.create(null), found.on); // names of nodes are anybody's
+    // Names of nodes are anybody's. The map is not dimmed for a pod that has nowhere to go.
+    fleet.fits = isTyped || found.gpus ? Object.assign(Object.create(null), found.on) : null;
     note.className = "small";
-    tell(note, found.gpus ? found.asks + " would fit now on " + count(found.gpus, "GPU", "GPUs") + " of " + count(found.nodes, "node", "nodes") + ": they are lit."
+    tell(note, found.gpus ? found.asks + (isTyped ? "" : ", as " + waiting(chosen.open) + " asks,") + " would fit now on " + count(found.gpus, "GPU", "GPUs") + " of " + count(found.nodes, "node", "nodes") + ": they are lit."
       : found.asks + " fits nowhere now.");
     by("request").classList.remove("refused");
     by("request").removeAttribute("aria-invalid");
   } catch (error) {
     if (turn !== fit.turn) return;
     fleet.fits = null;
+    if (!isTyped) { note.textContent = ""; return showFleet(); } // it waits no more
     note.className = "small bad";
     tell(note, because(error));
     by("request").classList.add("refused");
@@ -148,10 +163,10 @@ async function askFragmentation() {
 // The fleet has changed: what was asked about it is asked again, at a walking pace.
 function askAgain() {
   const pause = isBig() ? 5000 : 2000;
-  if (fit.timer || (chosen.request.trim() === "" && chosen.sort !== "fragmented")) return;
+  if (fit.timer || (!asked() && chosen.sort !== "fragmented")) return;
   fit.timer = setTimeout(() => {
     fit.timer = 0;
-    if (chosen.request.trim() !== "") askFit();
+    if (asked()) askFit();
     if (chosen.sort === "fragmented") askFragmentation();
   }, Math.max(0, fit.asked + pause - Date.now()));
 }
@@ -238,7 +253,7 @@ listen({
       showTrend();
       performance.mark("interactive");
       document.documentElement.dataset.ready = "yes";
-      if (chosen.request) askFit();
+      if (asked()) askFit();
       if (chosen.sort === "fragmented") askFragmentation();
       openChosen();
       waste.choose(chosen.namespace);

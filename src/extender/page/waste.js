@@ -19,14 +19,9 @@ function said(told) {
     (told.wasteful_pods ? gib(told.reclaimable_mib) + " of GPU memory and " + gpus(told.reclaimable_share_millionths) + " GPUs of compute" + part + " could be given back." : "Nobody holds much more than is used.");
 }
 
-// What is held as a pale bar, of it the highest use as a dark one, and a line at what would be enough.
-function bar(pod, most) {
+function drawing(rects) {
   const box = make("div", undefined, "meter"), svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("aria-hidden", "true");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("viewBox", "0 0 100 10");
-  const wide = (mib) => 100 * mib / most, rects = [["held", 0, wide(pod.booked_mib), 0, 10], ["used", 0, wide(Math.min(pod.peak_mib, pod.booked_mib)), 3, 4]];
-  if (!pod.is_idle) rects.push(["enough", wide(Math.min(pod.enough_mib, pod.booked_mib)) - 0.8, 0.8, 0, 10]);
+  for (const [key, value] of Object.entries({ "aria-hidden": "true", preserveAspectRatio: "none", viewBox: "0 0 100 10" })) svg.setAttribute(key, value);
   for (const [name, x, width, y, height] of rects) {
     const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
     for (const [key, value] of Object.entries({ class: name, x: Math.max(0, x), y, width, height })) rect.setAttribute(key, value);
@@ -34,6 +29,22 @@ function bar(pod, most) {
   }
   box.append(svg);
   return box;
+}
+
+// What is held as a pale bar, of it the highest use as a dark one, and a line at what would be enough.
+function bar(pod, most) {
+  const wide = (mib) => 100 * Math.min(mib, pod.booked_mib) / most, rects = [["held", 0, wide(pod.booked_mib), 0, 10], ["used", 0, wide(pod.peak_mib), 3, 4]];
+  if (!pod.is_idle) rects.push(["enough", wide(pod.enough_mib) - 1.5, 1.5, 0, 10]);
+  return drawing(rects);
+}
+
+function legend() {
+  const marks = [["held", [["held", 0, 100, 0, 10]]], ["highest use", [["used", 0, 100, 3, 4]]], ["what would be enough", [["enough", 45, 10, 0, 10]]]];
+  return marks.map(([words, rects]) => {
+    const item = make("li");
+    item.append(drawing(rects), make("span", words));
+    return item;
+  });
 }
 
 function podRow(pod, most) {
@@ -47,9 +58,9 @@ function podRow(pod, most) {
   place.append(find);
   drawn.append(bar(pod, most));
   const load = pod.mean_load_millionths;
-  row.append(name, place, make("td", gib(pod.booked_mib), "n"), make("td", gib(pod.peak_mib), "n"), drawn, make("td", share(pod.p95_use_millionths), "n"),
+  row.append(name, place, make("td", gib(pod.booked_mib), "n"), make("td", gib(pod.peak_mib), "n"), drawn, make("td", Math.round(pod.p95_use_millionths / 10000) + " %", "n"),
     make("td", load === null ? "not told" : share(load), "n"), make("td", pod.is_idle ? "nothing" : gib(pod.enough_mib), "n"),
-    make("td", gib(pod.reclaimable_mib), "n"), make("td", pod.is_idle ? "idle for " + span(pod.idle_seconds) : "asks for more than it uses", pod.is_idle ? "warn" : ""));
+    make("td", gib(pod.reclaimable_mib), "n"), make("td", pod.is_idle ? "idle for " + span(pod.idle_seconds) : "asks for too much", pod.is_idle ? "warn" : ""));
   return row;
 }
 
@@ -72,7 +83,8 @@ function show() {
   if (!told) return;
   tell(by("waste-said"), said(told));
   tell(by("waste-note"), "as of " + clock(waste.at / 1000) + (told.wasteful_pods > told.pods.length ? "; the first " + told.pods.length + " of " + number.format(told.wasteful_pods) + " pods" : ""));
-  by("waste").hidden = told.pods.length === 0;
+  by("waste").hidden = by("waste-legend").hidden = told.pods.length === 0;
+  if (!by("waste-legend").children.length) by("waste-legend").replaceChildren(...legend());
   by("waste-scroll").tabIndex = told.pods.length ? 0 : -1;
   by("sharing").hidden = told.pools.length === 0;
   by("sharing-scroll").tabIndex = told.pools.length ? 0 : -1;

@@ -97,7 +97,7 @@ fn load_is_divided_among_those_with_processes_by_what_they_hold() {
         (&["p", "q", "stranger"], Some(60), Some(400_000)),
         (&["q"], Some(60), Some(0)),
         (&["p", "q"], None, None),
-        (&["q"], None, Some(0)), // it has nothing that could run
+        (&["q"], None, None), // MIG says nothing of anybody
     ] {
         let ledger = shared();
         let mut seen = uses("A", present);

@@ -303,7 +303,7 @@ document.addEventListener("keydown", (event) => { // a letter on the map or in t
   (chosen.view === "table" ? by("gpus-scroll") : by("map")).focus();
 });
 by("gpus-scroll").tabIndex = 0;
-window.addEventListener("hashchange", () => { if (location.hash.length > 1 && !location.hash.includes("=")) return; const before = chosen.open; readAddress(); showControls(); askFit(); if (chosen.open !== before) openChosen(); });
+window.addEventListener("hashchange", () => { if (location.hash.length > 1 && !location.hash.includes("=")) return; const before = chosen.open; readAddress(); showControls(); waste.choose(chosen.namespace); askFit(); if (chosen.open !== before) openChosen(); });
 let wide = 0;
 new ResizeObserver(([entry]) => {
   if (entry.contentRect.width === wide || chosen.view !== "map") return;

@@ -10,12 +10,15 @@ use std::time::Duration;
 
 use serde_yaml_ng::{Mapping, Value};
 
+pub use self::advice::AdviceConfig;
 pub use self::guard::GuardConfig;
 pub use self::webhook::WebhookConfig;
 use crate::packing::policy::Policy;
 use crate::packing::pool::PoolRules;
 use crate::packing::units::MemMib;
 
+/// The section `advice`.
+pub mod advice;
 /// The section `guard`.
 pub mod guard;
 /// The section `pools`.
@@ -73,6 +76,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// What becomes of pods that use more than they may.
     pub guard: GuardConfig,
+    /// Who is asked what pods used before the extender started.
+    pub advice: AdviceConfig,
     /// The admission webhook.
     pub webhook: WebhookConfig,
 }
@@ -98,6 +103,7 @@ impl Default for Config {
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
             guard: GuardConfig::default(),
+            advice: AdviceConfig::default(),
             webhook: WebhookConfig::default(),
         }
     }
@@ -120,7 +126,7 @@ impl fmt::Display for ConfigFaults {
 impl std::error::Error for ConfigFaults {}
 
 /// All keys of the file, in the order of their documentation.
-pub const KEYS: [&str; 19] = [
+pub const KEYS: [&str; 20] = [
     "listen",
     "kubeconfig",
     "scheduler_names",
@@ -139,6 +145,7 @@ pub const KEYS: [&str; 19] = [
     "log_level",
     "log_format",
     "guard",
+    "advice",
     "webhook",
 ];
 
@@ -209,6 +216,7 @@ impl Reader {
                 default.log_format,
             ),
             guard: self.section("guard.", &guard::KEYS, GuardConfig::read),
+            advice: self.section("advice.", &advice::KEYS, AdviceConfig::read),
             pools: pools::read(self, webhook.memory_limit),
             webhook,
         }
@@ -343,69 +351,4 @@ impl Reader {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::packing::device::PoolName;
-    use crate::packing::pool::{InstanceUse, PoolRule, Replicas};
-
-    #[test]
-    fn an_empty_file_is_the_default() {
-        for text in ["", "# nothing\n", "policy:\n"] {
-            assert_eq!(Config::from_yaml(text).unwrap(), Config::default(), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn every_key_is_read() {
-        let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
-            pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2}}\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
-            drain_seconds: 4\napi_timeout_seconds: 5\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
-            log_level: debug\nlog_format: json\nguard:\nwebhook:\n";
-        let halves = PoolRule {
-            replicas: Replicas::new(2),
-            instances: InstanceUse::Shared,
-            ..PoolRule::default()
-        };
-        let expected = Config {
-            listen: "0.0.0.0:9".parse().unwrap(),
-            kubeconfig: Some(PathBuf::from("/k")),
-            scheduler_names: vec!["a".to_owned(), "b".to_owned()],
-            policy: Policy::Spread,
-            pool_label: "p/q".to_owned(),
-            keep_best: None,
-            domain_label: "r/s".to_owned(),
-            pools: PoolRules::new([(PoolName::new("a"), halves)]),
-            claim_for: Duration::from_secs(1),
-            stale_after: Duration::from_secs(2),
-            warm_up: Duration::from_secs(3),
-            drain_limit: Duration::from_secs(4),
-            api_timeout: Duration::from_secs(5),
-            unmanaged_tolerance: MemMib::new(6),
-            max_body_bytes: 7 << 20,
-            log_level: "debug".to_owned(),
-            log_format: LogFormat::Json,
-            guard: GuardConfig::default(),
-            webhook: WebhookConfig::default(),
-        };
-        assert_eq!(Config::from_yaml(text).unwrap(), expected);
-        assert!(KEYS.iter().all(|key| text.contains(&format!("{key}:"))));
-    }
-
-    #[test]
-    fn all_faults_are_listed_at_once() {
-        let text = "listen: nowhere\npolicy: best\nclaim_seconds: 0\nscheduler_names: []\n\
-            log_format: xml\npollicy: spread\n7: 8\n";
-        let faults = Config::from_yaml(text).unwrap_err();
-        assert_eq!(faults.faults.len(), 7, "{faults}");
-        for part in ["nowhere", "best", "1 to 300", "at least one", "xml", "`pollicy`"] {
-            assert!(faults.to_string().contains(part), "{part} in {faults}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_mapping_is_refused() {
-        for text in ["- a", "7", "a: [", "\u{0}"] {
-            assert_eq!(Config::from_yaml(text).unwrap_err().faults.len(), 1, "{text:?}");
-        }
-    }
-}
+mod tests;

@@ -63,6 +63,7 @@ pub mod ledger {
     pub mod reports;
     pub mod sightings;
     pub mod usage;
+    pub mod advice;
     pub mod evictions;
     pub mod protection;
     pub mod details;
@@ -137,6 +138,8 @@ pub mod extender {
     mod stream;
     mod page;
     pub mod wakes;
+    mod series;
+    mod history;
     pub mod background;
     pub mod advice;
     mod scrape;

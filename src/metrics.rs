@@ -10,13 +10,14 @@ use prometheus::{
 };
 
 use self::demand::DemandFamilies;
-pub use self::demand::{Queue, TeamUse, Waste};
+pub use self::demand::{Bearable, Queue, TeamUse, Waste};
 pub use self::fleet::Fleet;
 use self::fleet::FleetFamilies;
 use self::guard::GuardFamilies;
 pub use self::guard::{EvictionResult, OutsideFigures};
 pub use self::labels::{BindResult, Outcome, ReportResult, Verb};
 use self::make::{Make, valid, whole};
+use crate::packing::device::PoolName;
 use crate::packing::fit::Misfit;
 use crate::packing::moves::MOST_MOVES;
 
@@ -290,6 +291,12 @@ impl Metrics {
     /// Sets what each namespace holds without need.
     pub fn set_waste(&self, teams: &BTreeMap<String, Waste>) {
         self.demand.show_waste(teams);
+    }
+
+    /// Sets how finely each pool could be shared.
+    pub fn set_bearable(&self, pools: &BTreeMap<PoolName, Bearable>) {
+        let folded = self.demand.show_bearable(pools);
+        self.fleet.folded.with_label_values(&["pool"]).set(folded);
     }
 
     /// All families in the text format.

@@ -6,8 +6,8 @@ use std::path::{Component, Path, PathBuf};
 
 use gpupack::agent::metrics::AgentMetrics;
 use gpupack::agent::probe::Sample;
-use gpupack::config::{KEYS, guard, webhook};
-use gpupack::metrics::{Fleet, Metrics, Queue, TeamUse, Waste};
+use gpupack::config::{KEYS, advice, guard, webhook};
+use gpupack::metrics::{Bearable, Fleet, Metrics, Queue, TeamUse, Waste};
 use gpupack::packing::device::{ModelName, PoolName};
 use gpupack::packing::figures::Figures;
 use gpupack::report::{
@@ -247,6 +247,7 @@ fn agent_families() -> Vec<String> {
     let device = DeviceReport::new("GPU-a".to_owned(), 0, "Tesla T4".to_owned(), Kind::Gpu);
     let seen = DeviceUse {
         busy_percent: Some(1),
+        processes: Some(Vec::new()),
         ..DeviceUse::unread(device.uuid.clone(), Ailment::Lost)
     };
     let sample = Sample {
@@ -321,6 +322,7 @@ fn every_configuration_key_is_documented() {
     let files = files();
     let keys = KEYS.map(str::to_owned).into_iter();
     let keys = keys.chain(guard::KEYS.map(|key| format!("guard.{key}")));
+    let keys = keys.chain(advice::KEYS.map(|key| format!("advice.{key}")));
     let keys = keys.chain(webhook::KEYS.map(|key| format!("webhook.{key}")));
     let missing = unnamed(text_of(&files, "docs/configuration.md"), keys);
     assert!(missing.is_empty(), "docs/configuration.md lacks {missing:?}");
@@ -333,11 +335,13 @@ fn every_metric_family_is_documented() {
     metrics.set_fleet(&Fleet { kinds, ..Fleet::default() }, &Queue::default());
     metrics.used("team", "", TeamUse::default());
     metrics.set_waste(&[("team".to_owned(), Waste::default())].into());
+    let bearable = Bearable { by_memory: 1, by_load: None };
+    metrics.set_bearable(&[(PoolName::new(""), bearable)].into());
     let text = String::from_utf8(metrics.text()).expect("the text format is UTF-8");
     let mut exported = families(&text);
     assert!(exported.len() >= 20, "{exported:?}");
     let of_agent = agent_families();
-    assert_eq!(of_agent.len(), 8, "{of_agent:?}");
+    assert_eq!(of_agent.len(), 9, "{of_agent:?}");
     exported.extend(of_agent);
     // Printed by hand, on a path of their own.
     exported.extend(

@@ -16,13 +16,15 @@ use prometheus::{
 };
 
 use super::probe::Sample;
+use crate::packing::figures::busy_part;
+use crate::packing::units::Share;
 use crate::report::{Booking, DeviceReport, DeviceUse, ProcessUse};
 
 /// Labels of every series of a GPU.
 const LABELS: [&str; 4] = ["UUID", "gpu", "Hostname", "model"];
 
-/// Labels of every series of a tenant of a GPU.
-const TENANT_LABELS: [&str; 4] = ["UUID", "Hostname", "namespace", "pod"];
+/// Labels of every series of a tenant of a GPU. The UID tells a pod from an earlier one of its name.
+const TENANT_LABELS: [&str; 5] = ["UUID", "Hostname", "namespace", "pod", "uid"];
 
 /// Figures of the GPUs of the nodes of one process; a handle, cheap to copy.
 #[derive(Clone, Debug)]
@@ -39,9 +41,16 @@ struct Families {
     share: GaugeVec,
     tenant_memory: IntGaugeVec,
     tenant_share: GaugeVec,
+    tenant_busy: GaugeVec,
     /// Labels of devices and of tenants, by node.
-    shown: BTreeMap<String, [BTreeSet<[String; 4]>; 2]>,
+    shown: BTreeMap<String, (DeviceLabels, TenantLabels)>,
 }
+
+/// Labels of the devices that have series.
+type DeviceLabels = BTreeSet<[String; 4]>;
+
+/// Labels of the tenants that have series.
+type TenantLabels = BTreeSet<[String; 5]>;
 
 impl Default for AgentMetrics {
     fn default() -> Self {
@@ -68,6 +77,10 @@ impl AgentMetrics {
         );
         let tenant_share =
             opts("gpupack_tenant_share_gpus", "Compute share of a device that a tenant holds.");
+        let tenant_busy = opts(
+            "gpupack_tenant_busy_ratio",
+            "A tenant's part of the time in which a kernel ran on a device, by its part of the share.",
+        );
         let build = opts("gpupack_build_info", "Always 1; the running version.")
             .const_label("version", env!("CARGO_PKG_VERSION"))
             .const_label("component", "agent");
@@ -84,6 +97,7 @@ impl AgentMetrics {
                     &[&TENANT_LABELS[..], &["kind"]].concat(),
                 )?,
                 tenant_share: GaugeVec::new(tenant_share, &TENANT_LABELS)?,
+                tenant_busy: GaugeVec::new(tenant_busy, &TENANT_LABELS)?,
                 shown: BTreeMap::new(),
             };
             let build = prometheus::IntGauge::with_opts(build)?;
@@ -96,6 +110,7 @@ impl AgentMetrics {
             families.registry.register(Box::new(families.share.clone()))?;
             families.registry.register(Box::new(families.tenant_memory.clone()))?;
             families.registry.register(Box::new(families.tenant_share.clone()))?;
+            families.registry.register(Box::new(families.tenant_busy.clone()))?;
             Ok::<_, prometheus::Error>(families)
         };
         Self(Arc::new(Mutex::new(families().expect("the names are constants, each used once"))))
@@ -161,9 +176,9 @@ impl Families {
             shown.insert(labels);
         }
         let tenants = self.show_tenants(node, &uses, bookings);
-        let [devices_before, tenants_before] = self
+        let (devices_before, tenants_before) = self
             .shown
-            .insert(node.to_owned(), [shown.clone(), tenants.clone()])
+            .insert(node.to_owned(), (shown.clone(), tenants.clone()))
             .unwrap_or_default();
         for gone in devices_before.difference(&shown) {
             self.forget(gone);
@@ -174,6 +189,7 @@ impl Families {
                 drop(self.tenant_memory.remove_label_values(&with(&labels, kind)));
             }
             drop(self.tenant_share.remove_label_values(&labels));
+            drop(self.tenant_busy.remove_label_values(&labels));
         }
     }
 
@@ -183,12 +199,12 @@ impl Families {
         node: &str,
         uses: &BTreeMap<&str, &DeviceUse>,
         bookings: &[Booking],
-    ) -> BTreeSet<[String; 4]> {
+    ) -> TenantLabels {
         let mut shown = BTreeSet::new();
         for booking in bookings {
             let (namespace, pod) = booking.pod.split_once('/').unwrap_or(("", &booking.pod));
             for part in &booking.devices {
-                let labels = [part.uuid.as_str(), node, namespace, pod];
+                let labels = [part.uuid.as_str(), node, namespace, pod, &booking.pod_uid];
                 let seen = uses.get(part.uuid.as_str());
                 let used = seen.and_then(|seen| used_by(&booking.pod_uid, seen));
                 let told = seen.and_then(|seen| {
@@ -210,6 +226,15 @@ impl Families {
                     }
                 }
                 self.tenant_share.with_label_values(&labels).set(gpus(part.share_millionths));
+                if let Some(seen) = seen.filter(|_| is_listed) {
+                    match load_of(&booking.pod_uid, seen, bookings) {
+                        Some(load) => {
+                            let load = gpus(load.millionths());
+                            self.tenant_busy.with_label_values(&labels).set(load);
+                        }
+                        None => drop(self.tenant_busy.remove_label_values(&labels)),
+                    }
+                }
                 shown.insert(labels.map(str::to_owned));
             }
         }
@@ -293,10 +318,28 @@ fn used_by(uid: &str, seen: &DeviceUse) -> Option<u64> {
     own.try_fold(0_u64, |sum, process| sum.checked_add(process.memory_mib?))
 }
 
+/// A pod's part of the time in which kernels ran on a device whose processes are listed; none where the
+/// driver does not say that time.
+fn load_of(uid: &str, seen: &DeviceUse, bookings: &[Booking]) -> Option<Share> {
+    let list = seen.processes.as_ref()?;
+    let is_here = |uid: &str| list.iter().any(|it| it.pod_uid.as_deref() == Some(uid));
+    let busy = seen.busy_percent?;
+    if !is_here(uid) {
+        return Some(Share::ZERO);
+    }
+    let share_of = |booking: &Booking| {
+        let parts = booking.devices.iter().filter(|part| part.uuid == seen.uuid);
+        parts.map(|part| part.share_millionths).fold(0, u64::saturating_add)
+    };
+    let present = bookings.iter().filter(|it| is_here(&it.pod_uid)).map(share_of);
+    let present = Share::from_millionths(present.fold(0, u64::saturating_add));
+    let own = bookings.iter().find(|it| it.pod_uid == uid).map_or(0, share_of);
+    Some(busy_part(busy, Share::from_millionths(own), present))
+}
+
 /// The labels of a device or tenant and one more.
-fn with<'a, T: AsRef<str>>(labels: &'a [T; 4], more: &'a str) -> [&'a str; 5] {
-    let [uuid, gpu, host, model] = labels.each_ref().map(AsRef::as_ref);
-    [uuid, gpu, host, model, more]
+fn with<'a, T: AsRef<str>>(labels: &'a [T], more: &'a str) -> Vec<&'a str> {
+    labels.iter().map(AsRef::as_ref).chain([more]).collect()
 }
 
 /// MiB of the device `uuid` that each pod of the node holds, by UID; nothing of it is zero.

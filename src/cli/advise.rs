@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::connect::{self, ServerArgs, is_name};
 use super::failure::Failure;
-use super::plain::{API_VERSION, LookArgs, Output, clean, json, print, span, table};
+use super::plain::{API_VERSION, LookArgs, Output, json, print, span, table};
 
 /// Rows of the table.
 const ROWS: usize = 30;
@@ -64,6 +64,9 @@ struct Pool {
     pool: String,
     tenants: u64,
     bearable_replicas: u64,
+    replicas_by_memory: u64,
+    replicas_by_load: Option<u64>,
+    limited_by: Option<String>,
 }
 
 /// A pod that could give something back.
@@ -76,6 +79,7 @@ struct Pod {
     peak_mib: u64,
     median_use_millionths: u64,
     p95_use_millionths: u64,
+    mean_load_millionths: Option<u64>,
     watched_seconds: u64,
     idle_seconds: u64,
     is_idle: bool,
@@ -141,33 +145,40 @@ fn text(advice: &Advice) -> String {
             gib(pod.booked_mib),
             gib(pod.peak_mib),
             percent(pod.p95_use_millionths),
+            pod.mean_load_millionths.map_or("?".to_owned(), percent),
             if pod.is_idle { span(pod.idle_seconds) } else { "-".to_owned() },
             if pod.is_idle { "nothing".to_owned() } else { format!("{}Mi", pod.enough_mib) },
             gib(pod.reclaimable_mib),
         ]
     };
-    let titles = ["POD", "HOLDS", "PEAK", "P95", "IDLE", "ENOUGH", "COULD-FREE"];
+    let titles = ["POD", "HOLDS", "PEAK", "P95", "LOAD", "IDLE", "ENOUGH", "COULD-FREE"];
     let rows: Vec<_> = advice.items.iter().take(ROWS).map(row).collect();
-    text += &table(&titles, &[1, 2, 3, 4, 5, 6], rows);
+    text += &table(&titles, &[1, 2, 3, 4, 5, 6, 7], rows);
     if advice.items.is_empty() {
         text += "(none)\n";
     }
     if let Some(more) = advice.items.len().checked_sub(ROWS).filter(|more| *more > 0) {
         let _ = writeln!(text, "{more} more: see --output json");
     }
-    for pool in advice.pools.iter().filter(|pool| pool.bearable_replicas > 1) {
-        let name = if pool.pool.is_empty() {
-            "nodes without a pool".to_owned()
-        } else {
-            format!("pool {}", clean(&pool.pool))
-        };
-        let _ = writeln!(
-            text,
-            "\n{name}: {} slots a GPU would have held 95 % of its {} pods.",
-            pool.bearable_replicas, pool.tenants
-        );
+    if !advice.pools.is_empty() {
+        text += "\nSlots per GPU that would have held 95 % of a pool's pods:\n\n";
+        let titles = ["POOL", "PODS", "SLOTS", "BY-MEMORY", "BY-LOAD", "LIMITED-BY"];
+        let rows = advice.pools.iter().map(slots_of).collect();
+        text += &table(&titles, &[1, 2, 3, 4], rows);
     }
     text
+}
+
+/// What a pool could bear, as a row.
+fn slots_of(pool: &Pool) -> Vec<String> {
+    vec![
+        if pool.pool.is_empty() { "(none)".to_owned() } else { pool.pool.clone() },
+        pool.tenants.to_string(),
+        pool.bearable_replicas.to_string(),
+        pool.replicas_by_memory.to_string(),
+        pool.replicas_by_load.map_or("?".to_owned(), |slots| slots.to_string()),
+        pool.limited_by.clone().unwrap_or_else(|| "-".to_owned()),
+    ]
 }
 
 fn gib(mib: u64) -> String {

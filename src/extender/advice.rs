@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::app::App;
-use crate::ledger::usage::{Advice, IDLE_FOR, WATCHED_FOR, by_pool};
+use crate::ledger::advice::{Advice, IDLE_FOR, PoolAdvice, SharingLimit, WATCHED_FOR, by_pool};
 use crate::metrics::Waste;
+use crate::packing::device::PoolName;
 use crate::packing::units::{MemMib, Share};
 
 /// Pods that are named, those first that hold most without need.
@@ -30,7 +31,9 @@ pub struct AdviceView {
     pub reclaimable_share_millionths: u64,
     /// By pool: how finely it could be shared.
     pub pools: Vec<PoolView>,
-    /// The first 1,000 pods with something to give back, most first.
+    /// Pods with something to give back.
+    pub wasteful_pods: usize,
+    /// The first of them, as many as were asked for and at most 1,000; most first.
     pub pods: Vec<PodAdvice>,
 }
 
@@ -41,8 +44,15 @@ pub struct PoolView {
     pub pool: String,
     /// Pods that were watched for long enough.
     pub tenants: usize,
-    /// Slots of a GPU such that 95 % of the pods would have found enough memory in one.
+    /// Slots of a GPU such that 95 % of the pods would have found enough in one: the smaller of the next
+    /// two.
     pub bearable_replicas: u64,
+    /// Slots with enough memory.
+    pub replicas_by_memory: u64,
+    /// Slots with enough time of the GPU; none where no pod's load is told.
+    pub replicas_by_load: Option<u64>,
+    /// What allows no more: `memory` or `load`; none where a GPU cannot be cut finer.
+    pub limited_by: Option<&'static str>,
 }
 
 /// What is said about one pod.
@@ -52,6 +62,8 @@ pub struct PodAdvice {
     pub pod: String,
     /// Its node.
     pub node: String,
+    /// Positions of its devices in the node's `gpus` of `/v1/summary`.
+    pub gpus: Vec<usize>,
     /// Memory that it holds.
     pub booked_mib: u64,
     /// Share that it holds.
@@ -62,6 +74,9 @@ pub struct PodAdvice {
     pub median_use_millionths: u64,
     /// The same for 95 % of the time.
     pub p95_use_millionths: u64,
+    /// Its part of the time in which kernels ran on its GPUs, in the mean; none where the driver does not
+    /// say it.
+    pub mean_load_millionths: Option<u64>,
     /// For how long it was watched.
     pub watched_seconds: u64,
     /// For how long none of its GPUs has been busy.
@@ -74,8 +89,18 @@ pub struct PodAdvice {
     pub reclaimable_mib: u64,
 }
 
-/// What is advised now; on the pods of one namespace alone, where one is given.
-pub(super) fn advise(app: &App, namespace: Option<&str>) -> AdviceView {
+/// What is asked for.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct AdviseQuery {
+    /// Only pods of this namespace.
+    namespace: Option<String>,
+    /// Pods that are named.
+    limit: Option<usize>,
+}
+
+/// What is advised now.
+pub(super) fn advise(app: &App, query: &AdviseQuery) -> AdviceView {
+    let namespace = query.namespace.as_deref();
     let now = app.clock.now();
     let is_asked_for =
         |advice: &Advice| namespace.is_none_or(|wanted| wanted == advice.pod.namespace());
@@ -84,10 +109,13 @@ pub(super) fn advise(app: &App, namespace: Option<&str>) -> AdviceView {
     let pools = by_pool(&all).into_iter().map(|(pool, advice)| PoolView {
         pool: pool.to_string(),
         tenants: advice.tenants,
-        bearable_replicas: advice.slots,
+        bearable_replicas: advice.slots(),
+        replicas_by_memory: advice.by_memory,
+        replicas_by_load: advice.by_load,
+        limited_by: advice.limit().map(SharingLimit::name),
     });
     let sum = |of: &dyn Fn(&Advice) -> u64| all.iter().map(of).fold(0, u64::saturating_add);
-    let with_something = all.iter().filter(|advice| advice.reclaimable() > MemMib::ZERO);
+    let with_something = || all.iter().filter(|advice| advice.reclaimable() > MemMib::ZERO);
     AdviceView {
         watched_pods: all.len(),
         idle_pods: all.iter().filter(|advice| advice.is_idle()).count(),
@@ -96,17 +124,20 @@ pub(super) fn advise(app: &App, namespace: Option<&str>) -> AdviceView {
         reclaimable_mib: sum(&|advice| advice.reclaimable().mib()),
         reclaimable_share_millionths: sum(&|advice| advice.reclaimable_share().millionths()),
         pools: pools.collect(),
-        pods: with_something
-            .take(NAMED)
+        wasteful_pods: with_something().count(),
+        pods: with_something()
+            .take(query.limit.map_or(NAMED, |limit| limit.min(NAMED)))
             .map(|advice| PodAdvice {
                 pod: advice.pod.to_string(),
                 node: advice.node.clone(),
+                gpus: advice.positions.clone(),
                 booked_mib: advice.booked.mib(),
                 share_millionths: advice.share.millionths(),
                 peak_mib: advice.usage.peak.mib(),
                 median_use_millionths: advice.usage.percentile(50).millionths(),
                 p95_use_millionths: advice.usage.percentile(95).millionths(),
-                watched_seconds: now.since(advice.usage.since).as_secs(),
+                mean_load_millionths: advice.usage.mean_load().map(Share::millionths),
+                watched_seconds: advice.usage.watched_for(now).as_secs(),
                 idle_seconds: advice.idle.as_secs(),
                 is_idle: advice.is_idle(),
                 enough_mib: advice.usage.enough().mib(),
@@ -116,10 +147,11 @@ pub(super) fn advise(app: &App, namespace: Option<&str>) -> AdviceView {
     }
 }
 
-/// What each namespace holds without need.
-pub(super) fn waste(app: &App) -> BTreeMap<String, Waste> {
+/// What is held without need, by namespace, and what each pool could bear.
+pub(super) fn waste(app: &App) -> (BTreeMap<String, Waste>, BTreeMap<PoolName, PoolAdvice>) {
+    let all = app.ledger.advice(app.clock.now());
     let mut teams: BTreeMap<String, Waste> = BTreeMap::new();
-    for advice in app.ledger.advice(app.clock.now()) {
+    for advice in &all {
         let waste = teams.entry(advice.pod.namespace().to_owned()).or_default();
         let add = |sum: &mut Share, more: Share| *sum = sum.checked_add(more).unwrap_or(*sum);
         if advice.is_idle() {
@@ -129,5 +161,5 @@ pub(super) fn waste(app: &App) -> BTreeMap<String, Waste> {
         let memory = waste.memory.checked_add(advice.reclaimable());
         waste.memory = memory.unwrap_or(waste.memory);
     }
-    teams
+    (teams, by_pool(&all))
 }

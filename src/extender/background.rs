@@ -11,6 +11,7 @@ use tokio::time::MissedTickBehavior;
 use super::app::{App, Truth, rooms};
 use super::bind::settle_abandoned;
 use super::guard::{Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected};
+use super::history::recalling;
 use super::live;
 use super::proposals::{Proposals, proposals};
 use super::reasons::explaining;
@@ -61,6 +62,7 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
         () = guarding(&app) => {}
         () = explaining(&app) => {}
         () = live::run(&app) => {}
+        () = async { recalling(&app).await; std::future::pending::<()>().await } => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
 }

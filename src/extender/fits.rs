@@ -20,7 +20,7 @@ use crate::packing::units::HostAmount;
 const MAX_VALUE: usize = 512;
 
 /// What may be asked, with the annotation or resource that it stands for.
-const KEYS: &str = "`fraction`, `memory`, `count`, `model`, `isolation` and `mig`";
+const KEYS: &str = "`fraction`, `memory`, `count`, `model`, `isolation` and `mig`, or `pod` alone";
 
 /// Where a request fits.
 #[derive(Debug, Serialize)]
@@ -40,7 +40,10 @@ pub(super) struct Fits {
 /// # Errors
 /// What is wrong with the query, and its mend.
 pub(super) fn fits(app: &App, query: &BTreeMap<String, String>) -> Result<Fits, String> {
-    let request = request(query)?;
+    let request = match query.get("pod") {
+        Some(pod) => waiting_request(app, query, pod)?,
+        None => request(query)?,
+    };
     let asks = in_words(&request);
     let policy = Strategy::Policy(app.config.policy);
     let (host, host_rule) = (HostAmount::ZERO, HostRule::Trusted);
@@ -51,6 +54,24 @@ pub(super) fn fits(app: &App, query: &BTreeMap<String, String>) -> Result<Fits, 
         gpus: found.iter().map(|(_, gpus)| gpus.len()).sum(),
         nodes: found.len(),
         on: found.into_iter().map(|(node, gpus)| (node.to_string(), gpus)).collect(),
+    })
+}
+
+/// What a waiting pod asks for.
+fn waiting_request(
+    app: &App,
+    query: &BTreeMap<String, String>,
+    pod: &str,
+) -> Result<GpuRequest, String> {
+    if query.len() > 1 {
+        return Err("`pod` is asked for alone: its own request is what counts".to_owned());
+    }
+    let named =
+        pod.split_once('/').and_then(|(namespace, name)| app.waiting.named(namespace, name));
+    let request = named.and_then(|state| state.waiting.question.gpu);
+    request.ok_or_else(|| {
+        let shown: String = pod.chars().take(MAX_VALUE).collect();
+        format!("no pod `{shown}` waits for a GPU: say /v1/fit?pod=NAMESPACE/NAME")
     })
 }
 

@@ -24,7 +24,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// The files of the page.
-const FILES: [(&str, &str, &str); 10] = [
+const FILES: [(&str, &str, &str); 11] = [
     ("index.html", HTML, include_str!("page/index.html")),
     ("style.css", STYLE, include_str!("page/style.css")),
     ("main.js", SCRIPT, include_str!("page/main.js")),
@@ -34,6 +34,7 @@ const FILES: [(&str, &str, &str); 10] = [
     ("map.js", SCRIPT, include_str!("page/map.js")),
     ("trend.js", SCRIPT, include_str!("page/trend.js")),
     ("lists.js", SCRIPT, include_str!("page/lists.js")),
+    ("waste.js", SCRIPT, include_str!("page/waste.js")),
     ("drawer.js", SCRIPT, include_str!("page/drawer.js")),
 ];
 

@@ -7,7 +7,7 @@ use super::advice;
 use super::app::{App, Truth};
 use crate::ledger::reading::Readiness;
 use crate::ledger::sightings::Outside;
-use crate::metrics::{Fleet, NodeCounts, OutsideFigures, Queue};
+use crate::metrics::{Bearable, Fleet, NodeCounts, OutsideFigures, Queue};
 use crate::packing::figures::Size;
 use crate::packing::node::NodeState;
 use crate::packing::request::Amount;
@@ -49,7 +49,12 @@ pub(super) fn text(app: &App) -> Vec<u8> {
         nodes,
         typical_requests: app.ledger.typical_requests(),
     };
-    app.metrics.set_waste(&advice::waste(app));
+    let (teams, pools) = advice::waste(app);
+    app.metrics.set_waste(&teams);
+    let bearable = pools.into_iter().map(|(pool, advice)| {
+        (pool, Bearable { by_memory: advice.by_memory, by_load: advice.by_load })
+    });
+    app.metrics.set_bearable(&bearable.collect());
     app.metrics.set_fleet(&fleet, &queue(app));
     app.metrics.text()
 }

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
+use super::advice::AdviseQuery;
 use super::app::App;
 use super::explain::explain_named;
 use super::inspect;
@@ -196,14 +197,8 @@ async fn moves(State(service): State<Service>) -> Response {
     found.map_or_else(|refused| refused, |found| encoded(&found))
 }
 
-#[derive(Deserialize)]
-struct AdviseQuery {
-    namespace: Option<String>,
-}
-
 async fn advise(State(service): State<Service>, Query(query): Query<AdviseQuery>) -> Response {
-    let found =
-        look(&service.app, move |app| advice::advise(app, query.namespace.as_deref())).await;
+    let found = look(&service.app, move |app| advice::advise(app, &query)).await;
     found.map_or_else(|refused| refused, |found| encoded(&found))
 }
 

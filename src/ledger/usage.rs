@@ -1,27 +1,19 @@
-//! What pods are seen to use over time, in a sketch of fixed size each, and what request would have been
-//! enough for them.
+//! What pods are seen to use over time, in a sketch of fixed size each.
 //!
 //! A sketch is fed by each list of processes (each five seconds). It holds the highest use, how often the
-//! use was in which sixteenth of what is booked, and when the pod's GPUs were last busy. It starts anew with
-//! the process, since nothing of it is written anywhere.
+//! use was in which sixteenth of what is booked, the mean load, and when the pod's GPUs were last busy. It
+//! starts anew with the process; what somebody else measured before that can be put under it, once.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::books::{Ledger, locked};
 use super::sightings::Sightings;
-use super::slot::Slot;
-use crate::packing::device::{PodUid, PoolName};
+use crate::packing::device::PodUid;
+use crate::packing::figures::busy_part;
 use crate::packing::node::{DeviceUse, NodeLedger};
-use crate::packing::reservation::{PodRef, Reservation, ReservationState};
+use crate::packing::reservation::{PlacedDevice, Reservation, ReservationState};
 use crate::packing::units::{MemMib, Share, Timestamp};
-
-/// How long a pod must have been watched before anything is said about it.
-pub const WATCHED_FOR: Duration = Duration::from_secs(600);
-
-/// How long the GPUs of a pod must not have been busy for it to be idle.
-pub const IDLE_FOR: Duration = Duration::from_secs(600);
 
 /// Steps of the use over what is booked, each a sixteenth; the last one is for what is beyond.
 const STEPS: usize = 17;
@@ -32,37 +24,98 @@ const SPARE_PART: u64 = 10;
 /// Requests are advised in multiples of this.
 const GRAIN: u64 = 256;
 
-/// Largest number of slots that a pool is told it could bear.
-const MOST_SLOTS: u64 = 64;
-
-/// Part of a pool's tenants that must find room in a slot, in percent.
-const SERVED_PERCENT: usize = 95;
+/// Pause between two lists of processes, as agents make them: what a stretch of history weighs is the
+/// lists that were made in it.
+const LIST_EVERY: Duration = Duration::from_secs(5);
 
 /// What one pod was seen to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// When it was first seen.
-    pub since: Timestamp,
     /// Highest use of memory, over all its devices.
     pub peak: MemMib,
+    /// When this process first saw it.
+    since: Timestamp,
     /// When a kernel last ran on one of its GPUs while it had processes there; none: not since then.
-    pub last_busy: Option<Timestamp>,
+    last_busy: Option<Timestamp>,
+    /// What was known of it when the process started.
+    before: Option<Before>,
     steps: [u32; STEPS],
+    /// Sum of the loads of the lists that tell one, in millionths, and how many those were.
+    load: (u64, u32),
+}
+
+/// What was known of a pod at [`Timestamp::START`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Before {
+    /// For how long it had been watched.
+    watched: Duration,
+    /// For how long none of its GPUs had been busy, without a gap.
+    idle: Duration,
+}
+
+/// What a pod uses of all its devices at a moment, or at most in a stretch of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// Memory.
+    pub memory: MemMib,
+    /// Its part of the time in which kernels ran, in GPUs, in the mean of its devices; none where the
+    /// driver does not say it.
+    pub load: Option<Share>,
+}
+
+impl Used {
+    /// Whether its GPUs were busy with it. Where the driver does not say, whoever uses memory counts.
+    fn is_busy(&self) -> bool {
+        self.load.map_or(self.memory > MemMib::ZERO, |load| load > Share::ZERO)
+    }
+}
+
+/// What somebody else measured of a pod before this process started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct History {
+    /// How long each stretch is.
+    pub every: Duration,
+    /// The stretches, one after the other; the last one ends when the process started. None: nothing was
+    /// measured in it.
+    pub stretches: Vec<Option<Used>>,
 }
 
 impl Usage {
-    fn new(since: Timestamp) -> Self {
-        Self { since, peak: MemMib::ZERO, last_busy: None, steps: [0; STEPS] }
+    pub(super) fn new(since: Timestamp) -> Self {
+        let (peak, steps, load) = (MemMib::ZERO, [0; STEPS], (0, 0));
+        Self { peak, since, last_busy: None, before: None, steps, load }
     }
 
-    fn take(&mut self, used: MemMib, booked: MemMib, is_busy: bool, now: Timestamp) {
-        self.peak = self.peak.max(used);
-        if is_busy {
-            self.last_busy = Some(now);
-        }
-        let sixteenths = (used.mib().saturating_mul(16)).div_ceil(booked.mib().max(1));
+    /// Takes in what so many lists showed.
+    fn note(&mut self, used: &Used, booked: MemMib, lists: u32) {
+        self.peak = self.peak.max(used.memory);
+        let sixteenths = (used.memory.mib().saturating_mul(16)).div_ceil(booked.mib().max(1));
         let step = usize::try_from(sixteenths).unwrap_or(STEPS).clamp(1, STEPS) - 1;
-        self.steps[step] = self.steps[step].saturating_add(1);
+        self.steps[step] = self.steps[step].saturating_add(lists);
+        if let Some(load) = used.load {
+            let sum = load.millionths().saturating_mul(u64::from(lists));
+            self.load.0 = self.load.0.saturating_add(sum);
+            self.load.1 = self.load.1.saturating_add(lists);
+        }
+    }
+
+    /// Puts what was measured before the process started under what it has seen itself; a second time
+    /// changes nothing. A stretch that nobody measured breaks idleness: nobody knows.
+    fn recall(&mut self, history: &History, booked: MemMib) {
+        let all = &history.stretches;
+        let first = all.iter().position(Option::is_some);
+        let (None, Some(first)) = (self.before, first) else { return };
+        let lists = history.every.as_secs() / LIST_EVERY.as_secs();
+        let lists = u32::try_from(lists).unwrap_or(u32::MAX);
+        all.iter().flatten().for_each(|used| self.note(used, booked, lists));
+        let is_idle = |used: &&Option<Used>| used.is_some_and(|used| !used.is_busy());
+        let idle = all.iter().rev().take_while(is_idle).count();
+        let long = |stretches: usize| {
+            history.every.saturating_mul(u32::try_from(stretches).unwrap_or(u32::MAX))
+        };
+        // It may have begun anywhere in the first one.
+        let watched = long(all.len() - first - 1);
+        self.before = Some(Before { watched, idle: long(idle).min(watched) });
     }
 
     /// The part of what is booked that was not exceeded in so many percent of the lists, rounded up to a
@@ -79,15 +132,34 @@ impl Usage {
         Share::from_millionths(sixteenths * 1_000_000 / 16)
     }
 
+    /// For how long it was watched.
+    pub fn watched_for(&self, now: Timestamp) -> Duration {
+        match self.before {
+            Some(before) => now.since(Timestamp::START).saturating_add(before.watched),
+            None => now.since(self.since),
+        }
+    }
+
     /// How long none of its GPUs has been busy.
     pub fn idle_for(&self, now: Timestamp) -> Duration {
-        now.since(self.last_busy.unwrap_or(self.since))
+        match (self.last_busy, self.before) {
+            (Some(at), _) => now.since(at),
+            (None, Some(before)) => now.since(Timestamp::START).saturating_add(before.idle),
+            (None, None) => now.since(self.since),
+        }
     }
 
     /// Memory that would have been enough: the highest use, a tenth more, in whole steps of 256 MiB.
     pub fn enough(&self) -> MemMib {
         let wanted = self.peak.mib().saturating_add(self.peak.mib() / SPARE_PART);
         MemMib::new(wanted.div_ceil(GRAIN).max(1).saturating_mul(GRAIN))
+    }
+
+    /// Its part of the time in which kernels ran on its devices, in GPUs, in the mean of all lists that
+    /// tell it; none where none does.
+    pub fn mean_load(&self) -> Option<Share> {
+        let (sum, lists) = self.load;
+        (lists > 0).then(|| Share::from_millionths(sum / u64::from(lists)))
     }
 }
 
@@ -103,7 +175,7 @@ impl Usages {
 
     /// Takes in the lists of a report. A pod whose use the driver cannot say, or of which a device was not
     /// listed, is left as it was.
-    pub(super) fn take(
+    fn take(
         &mut self,
         books: &NodeLedger,
         (uses, sightings): (&[DeviceUse], &Sightings),
@@ -114,79 +186,65 @@ impl Usages {
             if held.state != ReservationState::Confirmed {
                 continue;
             }
-            let (mut used, mut booked, mut is_busy) = (Some(MemMib::ZERO), MemMib::ZERO, false);
-            for part in &held.placement.devices {
-                let seen = uses.iter().find(|seen| seen.id == part.id && seen.processes.is_some());
-                let list = seen.and_then(|seen| seen.processes.as_ref());
-                let Some((seen, list)) = seen.zip(list) else {
-                    used = None;
-                    break;
-                };
-                let is_there = list.iter().any(|process| process.pod.as_ref() == Some(uid));
-                is_busy |= is_there && seen.busy_percent != Some(0);
-                let own = match sightings.on(&part.id).and_then(|on| on.pods.get(uid)) {
-                    Some(own) => Some(own.used),
-                    None => (!is_there).then_some(MemMib::ZERO),
-                };
-                used = used.zip(own).and_then(|(sum, own)| sum.checked_add(own));
-                booked = booked.checked_add(part.demand.memory).unwrap_or(booked);
-            }
-            let Some(used) = used else { continue };
+            let parts = held.placement.devices.iter();
+            let seen: Option<Vec<OnDevice>> =
+                parts.map(|part| OnDevice::of(uid, part, books, (uses, sightings))).collect();
+            let Some(seen) = seen else { continue };
+            let memory = seen.iter().try_fold(MemMib::ZERO, |sum, on| sum.checked_add(on.memory));
+            let Some(memory) = memory else { continue };
+            let loads: Option<Vec<u64>> =
+                seen.iter().map(|on| on.load.map(Share::millionths)).collect();
+            let load = loads.filter(|loads| !loads.is_empty()).map(|loads| {
+                let count = u64::try_from(loads.len()).expect("a pod has few devices");
+                Share::from_millionths(loads.iter().sum::<u64>() / count)
+            });
             let usage = self.0.entry(uid.clone()).or_insert_with(|| Usage::new(now));
-            usage.take(used, booked, is_busy, now);
+            usage.note(&Used { memory, load }, booked(held), 1);
+            if seen.iter().any(|on| on.is_busy) {
+                usage.last_busy = Some(now);
+            }
         }
     }
 }
 
-/// What is said about one pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Advice {
-    /// The pod.
-    pub pod: PodRef,
-    /// Its node.
-    pub node: String,
-    /// Pool of that.
-    pub pool: PoolName,
-    /// What it was seen to use.
-    pub usage: Usage,
-    /// Memory that it holds on all its devices.
-    pub booked: MemMib,
-    /// Share that it holds, likewise.
-    pub share: Share,
-    /// Memory of its devices.
-    pub capacity: MemMib,
-    /// How long none of its GPUs has been busy.
-    pub idle: Duration,
+/// What the last list shows of a pod on one of its devices.
+struct OnDevice {
+    memory: MemMib,
+    load: Option<Share>,
+    is_busy: bool,
 }
 
-impl Advice {
-    /// Whether its GPUs have not been busy for long.
-    pub fn is_idle(&self) -> bool {
-        self.idle >= IDLE_FOR
-    }
-
-    /// Memory that it need not hold: all of an idle pod's, else what is beyond enough.
-    pub fn reclaimable(&self) -> MemMib {
-        let enough = if self.is_idle() { MemMib::ZERO } else { self.usage.enough() };
-        self.booked.checked_sub(enough).unwrap_or(MemMib::ZERO)
-    }
-
-    /// The same as a share of its devices, at most what it holds.
-    pub fn reclaimable_share(&self) -> Share {
-        let part = Share::ratio(self.reclaimable(), self.booked).unwrap_or(Share::ZERO);
-        let millionths = u128::from(self.share.millionths()) * u128::from(part.millionths());
-        let millionths = u64::try_from(millionths / 1_000_000).unwrap_or(u64::MAX);
-        Share::from_millionths(millionths.min(self.share.millionths()))
+impl OnDevice {
+    /// None where the device was not listed, or the driver cannot say what the pod uses.
+    fn of(
+        uid: &PodUid,
+        part: &PlacedDevice,
+        books: &NodeLedger,
+        (uses, sightings): (&[DeviceUse], &Sightings),
+    ) -> Option<Self> {
+        let seen = uses.iter().find(|seen| seen.id == part.id)?;
+        let list = seen.processes.as_ref()?;
+        let is_here = |uid: &PodUid| list.iter().any(|process| process.pod.as_ref() == Some(uid));
+        if !is_here(uid) {
+            // Where the driver never says it, having no process says nothing about the load either.
+            let load = seen.busy_percent.map(|_| Share::ZERO);
+            return Some(Self { memory: MemMib::ZERO, load, is_busy: false });
+        }
+        let own = sightings.on(&part.id).and_then(|on| on.pods.get(uid))?;
+        let device = books.devices().iter().find(|device| device.device().id == part.id);
+        let present = device.into_iter().flat_map(|device| device.tenants());
+        let present = present
+            .filter(|(uid, _)| is_here(uid))
+            .fold(Share::ZERO, |sum, (_, held)| sum.checked_add(held.share).unwrap_or(sum));
+        let load = seen.busy_percent.map(|busy| busy_part(busy, part.demand.share, present));
+        Some(Self { memory: own.used, load, is_busy: seen.busy_percent != Some(0) })
     }
 }
 
-/// What the tenants of one pool could share.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolAdvice {
-    /// Tenants that were watched for long enough.
-    pub tenants: usize,
-    /// Slots per GPU such that 95 % of the tenants would have found enough memory in one; 1: none.
-    pub slots: u64,
+/// Memory that a pod holds on all its devices.
+fn booked(held: &Reservation) -> MemMib {
+    let parts = held.placement.devices.iter();
+    parts.fold(MemMib::ZERO, |sum, part| sum.checked_add(part.demand.memory).unwrap_or(sum))
 }
 
 impl Ledger {
@@ -199,169 +257,38 @@ impl Ledger {
         details.usages.take(&books, (uses, &details.sightings), now);
     }
 
-    /// What can be said about the pods of all nodes that were watched for long enough, those first that
-    /// hold most without need. O(pods).
-    pub fn advice(&self, now: Timestamp) -> Vec<Advice> {
-        let mut all = Vec::new();
+    /// The pods that are placed, of which nothing is known from before the start of the process.
+    pub fn pods_without_history(&self) -> Vec<PodUid> {
+        let mut pods = Vec::new();
         for slot in self.slots().iter() {
-            advise(slot, now, &mut all);
+            let books = slot.read();
+            let details = locked(&slot.details);
+            let is_new =
+                |uid: &&PodUid| details.usages.of(uid).is_none_or(|usage| usage.before.is_none());
+            let placed = books.reservations().iter();
+            let placed = placed.filter(|(_, held)| held.state == ReservationState::Confirmed);
+            pods.extend(placed.map(|(uid, _)| uid).filter(is_new).cloned());
         }
-        all.sort_by(|a, b| {
-            let key = |it: &Advice| std::cmp::Reverse(it.reclaimable());
-            (key(a), &a.pod.name).cmp(&(key(b), &b.pod.name))
-        });
-        all
+        pods
     }
-}
 
-fn advise(slot: &Arc<Slot>, now: Timestamp, all: &mut Vec<Advice>) {
-    let books = slot.read();
-    let details = locked(&slot.details);
-    for (uid, held) in books.reservations() {
-        let Some(usage) = details.usages.of(uid) else { continue };
-        if now.since(usage.since) < WATCHED_FOR {
-            continue;
+    /// Puts what was measured of a pod before the process started under its sketch, once. Whether the pod
+    /// is still there.
+    pub fn recall_use(&self, uid: &PodUid, history: &History) -> bool {
+        let Some(at) = self.pods.get(uid).map(|at| *at) else { return false };
+        let slot = self.slot(at);
+        let books = slot.read();
+        let Some(held) = books.reservation(uid) else { return false };
+        if history.stretches.iter().any(Option::is_some) {
+            let details = &mut *locked(&slot.details);
+            let usage = details.usages.0.entry(uid.clone());
+            // It is known from the start on, by what came before.
+            let usage = usage.or_insert_with(|| Usage::new(Timestamp::START));
+            usage.recall(history, booked(held));
         }
-        if let Some(advice) = advice_on(&books, held, *usage, now) {
-            all.push(advice);
-        }
+        true
     }
-}
-
-/// What is said about a pod; nothing where it holds a device that is gone.
-fn advice_on(
-    books: &NodeLedger,
-    held: &Reservation,
-    usage: Usage,
-    now: Timestamp,
-) -> Option<Advice> {
-    let (mut booked, mut share, mut capacity) = (MemMib::ZERO, Share::ZERO, MemMib::ZERO);
-    for part in &held.placement.devices {
-        let device = books.devices().iter().find(|device| device.device().id == part.id)?;
-        booked = booked.checked_add(part.demand.memory)?;
-        share = share.checked_add(part.demand.share)?;
-        capacity = capacity.checked_add(device.capacity().memory)?;
-    }
-    Some(Advice {
-        pod: held.pod.clone(),
-        node: books.name().to_string(),
-        pool: books.pool().clone(),
-        usage,
-        booked,
-        share,
-        capacity,
-        idle: usage.idle_for(now),
-    })
-}
-
-/// What each pool could bear, by the highest use of its tenants with one device.
-pub fn by_pool(all: &[Advice]) -> BTreeMap<PoolName, PoolAdvice> {
-    let mut slots: BTreeMap<PoolName, Vec<u64>> = BTreeMap::new();
-    for advice in all {
-        let enough = advice.usage.enough().mib().max(1);
-        let fits = (advice.capacity.mib() / enough).clamp(1, MOST_SLOTS);
-        slots.entry(advice.pool.clone()).or_default().push(fits);
-    }
-    let bearable = |mut slots: Vec<u64>| {
-        slots.sort_unstable();
-        let tenants = slots.len();
-        let spared = tenants * (100 - SERVED_PERCENT) / 100;
-        PoolAdvice { tenants, slots: slots.get(spared).copied().unwrap_or(1) }
-    };
-    slots.into_iter().map(|(pool, slots)| (pool, bearable(slots))).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ledger::fixture::{bound, ledger, seconds, uid, uses};
-    use crate::packing::node::ProcessUse;
-
-    fn note(ledger: &Ledger, seen: &[DeviceUse], at: u64) {
-        ledger.note_use("n", seen, MemMib::ZERO);
-        ledger.note_usage("n", seen, seconds(at));
-    }
-
-    /// A list of A: what `p` uses (none: no process), and how busy the GPU is.
-    fn list(ledger: &Ledger, mib: Option<u64>, busy_percent: Option<u8>, at: u64) {
-        let mut seen = uses("A", &[]);
-        seen[0].busy_percent = busy_percent;
-        let process = |mib| ProcessUse { pod: Some(uid("p")), memory: Some(MemMib::new(mib)) };
-        seen[0].processes = Some(mib.map(process).into_iter().collect());
-        note(ledger, &seen, at);
-    }
-
-    /// The ledger with one GPU of 1000 MiB, half of it held by `p`.
-    fn tenanted() -> Ledger {
-        let ledger = ledger("A");
-        ledger.see_pod(&bound("p", "n", "A", 500_000), Timestamp::START);
-        ledger
-    }
-
-    #[test]
-    fn what_was_seen_is_summed_up_and_advice_waits_for_it() {
-        let ledger = tenanted();
-        for at in 0..100 {
-            let mib = if at < 95 { 100 } else { 230 };
-            list(&ledger, Some(mib), Some(7), at * 5);
-        }
-        assert_eq!(ledger.advice(seconds(599)), [], "not watched for long enough");
-        list(&ledger, Some(0), Some(7), 600);
-        let all = ledger.advice(seconds(700));
-        let [advice] = &all[..] else { panic!("{all:?}") };
-        assert_eq!((advice.usage.peak, advice.booked), (MemMib::new(230), MemMib::new(500)));
-        assert_eq!(advice.usage.percentile(50), Share::from_millionths(250_000), "100 of 500");
-        assert_eq!(advice.usage.percentile(99), Share::from_millionths(500_000), "230 of 500");
-        assert_eq!(advice.usage.enough(), MemMib::new(256), "230 and a tenth, in steps of 256");
-        assert_eq!((advice.is_idle(), advice.reclaimable()), (false, MemMib::new(244)));
-        assert_eq!(advice.reclaimable_share(), Share::from_millionths(244_000));
-        let pools = by_pool(&all);
-        let wanted = PoolAdvice { tenants: 1, slots: 3 };
-        assert_eq!(pools.values().collect::<Vec<_>>(), [&wanted], "1000 over 256");
-    }
-
-    #[test]
-    fn a_pod_is_idle_when_its_gpus_have_not_been_busy_for_long() {
-        for (mib, busy, is_idle) in [
-            (Some(400), Some(0), true),
-            (Some(400), Some(1), false),
-            (Some(400), None, false), // MIG does not say
-            (None, Some(99), true),   // others are busy there
-        ] {
-            let ledger = tenanted();
-            for at in 0..=130 {
-                list(&ledger, mib, busy, at * 5);
-            }
-            let advice = ledger.advice(seconds(650)).remove(0);
-            assert_eq!(advice.is_idle(), is_idle, "{mib:?} {busy:?}");
-            let free = if is_idle { 500 } else { 0 }; // 512 would be enough
-            assert_eq!(advice.reclaimable(), MemMib::new(free), "{mib:?} {busy:?}");
-        }
-    }
-
-    #[test]
-    fn what_the_driver_cannot_say_and_what_is_over_are_forgotten() {
-        let ledger = tenanted();
-        let mut seen = uses("A", &["p"]);
-        note(&ledger, &seen, 0); // memory of the process: not known
-        seen[0].processes = None;
-        note(&ledger, &seen, 1);
-        assert!(ledger.details("n").usages.of(&uid("p")).is_none());
-        list(&ledger, Some(9), None, 2);
-        assert!(ledger.details("n").usages.of(&uid("p")).is_some());
-        ledger.end_pod(&uid("p"), seconds(3));
-        list(&ledger, None, None, 4);
-        ledger.tick(seconds(1_000));
-        list(&ledger, None, None, 1_001);
-        assert!(ledger.details("n").usages.of(&uid("p")).is_none());
-    }
-
-    #[test]
-    fn absurd_amounts_do_no_harm() {
-        let mut usage = Usage::new(Timestamp::START);
-        usage.take(MemMib::new(u64::MAX), MemMib::ZERO, false, Timestamp::START);
-        assert_eq!(usage.percentile(100).millionths(), 1_062_500, "beyond all");
-        assert!(usage.enough() >= MemMib::new(u64::MAX - 255));
-        assert_eq!(Usage::new(Timestamp::START).enough(), MemMib::new(256));
-    }
-}
+mod tests;

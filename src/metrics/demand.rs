@@ -7,6 +7,7 @@ use prometheus::{CounterVec, GaugeVec, HistogramVec, IntGaugeVec};
 
 use super::fleet::OTHER;
 use super::make::{Make, bytes, count, ratio, whole};
+use crate::packing::device::PoolName;
 use crate::packing::figures::{OTHER_SIZES, SIZES};
 use crate::packing::fit::Misfit;
 use crate::packing::units::{MemMib, Share};
@@ -22,6 +23,9 @@ const PLACEMENT_BUCKETS: [f64; 14] =
 /// first seen; the rest count as [`OTHER`], for ever, since a counter may not change its name.
 const MOST_NAMESPACES: usize = 200;
 const MOST_CLASSES: usize = 50;
+
+/// Pools that have series of their own, by name; the others together can bear what each of them can.
+const MOST_POOLS: usize = 200;
 
 /// Pods that wait, by size and by the closest obstacle of each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,6 +62,26 @@ pub struct Waste {
     pub memory: MemMib,
 }
 
+/// Slots per GPU that the tenants of a pool could bear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bearable {
+    /// By their memory.
+    pub by_memory: u64,
+    /// By their load, as far as it is told.
+    pub by_load: Option<u64>,
+}
+
+impl Bearable {
+    /// What both could bear.
+    fn and(self, other: Self) -> Self {
+        let by_load = match (self.by_load, other.by_load) {
+            (Some(one), Some(two)) => Some(one.min(two)),
+            (one, two) => one.or(two),
+        };
+        Self { by_memory: self.by_memory.min(other.by_memory), by_load }
+    }
+}
+
 /// All families of the demand.
 pub(super) struct DemandFamilies {
     waiting: IntGaugeVec,
@@ -69,6 +93,7 @@ pub(super) struct DemandFamilies {
     idle_share: GaugeVec,
     reclaimable_share: GaugeVec,
     reclaimable: GaugeVec,
+    bearable: IntGaugeVec,
     names: Mutex<(Names, Names)>,
 }
 
@@ -154,6 +179,11 @@ impl DemandFamilies {
                 "Memory that pods hold beyond what they were seen to need.",
                 &["namespace"],
             ),
+            bearable: make.int_gauges(
+                "gpupack_bearable_replicas",
+                "Slots per GPU such that 95 % of a pool's tenants would have found enough in one.",
+                &["pool", "limit"],
+            ),
             names: Mutex::default(),
         };
         sizes().for_each(|size| drop(families.placement.with_label_values(&[size])));
@@ -223,6 +253,22 @@ impl DemandFamilies {
         }
     }
 
+    /// Sets what each pool could bear; gives how many have no series of their own.
+    pub(super) fn show_bearable(&self, pools: &BTreeMap<PoolName, Bearable>) -> i64 {
+        self.bearable.reset();
+        let own = pools.iter().take(MOST_POOLS).map(|(pool, bearable)| (pool.as_str(), *bearable));
+        let rest = pools.values().skip(MOST_POOLS).copied().reduce(Bearable::and);
+        for (pool, bearable) in own.chain(rest.map(|rest| (OTHER, rest))) {
+            for (limit, slots) in [("memory", Some(bearable.by_memory)), ("load", bearable.by_load)]
+            {
+                if let Some(slots) = slots {
+                    self.bearable.with_label_values(&[pool, limit]).set(count(slots));
+                }
+            }
+        }
+        i64::try_from(pools.len().saturating_sub(MOST_POOLS)).unwrap_or(i64::MAX)
+    }
+
     /// Namespaces and priority classes without series of their own.
     pub(super) fn folded(&self) -> (i64, i64) {
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
@@ -238,6 +284,20 @@ fn float(whole: u128) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pools_beyond_the_first_200_are_one_that_bears_what_each_can() {
+        let registry = prometheus::Registry::new();
+        let families = DemandFamilies::new(&Make(&registry));
+        let pools = (0..203).map(|at| {
+            let by_load = (at == 201).then_some(at);
+            (PoolName::new(format!("p{at:03}")), Bearable { by_memory: 400 - at, by_load })
+        });
+        assert_eq!(families.show_bearable(&pools.collect()), 3);
+        let value = |pool, limit| families.bearable.with_label_values(&[pool, limit]).get();
+        assert_eq!([value("p199", "memory"), value(OTHER, "memory")], [201, 198]);
+        assert_eq!([value(OTHER, "load"), families.show_bearable(&BTreeMap::new())], [201, 0]);
+    }
 
     #[test]
     fn what_has_no_series_of_its_own_is_other_for_ever() {

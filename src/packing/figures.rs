@@ -11,6 +11,18 @@ use super::node::{DeviceBooks, NodeLedger, NodeState};
 use super::request::{Amount, Demand, GpuRequest};
 use super::units::{MemMib, Share};
 
+/// A tenant's part of the time in which kernels ran on a device, in GPUs. The driver does not say whose
+/// they were: of the tenants that have processes there, each has the part that it has of the share that
+/// they hold together.
+pub fn busy_part(busy_percent: u8, own: Share, present: Share) -> Share {
+    let busy = u128::from(busy_percent) * u128::from(Share::WHOLE.millionths()) / 100;
+    let part = match u128::from(present.millionths()) {
+        0 => busy,
+        present => busy * u128::from(own.millionths()) / present,
+    };
+    Share::from_millionths(u64::try_from(part.min(busy)).unwrap_or(u64::MAX))
+}
+
 /// What a device is to the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceState {

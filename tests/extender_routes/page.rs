@@ -131,6 +131,9 @@ async fn bad_questions_are_refused_with_their_mend() {
     for (path, status, part) in [
         ("/v1/fit", 400, "say what is asked for"),
         ("/v1/fit?fraction=2", 400, "up to 1"),
+        ("/v1/fit?pod=team/nobody", 400, "no pod `team/nobody` waits"),
+        ("/v1/fit?pod=nobody", 400, "no pod `nobody` waits"),
+        ("/v1/fit?pod=team/nobody&count=2", 400, "alone"),
         ("/v1/fit?fraction=0.25&fraktion=1", 400, "`fraktion` cannot be asked for"),
         ("/v1/fit?memory=16XB", 400, "16XB"),
         ("/v1/fit?memory=", 400, "gpu-memory"),

@@ -96,15 +96,32 @@ async function shot(page, name) {
   if (process.env.SHOTS) await page.screenshot({ path: process.env.SHOTS + "/" + name + ".png", fullPage: true });
 }
 
-async function open(browser, url, colorScheme) {
-  const context = await browser.newContext({ colorScheme, viewport: { width: 1360, height: 1000 } });
+async function open(browser, url, colorScheme, more = {}, before = async () => {}) {
+  const context = await browser.newContext({ colorScheme, viewport: { width: 1360, height: 1000 }, ...more });
   const page = await context.newPage(), faults = [];
+  await before(page);
   page.on("pageerror", (error) => faults.push(String(error)));
   page.on("console", (message) => { if (message.text().includes("Content Security Policy")) faults.push(message.text()); });
   page.on("dialog", (dialog) => { faults.push("a dialog"); dialog.dismiss(); });
   await page.goto(url);
   await page.waitForFunction(() => document.documentElement.dataset.ready === "yes");
   return { page, faults, context };
+}
+
+// Advice as after hours, of pods with hostile names; the questions for it are noted in `asked`.
+async function advised(base, asked) {
+  const { nodes } = await (await fetch(base + "v1/summary")).json();
+  const pod = (at) => ({
+    pod: at === 1 ? TEAM + "/" + HOSTILE : "team/trainer-" + at, node: nodes[at % nodes.length].name, gpus: at === 2 ? [0, 1] : [1], booked_mib: 40960 - 400 * at, share_millionths: 500_000,
+    peak_mib: 9000 + 300 * at, median_use_millionths: 125_000, p95_use_millionths: 250_000 + 20_000 * at, mean_load_millionths: at % 3 ? 80_000 : null, watched_seconds: 90_000,
+    idle_seconds: at < 3 ? 15_000 : 5, is_idle: at < 3, enough_mib: 9984 + 256 * at, reclaimable_mib: at < 3 ? 40960 - 400 * at : 30976 - 700 * at,
+  });
+  const pool = (name, slots, by_memory, by_load, limited_by) => ({ pool: name, tenants: 40, bearable_replicas: slots, replicas_by_memory: by_memory, replicas_by_load: by_load, limited_by });
+  const told = {
+    watched_pods: 120, idle_pods: 3, watched_for_seconds: 600, idle_after_seconds: 600, reclaimable_mib: 412_000, reclaimable_share_millionths: 6_200_000, wasteful_pods: 61,
+    pools: [pool("", 4, 4, 9, "memory"), pool(HOSTILE, 3, 8, 3, "load"), pool("mig", 64, 64, null, null)], pods: Array.from({ length: 12 }, (_, at) => pod(at)),
+  };
+  return (page) => page.route("**/v1/advise*", (route) => { asked.push(route.request().url()); return route.fulfill({ json: told }); });
 }
 
 const text = (page, selector) => page.locator(selector).innerText();
@@ -185,6 +202,89 @@ await step("the address brings the same view to somebody else", async () => {
   await other.context.close();
   await page.selectOption("#colours", "team");
 });
+await step("the last hour is told by keys", async () => {
+  await page.locator("#trend").focus();
+  await page.keyboard.press("End");
+  const last = await text(page, "#trend-note");
+  assert.match(last, /\d.*efficiency \d+\.\d %.*waiting \d+/);
+  await page.keyboard.press("Home");
+  assert.notEqual(await text(page, "#trend-note"), last);
+  assert.equal(await page.locator("#trend .hair[visibility=visible]").count(), 2);
+  await page.keyboard.press("Tab");
+  await until("the hint", async () => /arrow keys/.test(await text(page, "#trend-note")) || /since gpupack started/.test(await text(page, "#trend-note")));
+});
+await step("waste is asked for when the page can be used, and says when nobody knows", async () => {
+  await until("an answer", async () => /No pod has been watched for 10 min yet/.test(await text(page, "#waste-said")));
+  assert.ok(!await page.locator("#waste").isVisible() && !await page.locator("#sharing").isVisible());
+  const [usable, asked] = await page.evaluate(() => [performance.getEntriesByName("interactive")[0].startTime,
+    performance.getEntriesByType("resource").find((it) => it.name.includes("v1/advise")).startTime]);
+  assert.ok(asked > usable, asked + " is after " + usable);
+});
+await step("waste is named, shown on the map, by keys, and hostile names are text", async () => {
+  for (const scheme of ["light", "dark"]) {
+    const asked = [], { page, faults, context } = await open(browser, demo.base, scheme, {}, await advised(demo.base, asked));
+    await until("the sums", async () => /402 GiB of GPU memory and 6\.2 GPUs/.test(await text(page, "#waste-said")));
+    assert.match(await text(page, "#waste-said"), /3 are idle.*12\.9 % of the fleet/s);
+    assert.match(await text(page, "#tiles"), /Held without need\s+6\.2 GPUs/);
+    assert.match(await text(page, "#waste-note"), /the first 12 of 61 pods/);
+    assert.ok((await text(page, "#waste")).includes(TEAM + "/" + HOSTILE));
+    const pools = await page.locator("#pools tbody tr").allInnerTexts();
+    assert.match(pools[0], /no pool\s+40\s+4\s+4\s+9\s+memory/);
+    assert.ok(pools[1].includes(HOSTILE) && /3\s+8\s+3\s+load$/.test(pools[1]), pools[1]);
+    assert.match(pools[2], /64\s+64\s+not told\s+nothing/);
+    await axe(page, "waste, " + scheme);
+    await shot(page, "waste-" + scheme);
+    await page.locator("#waste tbody button").first().focus();
+    await page.keyboard.press("Tab");
+    await page.keyboard.press("Enter");
+    await until("the GPU", async () => /GPU 1$/.test(await text(page, "#drawer-title")));
+    assert.ok(await page.locator("#ring").isVisible(), "it is pointed at on the map");
+    await page.keyboard.press("Escape");
+    assert.equal(await page.evaluate(() => document.activeElement.dataset.held), "gpu:team/trainer-0", "focus comes back");
+    await page.locator("#waste button", { hasText: "onerror" }).first().click();
+    await until("in words", async () => /not known/.test(await text(page, "#drawer")));
+    await page.click("#close");
+    await page.locator("#legend button").first().click();
+    await until("only that namespace", () => asked.some((url) => url.includes("&namespace=")));
+    await until("its pods", async () => /of namespace/.test(await text(page, "#waste-said")));
+    assert.ok(asked.every((url) => url.includes("limit=50")));
+    await page.unroute("**/v1/advise*");
+    await page.route("**/v1/advise*", (route) => route.fulfill({ status: 500, body: "<b>no" }));
+    await page.click("#namespace-off");
+    await until("the fault", async () => /is not known: it answers with status 500/.test(await text(page, "#waste-said")));
+    assert.equal(await page.evaluate(() => window.hacked), undefined);
+    assert.deepEqual(faults, []);
+    await context.close();
+  }
+});
+await step("forced colours and less motion are honoured", async () => {
+  const more = { forcedColors: "active", reducedMotion: "reduce" }, { page, faults, context } = await open(browser, demo.base, "dark", more, await advised(demo.base, []));
+  await until("the sums", async () => /could be given back/.test(await text(page, "#waste-said")));
+  assert.ok(await page.evaluate(() => matchMedia("(forced-colors: active)").matches && matchMedia("(prefers-reduced-motion: reduce)").matches));
+  const style = (selector, name) => page.evaluate(([at, key]) => getComputedStyle(document.querySelector(at))[key], [selector, name]);
+  assert.equal(await style("#map", "forcedColorAdjust"), "none", "the map keeps the colours that mean something");
+  assert.equal(await style("#waste .meter svg", "forcedColorAdjust"), "none");
+  assert.equal(await style(".tile .number", "transitionDuration"), "0s", "nothing moves");
+  await page.locator("#tiles a", { hasText: "6.2" }).click();
+  await until("at once", () => page.evaluate(() => document.activeElement.id === "waste-title" && document.activeElement.getBoundingClientRect().top < innerHeight));
+  await axe(page, "forced colours");
+  await shot(page, "forced");
+  assert.deepEqual(faults, []);
+  await context.close();
+});
+await step("the GPUs that a waiting pod could get are lit while it is open", async () => {
+  const { nodes } = await (await fetch(demo.base + "v1/summary")).json(), small = await (await fetch(demo.base + "v1/fit?fraction=0.05")).json();
+  assert.ok(small.gpus > 0 && small.nodes < nodes.length * 8, JSON.stringify(small).slice(0, 200));
+  // It was asked about a node that nobody knows, so it waits although it would fit elsewhere.
+  const metadata = { name: "lost", namespace: "team", uid: "uid-lost", annotations: { "gpu-fraction": "0.05" }, creationTimestamp: "2020-01-01T00:00:00Z" };
+  await post(demo.base, "v1/filter", { Pod: { metadata, spec: { schedulerName: "gpupack", containers: [{ name: "c", resources: {} }] } }, NodeNames: ["nowhere"] });
+  await until("it waits", async () => (await text(page, "#waiting-scroll")).includes("team/lost"));
+  await page.locator("#waiting button", { hasText: "team/lost" }).click();
+  await until("they are lit", async () => /0\.05 GPU, as team\/lost asks, would fit now on \d+ GPUs?.*lit/.test(await text(page, "#request-note")));
+  await shot(page, "candidates");
+  await page.click("#close");
+  await until("they are lit no more", async () => (await text(page, "#request-note")) === "");
+});
 await step("hostile names are text", async () => {
   const summary = await (await fetch(demo.base + "v1/summary")).json();
   hostile = await sendHostilePods(demo.base, summary.nodes.map((node) => node.name));
@@ -202,6 +302,8 @@ await step("hostile names are text", async () => {
   await page.click("#close");
   await page.locator("#waiting button", { hasText: "waits" }).first().click();
   await until("why it waits", async () => /Why nodes refuse/.test(await text(page, "#drawer")));
+  await until("where it would fit", async () => /fits nowhere now/.test(await text(page, "#request-note")));
+  assert.ok(await page.locator("#request-note").evaluate((note) => !note.classList.contains("bad")));
   await shot(page, "waiting");
   await page.click("#close");
   await page.locator("#map").focus();

@@ -78,12 +78,27 @@ fn every_gpu_has_its_series_until_it_is_gone() {
     assert_eq!([tenant("p", "booked"), tenant("p", "used")], [Some(300), Some(400)]);
     assert_eq!([tenant("idle", "booked"), tenant("idle", "used")], [Some(200), Some(0)]);
     assert_eq!(tenant("p", "limit"), None, "nobody confirms one");
+    let load =
+        |pod: &str| value(&metrics, &["gpupack_tenant_busy_ratio{", &format!("uid=\"{pod}\"")]);
+    assert_eq!([load("p"), load("idle")].map(Option::unwrap), ["0.25", "0"], "no process: no part");
     let xids = |class: &str| value(&metrics, &["gpupack_gpu_xid_errors_total{", class]);
     assert_eq!((xids("application").unwrap(), xids("device").unwrap()), ("2".into(), "1".into()));
     metrics.show("n1", &sample(vec![seen(None)]), &bookings);
-    let foreign = || value(&metrics, &["kind=\"foreign\""]);
+    let foreign = || value(&metrics, &["gpupack_gpu_memory", "kind=\"foreign\""]);
     assert_eq!(foreign().unwrap(), (50_u64 << 20).to_string(), "known from the last list");
     assert_eq!(tenant("p", "used"), Some(400), "likewise");
+    assert_eq!(load("p").unwrap(), "0.25", "likewise");
+    let both = vec![process(Some("p"), Some(400)), process(Some("idle"), None)];
+    let mut dumb = seen(Some(both));
+    metrics.show("n1", &sample(vec![dumb.clone()]), &bookings);
+    assert_eq!(
+        [load("p"), load("idle")].map(Option::unwrap),
+        ["0.125", "0.125"],
+        "of equal shares"
+    );
+    dumb.busy_percent = None;
+    metrics.show("n1", &sample(vec![dumb]), &bookings);
+    assert_eq!([load("p"), load("idle")], [None, None], "MIG does not say");
     metrics.show("n2", &sample(Vec::new()), &[]);
     assert_eq!(tenant("p", "booked"), Some(300), "another node says nothing of this one");
     let lost = sample(vec![DeviceUse::unread("GPU-a".to_owned(), Ailment::Lost)]);

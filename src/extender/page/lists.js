@@ -1,6 +1,7 @@
 // What is text: the headline, the waiting pods, the table of GPUs, what a search found.
-import { ask, because, button, by, clock, count, gpus, make, number, percent, share, span, tell } from "./words.js";
+import { ask, because, button, by, clock, count, gib, gpus, make, number, percent, share, span, tell } from "./words.js";
 import { ailments, booked, fleet, isFitting } from "./fleet.js";
+import { reclaimable } from "./waste.js";
 
 const ROWS = 50;
 
@@ -16,6 +17,8 @@ function tileTexts(figures) {
     ["GPUs empty", none ? "–" : number.format(empty), none ? "no GPU is known" : "of " + number.format(packing.devices) + " (" + (part * 100).toFixed(0) + " %): free for whole-GPU pods", "", "sort=empty"],
     ["Pods waiting", number.format(figures.waiting), wait, "", "#waiting-title"],
   ];
+  const wasted = reclaimable();
+  if (wasted) tiles.push(["Held without need", gpus(wasted.reclaimable_share_millionths) + " GPUs", "of compute and " + gib(wasted.reclaimable_mib) + " of memory; " + count(wasted.idle_pods, "pod is", "pods are") + " idle", "", "#waste-title"]);
   if (packing.overbooked) tiles.push(["GPUs overbooked", number.format(packing.overbooked), "hold more than they have: nothing more is placed there", "bad", "sort=trouble"]);
   return tiles;
 }
@@ -23,7 +26,9 @@ function tileTexts(figures) {
 // `sort` is called with the order that a tile stands for.
 export function showTiles(sort) {
   const texts = fleet.figures ? tileTexts(fleet.figures) : [], box = by("tiles");
-  if (box.children.length !== texts.length) {
+  const key = texts.map(([title]) => title).join();
+  if (box.dataset.key !== key) {
+    box.dataset.key = key;
     box.replaceChildren(...texts.map(([title, , , , target]) => {
       const tile = make("div", undefined, "tile"), figure = make("dd", undefined, "number");
       const shown = target ? make("a") : make("span");
@@ -32,7 +37,7 @@ export function showTiles(sort) {
         shown.addEventListener("click", (event) => {
           event.preventDefault();
           if (!target.startsWith("#")) sort(target.split("=")[1]);
-          const title = by(target.startsWith("#") ? "waiting-title" : "fleet-title");
+          const title = by(target.startsWith("#") ? target.slice(1) : "fleet-title");
           title.focus({ preventScroll: true });
           title.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
         });

@@ -5,7 +5,8 @@ import { listen } from "./stream.js";
 import * as map from "./map.js";
 import * as lists from "./lists.js";
 import * as drawer from "./drawer.js";
-import { showTrend } from "./trend.js";
+import { showTrend, start as startTrend } from "./trend.js";
+import * as waste from "./waste.js";
 
 const CHOICES = { sort: "name", colours: "", model: "", namespace: "", request: "", view: "map", open: "" };
 const chosen = { ...CHOICES };
@@ -31,8 +32,9 @@ function choose(changes) {
   Object.assign(chosen, changes);
   writeAddress();
   showControls();
-  if (before.request !== chosen.request) askFit();
+  if (before.request !== chosen.request || before.open !== chosen.open && (waiting(before.open) || waiting(chosen.open))) askFit();
   if (before.sort !== chosen.sort && chosen.sort === "fragmented") askFragmentation();
+  waste.choose(chosen.namespace);
   showFleet();
 }
 
@@ -105,10 +107,23 @@ export function question(text) {
 
 const fit = { turn: 0, asked: 0, timer: 0 };
 
+// The waiting pod that is open, if it is one.
+function waiting(open) {
+  const named = fleet.figures && open.startsWith("pod:") ? open.slice(4) : "";
+  return named && fleet.figures.waiting_pods.some((pod) => pod.pod === named) ? named : "";
+}
+
+// What is asked of /v1/fit: the typed request, else that of the waiting pod that is open.
+function asked() {
+  if (chosen.request.trim() !== "") return question(chosen.request);
+  const pod = waiting(chosen.open);
+  return pod && new URLSearchParams({ pod }).toString();
+}
+
 async function askFit() {
   const note = by("request-note"), turn = (fit.turn += 1);
-  const isAsked = chosen.request.trim() !== "";
-  if (!isAsked) {
+  const isTyped = chosen.request.trim() !== "", search = asked();
+  if (!search) {
     fleet.fits = null;
     note.textContent = "";
     by("request").classList.remove("refused");
@@ -117,17 +132,19 @@ async function askFit() {
   }
   fit.asked = Date.now();
   try {
-    const found = await ask("v1/fit?" + question(chosen.request));
+    const found = await ask("v1/fit?" + search);
     if (turn !== fit.turn) return;
-    fleet.fits = Object.assign(Object.create(null), found.on); // names of nodes are anybody's
+    // Names of nodes are anybody's. The map is not dimmed for a pod that has nowhere to go.
+    fleet.fits = isTyped || found.gpus ? Object.assign(Object.create(null), found.on) : null;
     note.className = "small";
-    tell(note, found.gpus ? found.asks + " would fit now on " + count(found.gpus, "GPU", "GPUs") + " of " + count(found.nodes, "node", "nodes") + ": they are lit."
+    tell(note, found.gpus ? found.asks + (isTyped ? "" : ", as " + waiting(chosen.open) + " asks,") + " would fit now on " + count(found.gpus, "GPU", "GPUs") + " of " + count(found.nodes, "node", "nodes") + ": they are lit."
       : found.asks + " fits nowhere now.");
     by("request").classList.remove("refused");
     by("request").removeAttribute("aria-invalid");
   } catch (error) {
     if (turn !== fit.turn) return;
     fleet.fits = null;
+    if (!isTyped) { note.textContent = ""; return showFleet(); } // it waits no more
     note.className = "small bad";
     tell(note, because(error));
     by("request").classList.add("refused");
@@ -146,10 +163,10 @@ async function askFragmentation() {
 // The fleet has changed: what was asked about it is asked again, at a walking pace.
 function askAgain() {
   const pause = isBig() ? 5000 : 2000;
-  if (fit.timer || (chosen.request.trim() === "" && chosen.sort !== "fragmented")) return;
+  if (fit.timer || (!asked() && chosen.sort !== "fragmented")) return;
   fit.timer = setTimeout(() => {
     fit.timer = 0;
-    if (chosen.request.trim() !== "") askFit();
+    if (asked()) askFit();
     if (chosen.sort === "fragmented") askFragmentation();
   }, Math.max(0, fit.asked + pause - Date.now()));
 }
@@ -167,9 +184,9 @@ function openPod(pod) {
   return drawer.showPod(pod, openNode);
 }
 
-function openNode(name) {
+function openNode(name, index = 0) {
   if (chosen.model !== "") choose({ model: "" });
-  openGpu(name, 0);
+  return openGpu(name, index);
 }
 
 function openChosen() {
@@ -177,6 +194,15 @@ function openChosen() {
   if (kind === "gpu:" && fleet.nodes.has(rest.slice(0, slash))) openGpu(rest.slice(0, slash), Number(rest.slice(slash + 1)) || 0);
   else if (kind === "pod:") openPod(rest);
 }
+
+// Somebody at the foot of the page wants to see the GPU itself.
+function findGpu(name, index) {
+  const found = openNode(name, index);
+  by("fleet-title").scrollIntoView({ block: "start" });
+  return found;
+}
+
+const showSorted = (sort) => choose({ sort, view: "map" });
 
 // --- the state of the line --------------------------------------------------------------------
 
@@ -192,7 +218,7 @@ function showState(kind, words, fault) {
   tell(by("alarm"), text);
   by("alarm").classList.toggle("shown", text !== "");
   if (fleet.figures) {
-    lists.showTiles((sort) => choose({ sort, view: "map" }));
+    lists.showTiles(showSorted);
     lists.showWaiting(openPod);
   }
 }
@@ -227,9 +253,11 @@ listen({
       showTrend();
       performance.mark("interactive");
       document.documentElement.dataset.ready = "yes";
-      if (chosen.request) askFit();
+      if (asked()) askFit();
       if (chosen.sort === "fragmented") askFragmentation();
       openChosen();
+      waste.choose(chosen.namespace);
+      waste.start({ pod: openPod, gpu: findGpu }, () => lists.showTiles(showSorted));
     } else {
       drawSoon([], true);
       askAgain();
@@ -248,6 +276,7 @@ listen({
 readAddress();
 showControls();
 map.start(openGpu);
+startTrend();
 drawer.start(() => choose({ open: "" }));
 lists.startSearch({
   node: openNode,
@@ -274,7 +303,7 @@ document.addEventListener("keydown", (event) => { // a letter on the map or in t
   (chosen.view === "table" ? by("gpus-scroll") : by("map")).focus();
 });
 by("gpus-scroll").tabIndex = 0;
-window.addEventListener("hashchange", () => { if (location.hash.length > 1 && !location.hash.includes("=")) return; const before = chosen.open; readAddress(); showControls(); askFit(); if (chosen.open !== before) openChosen(); });
+window.addEventListener("hashchange", () => { if (location.hash.length > 1 && !location.hash.includes("=")) return; const before = chosen.open; readAddress(); showControls(); waste.choose(chosen.namespace); askFit(); if (chosen.open !== before) openChosen(); });
 let wide = 0;
 new ResizeObserver(([entry]) => {
   if (entry.contentRect.width === wide || chosen.view !== "map") return;

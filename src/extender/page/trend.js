@@ -1,4 +1,4 @@
-// The last hour as lines, drawn as SVG. Pointing at them shows the values of a moment.
+// The last hour as lines, drawn as SVG. Pointing at them, or walking with keys, shows the values of a moment.
 import { by, clock, count, make } from "./words.js";
 import { fleet } from "./fleet.js";
 
@@ -9,7 +9,7 @@ const CHARTS = [
   { title: "Packing", unit: "%", high: 150, lines: [["efficiency", "efficiency", 1], ["fragmentation", "fragmentation", 2], ["allocation", "allocation", 3]] },
   { title: "Pods waiting", unit: "pods", high: 84, lines: [["waiting", "waiting", 4]] },
 ];
-const trend = { shown: null };
+const trend = { shown: null, hairs: [] };
 
 function draw(tag, attributes, text) {
   const element = document.createElementNS(SVG, tag);
@@ -57,24 +57,40 @@ function chart({ title, unit, high, lines }, points, end) {
   }
   const hair = draw("line", { class: "hair", y1: 8, y2: high, x1: 0, x2: 0, visibility: "hidden" });
   figure.append(hair);
+  trend.hairs.push({ hair, x });
   figure.addEventListener("pointermove", (event) => {
     const box = figure.getBoundingClientRect(), time = end - axis * (1 - ((event.clientX - box.left) / box.width * WIDE - LEFT) / (WIDE - LEFT - RIGHT));
     const near = points.reduce((best, point) => (!best || Math.abs(point[0] - time) < Math.abs(best[0] - time) ? point : best), null);
-    if (!near) return;
-    hair.setAttribute("x1", x(near[0]));
-    hair.setAttribute("x2", x(near[0]));
-    hair.setAttribute("visibility", "visible");
-    tellPoint(near);
+    if (near) tellPoint(near);
   });
-  figure.addEventListener("pointerleave", () => { hair.setAttribute("visibility", "hidden"); tellPoint(null); });
+  figure.addEventListener("pointerleave", () => tellPoint(null));
   return figure;
+}
+
+// The arrow keys walk through the points, Home and End to the first and last.
+function walk(event) {
+  const points = fleet.trend, at = trend.shown ? points.indexOf(trend.shown) : points.length;
+  const next = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at - 12, PageDown: at + 12, Home: 0, End: points.length - 1 }[event.key];
+  if (event.key === "Escape" && trend.shown) { event.stopPropagation(); tellPoint(null); }
+  if (next === undefined || !points.length) return;
+  event.preventDefault();
+  tellPoint(points[Math.max(0, Math.min(points.length - 1, next))]);
+}
+
+export function start() {
+  by("trend").addEventListener("keydown", walk);
+  by("trend").addEventListener("blur", () => tellPoint(null));
 }
 
 function tellPoint(point) {
   trend.shown = point;
+  for (const { hair, x } of trend.hairs) {
+    hair.setAttribute("visibility", point ? "visible" : "hidden");
+    if (point) for (const end of ["x1", "x2"]) hair.setAttribute(end, Math.max(LEFT, x(point[0])));
+  }
   by("trend-note").textContent = point
     ? clock(point[0]) + ": " + CHARTS.flatMap((kind) => kind.lines.map((line) => line[1] + " " + shown(point, line, kind.unit) + (kind.unit === "%" ? " %" : ""))).join(", ")
-    : "one point every 5 s; point at a line for its values";
+    : "one point every 5 s; point at a line, or walk with the arrow keys, for its values";
 }
 
 export function showTrend() {
@@ -87,6 +103,7 @@ export function showTrend() {
     item.append(swatch, make("span", line[1]));
     keys.append(item);
   }
+  trend.hairs = [];
   by("trend").replaceChildren(keys, chart(CHARTS[0], points, end), make("h3", "Pods waiting"), chart(CHARTS[1], points, end));
   if (!points.length) by("trend-note").textContent = "no point yet";
   else if (points.length < 12) by("trend-note").textContent = count(points.length, "point", "points") + " since gpupack started, one every 5 s";

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
@@ -44,8 +45,10 @@ fn a_waiting_pod_is_walked_from_its_event_to_its_mend() {
         let jane = plane.kubeconfig(Identity::Jane);
         match own_address() {
             Some(address) => {
-                serve_at(&stage, address).await;
+                let port = serve_at(&stage, address).await;
                 through_the_api_server(&stage, &jane, [smaller, end]).await;
+                let client = plane.client(Identity::Jane).await;
+                page_through_the_api_server(&stage, &client, port).await;
             }
             None => {
                 stage.figure("this machine has only loopback addresses: the proxy is not asked")
@@ -131,9 +134,50 @@ async fn through_the_api_server(stage: &Stage, jane: &Path, mends: [&str; 2]) {
     );
 }
 
+/// The page with all its files and data, below the prefixes that the API server puts before it: through
+/// the Service by the user's own rights, and through the pod.
+async fn page_through_the_api_server(stage: &Stage, jane: &Client, port: u16) {
+    let mut loaded = 0;
+    for (client, prefix) in [
+        (jane, "services/gpupack:http/proxy/".to_owned()),
+        (&stage.cluster.client, format!("pods/gpupack-0:{port}/proxy/")),
+    ] {
+        let base = format!("/api/v1/namespaces/gpu-system/{prefix}");
+        let page = text_at(client, &base).await;
+        let named: Vec<&str> = ["href=\"", "src=\""]
+            .into_iter()
+            .flat_map(|key| page.split(key).skip(1).filter_map(|rest| rest.split('"').next()))
+            .filter(|name| !name.starts_with(['#']) && !name.starts_with("data:"))
+            .collect();
+        assert!(named.len() > 10, "{named:?}");
+        for name in named.into_iter().chain(["v1/advise?limit=1", "v1/fit?fraction=0.4"]) {
+            // A server that rewrites links may have made them whole; they must lead back below it.
+            let path = match name.strip_prefix('/') {
+                None => format!("{base}{name}"),
+                Some(_) => name.to_owned(),
+            };
+            assert!(path.starts_with(&base), "{name} leads away from {base}");
+            let text = text_at(client, &path).await;
+            assert!(!text.is_empty(), "{path}");
+            loaded += 1;
+            let lines = text.lines().filter(|line| line.starts_with("import "));
+            for import in lines.filter_map(|line| line.split(" from \"./").nth(1)) {
+                let file = import.split('"').next().expect("a split has a first part");
+                assert!(page.contains(&format!("page/{file}\"")), "{file} is not loaded early");
+            }
+        }
+    }
+    stage.figure(&format!("{loaded} files and answers of the page through both proxies"));
+}
+
+async fn text_at(client: &Client, path: &str) -> String {
+    let request = axum::http::Request::get(path).body(Vec::new()).expect("a path");
+    client.request_text(request).await.unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
 /// Makes the extender's Service lead to it. The API server goes to no loopback address, and only to
 /// those of pods, so there is a relay at an address of this machine, and a pod that is said to have it.
-async fn serve_at(stage: &Stage, address: IpAddr) {
+async fn serve_at(stage: &Stage, address: IpAddr) -> u16 {
     let listener = TcpListener::bind((address, 0)).await.expect("an address of our own");
     let port = listener.local_addr().expect("it listens").port();
     let extender: SocketAddr = stage.extender.address();
@@ -164,6 +208,7 @@ async fn serve_at(stage: &Stage, address: IpAddr) {
     let endpoints = json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": named("gpupack"),
         "subsets": [subset]});
     keep(stage, endpoints).await;
+    port
 }
 
 async fn keep(stage: &Stage, object: Value) {

@@ -60,7 +60,7 @@ fn limit(instructions: u64) -> LibraryBenchmarkConfig {
     config
 }
 
-#[library_benchmark(config = limit(1_000_000))]
+#[library_benchmark(config = limit(335_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn decision(bench: Bench) -> (usize, Bench) {
     let names: Vec<&str> = bench.names.iter().map(String::as_str).collect();
@@ -69,21 +69,21 @@ fn decision(bench: Bench) -> (usize, Bench) {
     (choice.fitting, bench)
 }
 
-#[library_benchmark(config = limit(2_000_000))]
+#[library_benchmark(config = limit(1_200_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn filter(bench: Bench) -> (Vec<u8>, Bench) {
     let answer = verbs::filter(&bench.app, black_box(&bench.bodies[1]));
     (answer.expect("a body as kube-scheduler sends it").0, bench)
 }
 
-#[library_benchmark(config = limit(2_000_000))]
+#[library_benchmark(config = limit(1_800_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn prioritize(bench: Bench) -> (Vec<u8>, Bench) {
     let answer = verbs::prioritize(&bench.app, black_box(&bench.bodies[1]));
     (answer.expect("a body as kube-scheduler sends it").0, bench)
 }
 
-#[library_benchmark(config = limit(20_000_000))]
+#[library_benchmark(config = limit(11_300_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn shape_never_asked(bench: Bench) -> (usize, Bench) {
     let new = asks(GpuRequest::one(Amount::Memory(MemMib::new(3_333))), Policy::Fragmentation);
@@ -91,7 +91,7 @@ fn shape_never_asked(bench: Bench) -> (usize, Bench) {
     (answers.len(), bench)
 }
 
-#[library_benchmark(config = limit(200_000))]
+#[library_benchmark(config = limit(30_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn reserve(bench: Bench) -> Bench {
     let pod = pod("bench");

@@ -39,9 +39,6 @@ use crate::packing::units::Share;
 /// Most nodes whose base load and first reports go over HTTP. Beyond it that would take minutes.
 const HTTP_FILL_MAX_NODES: usize = 200;
 
-/// Reports a second of all simulated agents together, so that they leave a small machine its time.
-const REPORTS_PER_SECOND_MAX: u32 = 500;
-
 /// Age of a report from which a node counts as silent. Long: the simulated agents live in this very
 /// process, and a busy machine is no dead node.
 const STALE_AFTER: Duration = Duration::from_secs(120);
@@ -79,6 +76,9 @@ pub struct DemoArgs {
     /// many as can be placed]
     #[arg(long, value_name = "PER_SECOND", value_parser = rate)]
     arrival_rate: Option<f64>,
+    /// Most reports a second of all simulated agents together: few, so that they leave a small machine its time
+    #[arg(long, value_name = "PER_SECOND", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    report_rate: u32,
     /// Seed of the fleet and the stream; the same seed gives the same placements under --once
     #[arg(long, default_value_t = 42)]
     seed: u64,
@@ -253,7 +253,7 @@ async fn live(
             filled.notified().await;
         }
         let least = Duration::from_secs(1);
-        let period = least.max(least * args.nodes / REPORTS_PER_SECOND_MAX);
+        let period = least.max(least * args.nodes / args.report_rate);
         let config = AgentConfig {
             extenders: vec![base.to_owned()],
             period,

@@ -152,20 +152,21 @@ impl Ledger {
                     let _ = asked.look_at(at); // kept, to be read below
                 }
             }
-            let mut best: Option<(Rank, usize)> = None;
+            let mut best: Option<(u128, usize)> = None;
             for (at, kept) in asked.table.answers[..slots.len()].iter().enumerate() {
                 let Some((_, Ok(merit))) = kept else { continue };
-                let rank = merit.rank(&asked.prices);
-                let is_better = best.is_none_or(|(known, holder)| match rank.cmp(&known) {
+                let key = merit.key(&asked.prices);
+                let is_better = best.is_none_or(|(known, holder)| match key.cmp(&known) {
                     cmp::Ordering::Less => true,
                     cmp::Ordering::Equal => slots[at].name < slots[holder].name,
                     cmp::Ordering::Greater => false,
                 });
                 if is_better {
-                    best = Some((rank, at));
+                    best = Some((key, at));
                 }
             }
-            best.map(|(rank, at)| (slots[at].name.clone(), rank))
+            let (_, at) = best?;
+            Some((slots[at].name.clone(), asked.answer_at(at).ok()?))
         })
     }
 

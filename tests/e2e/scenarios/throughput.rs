@@ -262,9 +262,11 @@ fn tell(stage: &Stage, size: &Size, measured: &[Measured]) {
     let mut variants: Vec<Value> = Vec::new();
     for variant in size.variants() {
         let rate = median(of(variant).map(|one| one.rate));
-        let ratio = median(of(variant).map(|one| one.rate / alone(one.round)));
+        let ratios: Vec<f64> = of(variant).map(|one| one.rate / alone(one.round)).collect();
+        let ratio = median(ratios.iter().copied());
         let mut object = json!({
             "keep_best": variant, "pods_per_second": rate, "ratio": ratio,
+            "ratios": ratios,
             "choice_ms": median(of(variant).map(|one| one.choice_ms)),
             "errors": of(variant).map(|one| one.errors).sum::<f64>(),
         });

@@ -106,7 +106,6 @@ pub(crate) fn overloads<'a>(
     tenancies: impl IntoIterator<Item = &'a Tenancy>,
     fleet: &Fleet,
 ) -> Vec<String> {
-    let devices = fleet.devices();
     let mut faults = Vec::new();
     let tenancies: Vec<&Tenancy> = tenancies.into_iter().collect();
     let own = load(tenancies.iter().copied().filter(|tenancy| !tenancy.foreign));
@@ -114,7 +113,7 @@ pub(crate) fn overloads<'a>(
         if !own.contains_key(&device) {
             continue;
         }
-        let Some((node, gpu)) = devices.get(device.as_str()) else {
+        let Some((node, gpu)) = fleet.device(&device) else {
             faults.push(format!("{device} is on no node of the fleet"));
             continue;
         };
@@ -158,12 +157,11 @@ fn own_faults(tenancy: &Tenancy, version: u64, pod: &Pod, fleet: &Fleet) -> Resu
     if tenancy.uses.len() != count || distinct.len() != count {
         return Err(format!("{count} devices asked, {:?} given", tenancy.uses));
     }
-    let known = fleet.devices();
     for used in &tenancy.uses {
-        let Some((node, gpu)) = known.get(used.device.as_str()) else {
+        let Some((node, gpu)) = fleet.device(&used.device) else {
             return Err(format!("{} is on no node of the fleet", used.device));
         };
-        if *node != tenancy.node {
+        if node != tenancy.node {
             return Err(format!("{} is on {node}, the pod on {}", used.device, tenancy.node));
         }
         let (mib, share) = demand(pod, gpu.capacity_mib())?;

@@ -37,15 +37,25 @@ impl Cluster {
         let cluster = Self { client, namespace: namespace.to_owned() };
         cluster.admit_everything().await;
         let pods: Api<Pod> = Api::all(cluster.client.clone());
-        for pod in pods.list(&ListParams::default()).await.expect("pods can be listed") {
-            let place = pod.metadata.namespace.unwrap_or_default();
-            let name = pod.metadata.name.unwrap_or_default();
-            remove(&Api::<Pod>::namespaced(cluster.client.clone(), &place), &name).await;
-        }
+        let left = pods.list(&ListParams::default()).await.expect("pods can be listed");
+        stream::iter(left)
+            .for_each_concurrent(IN_FLIGHT, |pod| {
+                let client = cluster.client.clone();
+                async move {
+                    let place = pod.metadata.namespace.unwrap_or_default();
+                    let name = pod.metadata.name.unwrap_or_default();
+                    remove(&Api::<Pod>::namespaced(client, &place), &name).await;
+                }
+            })
+            .await;
         let nodes: Api<Node> = Api::all(cluster.client.clone());
-        for node in nodes.list(&ListParams::default()).await.expect("nodes can be listed") {
-            remove(&nodes, &node.metadata.name.unwrap_or_default()).await;
-        }
+        let left = nodes.list(&ListParams::default()).await.expect("nodes can be listed");
+        stream::iter(left)
+            .for_each_concurrent(IN_FLIGHT, |node| {
+                let nodes = nodes.clone();
+                async move { remove(&nodes, &node.metadata.name.unwrap_or_default()).await }
+            })
+            .await;
         cluster.namespace_created(namespace).await;
         until_nobody_refuses(&cluster).await;
         cluster

@@ -63,6 +63,16 @@ impl Extender {
         self.process.kill();
     }
 
+    /// Changes keys of its configuration; read at its next start.
+    pub(crate) fn reconfigure(&self, settings: &Value) {
+        let text = std::fs::read_to_string(&self.config).expect("we wrote that file");
+        let mut config: Value = serde_json::from_str(&text).expect("we wrote JSON");
+        for (key, value) in settings.as_object().expect("keys and values") {
+            config[key] = value.clone();
+        }
+        std::fs::write(&self.config, config.to_string()).expect("the work folder is writable");
+    }
+
     /// Starts it again with the same configuration; answers when it is ready, and how long it took.
     pub(crate) async fn start_again(&mut self) -> Duration {
         let started = clock::now();
@@ -151,10 +161,8 @@ impl Extender {
     }
 
     /// How many devices the extender knows from reports.
-    pub(crate) async fn known_devices(&self) -> usize {
-        let state: Value = serde_json::from_str(&self.page("/v1/state").await).expect("JSON");
-        let nodes = state["nodes"].as_array().into_iter().flatten();
-        nodes.map(|node| node["devices"].as_array().map_or(0, Vec::len)).sum()
+    pub(crate) async fn known_devices(&self) -> f64 {
+        self.metric("gpupack_gpus", "").await
     }
 }
 
@@ -164,14 +172,20 @@ fn run(config: &Path, log: &Path) -> Leash {
     Leash::start("gpupack extender", &gpupack(), &arguments, log)
 }
 
-/// Starts simulated agents for all nodes of the fleet file.
-pub(crate) fn start_agents(plane: &ControlPlane, fleet: &Path, extender: SocketAddr) -> Leash {
+/// Starts simulated agents for all nodes of the fleet file, each reporting once in `period`.
+pub(crate) fn start_agents(
+    plane: &ControlPlane,
+    fleet: &Path,
+    period: Duration,
+    extender: SocketAddr,
+) -> Leash {
     let arguments = [
         "agent".to_owned(),
         "--simulate".to_owned(),
         fleet.to_str().expect("the target folder is UTF-8").to_owned(),
         "--extender".to_owned(),
         format!("http://{extender}"),
+        format!("--period-ms={}", period.as_millis()),
     ];
     Leash::start("gpupack agent", &gpupack(), &arguments, &plane.log("agent"))
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde::Serialize;
 
@@ -15,6 +16,9 @@ pub(crate) struct Fleet {
     pub(crate) use_percent_of: BTreeMap<String, u32>,
     /// The nodes, in any order.
     pub(crate) nodes: Vec<FleetNode>,
+    /// Where each UUID is: node and GPU. Made at the first question, when the fleet is complete.
+    #[serde(skip)]
+    places: OnceLock<BTreeMap<String, (usize, usize)>>,
 }
 
 /// One simulated node.
@@ -64,7 +68,12 @@ pub(crate) const T4: Model = Model("Tesla T4", 15_360, 435);
 impl Fleet {
     /// An empty fleet whose processes end with their pods.
     pub(crate) fn new() -> Self {
-        Self { process_linger_ms: 0, use_percent_of: BTreeMap::new(), nodes: Vec::new() }
+        Self {
+            process_linger_ms: 0,
+            use_percent_of: BTreeMap::new(),
+            nodes: Vec::new(),
+            places: OnceLock::new(),
+        }
     }
 
     /// Adds `count` nodes of `gpus` GPUs. Names and UUIDs start with the prefix's letters, so that
@@ -121,14 +130,24 @@ impl Fleet {
         path
     }
 
-    /// Every GPU by UUID, with the name of its node.
-    pub(crate) fn devices(&self) -> BTreeMap<&str, (&str, &FleetGpu)> {
-        let mut devices = BTreeMap::new();
-        for node in &self.nodes {
-            let gpus = node.gpus.iter();
-            devices.extend(gpus.map(|gpu| (gpu.uuid.as_str(), (node.name.as_str(), gpu))));
-        }
-        devices
+    /// How many GPUs there are.
+    pub(crate) fn gpus(&self) -> usize {
+        self.nodes.iter().map(|node| node.gpus.len()).sum()
+    }
+
+    /// The GPU of that UUID, with the name of its node.
+    pub(crate) fn device(&self, uuid: &str) -> Option<(&str, &FleetGpu)> {
+        let places = self.places.get_or_init(|| {
+            let mut places = BTreeMap::new();
+            for (at, node) in self.nodes.iter().enumerate() {
+                let gpus = node.gpus.iter().enumerate();
+                places.extend(gpus.map(|(index, gpu)| (gpu.uuid.clone(), (at, index))));
+            }
+            places
+        });
+        let (node, gpu) = places.get(uuid)?;
+        let node = &self.nodes[*node];
+        Some((node.name.as_str(), &node.gpus[*gpu]))
     }
 
     /// The UUIDs of one node, by NVML index.

@@ -14,6 +14,10 @@
 //! at a time: each has the cluster for itself and starts by emptying it. `--test-threads` makes no
 //! difference.
 //!
+//! `GPUPACK_THROUGHPUT` makes a measurement at thousands of nodes of `scenarios/throughput.rs`, which is
+//! small without it; `GPUPACK_E2E_BINARY` names another build of gpupack to test, for figures a release
+//! build.
+//!
 //! What is judged is judged by [`checker`], which reads pods from the API server and GPUs from the
 //! fleet file, and nothing of gpupack's own account.
 

@@ -91,6 +91,12 @@ impl PodPlan {
         self
     }
 
+    /// Leaves it without a placement: a scheduler that knows nothing of gpupack binds it.
+    pub(crate) fn without_gpupack(mut self) -> Self {
+        self.foreign = true;
+        self
+    }
+
     /// Gives it a priority class.
     pub(crate) fn important(mut self, class: &str) -> Self {
         self.class = Some(class.to_owned());

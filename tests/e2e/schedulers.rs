@@ -28,12 +28,23 @@ pub(crate) struct SchedulerPlan {
     file: &'static str,
     identity: Identity,
     renamed: Option<&'static str>,
+    asks_extender: bool,
 }
 
 impl SchedulerPlan {
     /// The second scheduler, for pods that name `gpupack`.
     pub(crate) fn second() -> Self {
-        Self { file: "second-scheduler.yaml", identity: Identity::SecondScheduler, renamed: None }
+        Self {
+            file: "second-scheduler.yaml",
+            identity: Identity::SecondScheduler,
+            renamed: None,
+            asks_extender: true,
+        }
+    }
+
+    /// The same configuration without any extender: what kube-scheduler does by itself.
+    pub(crate) fn second_alone() -> Self {
+        Self { asks_extender: false, ..Self::second() }
     }
 
     /// The same configuration for pods that name another profile, as a third process. It keeps no
@@ -44,7 +55,12 @@ impl SchedulerPlan {
 
     /// The cluster's own scheduler.
     pub(crate) fn in_place() -> Self {
-        Self { file: "in-place.yaml", identity: Identity::ClusterScheduler, renamed: None }
+        Self {
+            file: "in-place.yaml",
+            identity: Identity::ClusterScheduler,
+            renamed: None,
+            asks_extender: true,
+        }
     }
 
     /// The configuration with this place's addresses.
@@ -55,6 +71,9 @@ impl SchedulerPlan {
         let prefix = config["extenders"][0]["urlPrefix"].as_str().expect("one extender");
         let verbs = prefix.strip_prefix(WELL_KNOWN).expect("the shipped address is the well-known");
         config["extenders"][0]["urlPrefix"] = format!("http://{extender}/{verbs}").into();
+        if !self.asks_extender {
+            config["extenders"] = Value::Sequence(Vec::new());
+        }
         let kubeconfig = kubeconfig.to_str().expect("the target folder is UTF-8");
         config["clientConnection"]["kubeconfig"] = kubeconfig.into();
         if let Some(name) = self.renamed {
@@ -134,7 +153,8 @@ pub(crate) fn sum_of(text: &str, name: &str, label: &str) -> f64 {
         let (found, labels) = series.split_once('{').unwrap_or((series, ""));
         (found == name && labels.contains(label)).then(|| value.parse::<f64>().ok()).flatten()
     };
-    text.lines().filter_map(value).sum()
+    // An empty `sum` is -0.
+    text.lines().filter_map(value).fold(0.0, |sum, value| sum + value)
 }
 
 /// A client of the scheduler's own port, whose certificate it has just made itself.

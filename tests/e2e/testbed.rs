@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::binaries;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, Identity};
-use crate::extender::{self, Extender};
+use crate::extender::{Extender, start_agents};
 use crate::fleet::Fleet;
 use crate::leash::Leash;
 use crate::manifests::{self, Mode};
@@ -21,7 +22,7 @@ use crate::proxy::{Faults, Proxy};
 use crate::schedulers::{Scheduler, SchedulerPlan};
 use crate::watching::Watching;
 
-/// No scenario takes longer; one that hangs fails instead.
+/// No scenario takes longer that does not say so; one that hangs fails instead.
 const SCENARIO_LIMIT: Duration = Duration::from_secs(600);
 
 /// The cluster of one scenario.
@@ -40,12 +41,30 @@ where
     S: FnOnce(Testbed) -> F,
     F: Future<Output = ()>,
 {
-    scenario_with(name, "GPUPACK_E2E_REQUIRED", |_| Ok(()), |bed, ()| play(bed));
+    scenario_within(name, SCENARIO_LIMIT, play);
+}
+
+/// The same with a limit of its own.
+pub(crate) fn scenario_within<F, S>(name: &'static str, limit: Duration, play: S)
+where
+    S: FnOnce(Testbed) -> F,
+    F: Future<Output = ()>,
+{
+    run(name, limit, "GPUPACK_E2E_REQUIRED", |_| Ok(()), |bed, ()| play(bed));
 }
 
 /// The same with something more that this machine may not be able to give: `prepare` makes it, or says
 /// why it cannot. Where the variable `required` is set, that is a failure.
 pub(crate) fn scenario_with<T, F, P, S>(name: &'static str, required: &str, prepare: P, play: S)
+where
+    P: FnOnce(&ControlPlane) -> Result<T, String>,
+    S: FnOnce(Testbed, T) -> F,
+    F: Future<Output = ()>,
+{
+    run(name, SCENARIO_LIMIT, required, prepare, play);
+}
+
+fn run<T, F, P, S>(name: &'static str, limit: Duration, required: &str, prepare: P, play: S)
 where
     P: FnOnce(&ControlPlane) -> Result<T, String>,
     S: FnOnce(Testbed, T) -> F,
@@ -71,8 +90,8 @@ where
             Err(reason) => return skip(&reason),
         };
         let played = play(Testbed { plane, cluster, name }, more);
-        let in_time = tokio::time::timeout(SCENARIO_LIMIT, played).await;
-        assert!(in_time.is_ok(), "{name} has not ended after {SCENARIO_LIMIT:?}");
+        let in_time = tokio::time::timeout(limit, played).await;
+        assert!(in_time.is_ok(), "{name} has not ended after {limit:?}");
     });
 }
 
@@ -116,14 +135,22 @@ pub(crate) struct Setup {
     pub(crate) schedulers: Vec<SchedulerPlan>,
     /// Keys of the extender's configuration besides its addresses.
     pub(crate) settings: Value,
+    /// Time between two reports of one simulated agent.
+    pub(crate) report_every: Duration,
     /// A faulty network between extender and API server, with the seed of its chance.
     pub(crate) faults: Option<(Faults, u64)>,
 }
 
 impl Setup {
-    /// One second scheduler, the extender's defaults, a sound network.
+    /// One second scheduler, the extender's and the agents' defaults, a sound network.
     pub(crate) fn of(fleet: Fleet) -> Self {
-        Self { fleet, schedulers: vec![SchedulerPlan::second()], settings: json!({}), faults: None }
+        Self {
+            fleet,
+            schedulers: vec![SchedulerPlan::second()],
+            settings: json!({}),
+            report_every: Duration::from_secs(1),
+            faults: None,
+        }
     }
 }
 
@@ -141,8 +168,11 @@ pub(crate) struct Stage {
     pub(crate) watching: Watching,
     /// The faulty network, if any.
     pub(crate) proxy: Option<Proxy>,
+    plane: &'static ControlPlane,
     name: &'static str,
-    _agents: Leash,
+    agents: Leash,
+    fleet_file: PathBuf,
+    report_every: Duration,
 }
 
 impl Testbed {
@@ -164,25 +194,38 @@ impl Testbed {
         };
         let extender = Extender::start(plane, &kubeconfig, setup.settings).await;
         let fleet_file = setup.fleet.write(plane.work(), name);
-        let agents = extender::start_agents(plane, &fleet_file, extender.address());
-        until_known(&extender, setup.fleet.devices().len()).await;
+        let report_every = setup.report_every;
+        let agents = start_agents(plane, &fleet_file, report_every, extender.address());
+        until_known(&extender, setup.fleet.gpus(), report_every).await;
         let mut schedulers = Vec::new();
         for plan in setup.schedulers {
             let admin = &cluster.client;
             schedulers.push(Scheduler::start(plane, admin, plan, extender.address()).await);
         }
         let fleet = setup.fleet;
-        Stage { cluster, fleet, extender, schedulers, watching, proxy, name, _agents: agents }
+        Stage {
+            cluster,
+            fleet,
+            extender,
+            schedulers,
+            watching,
+            proxy,
+            plane,
+            name,
+            agents,
+            fleet_file,
+            report_every,
+        }
     }
 }
 
-/// Waits until so many GPUs are known to the extender.
-pub(crate) async fn until_known(extender: &Extender, devices: usize) {
-    let limit = Duration::from_secs(30);
+/// Waits until so many GPUs are known to the extender, from agents that report each `report_every`.
+pub(crate) async fn until_known(extender: &Extender, devices: usize, report_every: Duration) {
+    let limit = Duration::from_secs(30) + report_every;
     let started = clock::now();
     loop {
         let known = extender.known_devices().await;
-        if known == devices {
+        if known == devices as f64 {
             return;
         }
         assert!(started.elapsed() < limit, "{known} of {devices} GPUs reported after {limit:?}");
@@ -191,6 +234,27 @@ pub(crate) async fn until_known(extender: &Extender, devices: usize) {
 }
 
 impl Stage {
+    /// Ends the extender and the agents, as if gpupack were not installed.
+    pub(crate) fn stop_gpupack(&mut self) {
+        self.agents.kill();
+        self.extender.kill();
+    }
+
+    /// Starts both again with these keys of the extender's configuration changed; answers when every
+    /// GPU is known.
+    pub(crate) async fn start_gpupack(&mut self, settings: &Value) {
+        self.extender.reconfigure(settings);
+        self.extender.start_again().await;
+        let address = self.extender.address();
+        self.agents = start_agents(self.plane, &self.fleet_file, self.report_every, address);
+        until_known(&self.extender, self.fleet.gpus(), self.report_every).await;
+    }
+
+    /// Starts a kube-scheduler. It is killed when it is dropped.
+    pub(crate) async fn start_scheduler(&self, plan: SchedulerPlan) -> Scheduler {
+        Scheduler::start(self.plane, &self.cluster.client, plan, self.extender.address()).await
+    }
+
     /// Prints a figure of this scenario.
     pub(crate) fn figure(&self, text: &str) {
         figure(self.name, text);

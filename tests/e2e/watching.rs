@@ -1,7 +1,7 @@
 //! The judge at every pod event, and everything the scenarios wait for.
 //!
 //! A watch of all pods, from before the first pod to the end of the scenario. After each event the
-//! devices are summed up again, so that "at no moment above capacity" is what is tested, as far as
+//! devices of its pod are summed up again, so that "at no moment above capacity" is what is tested, as far as
 //! the API server tells its history.
 
 use std::collections::BTreeMap;
@@ -102,6 +102,11 @@ impl Watching {
         self.ask(|pods| checker::load(living(pods)))
     }
 
+    /// Forgets pods that are gone, so that a long scenario does not walk over them at each event.
+    pub(crate) fn forget_gone(&self) {
+        self.locked().pods.retain(|_, seen| seen.gone.is_none());
+    }
+
     /// The verdict: how many events were judged.
     ///
     /// # Panics
@@ -182,7 +187,7 @@ async fn follow(
             Ok(Event::Delete(pod)) => history.delete(&checker::full_name(&pod)),
             Err(error) => history.faults.push(format!("the watch broke: {error}")),
         }
-        history.judge(&fleet);
+        history.events += 1;
         told.send_replace(history.events);
     }
 }
@@ -205,7 +210,9 @@ impl History {
                 self.faults.push(format!("{name} moved from {:?} to {tenancy:?}", moved.tenancy));
             }
         }
-        self.pods.insert(name, Seen { pod, created, bound, gone: None, tenancy });
+        let seen = Seen { pod, created, bound, gone: None, tenancy };
+        self.pods.insert(name.clone(), seen);
+        self.judge(&name, fleet);
     }
 
     fn delete(&mut self, name: &str) {
@@ -223,9 +230,13 @@ impl History {
         }
     }
 
-    fn judge(&mut self, fleet: &Fleet) {
-        self.events += 1;
-        let overloads = checker::overloads(living(&self.pods), fleet);
+    /// Sums up the devices of one pod: no other can have got more load by its change.
+    fn judge(&mut self, name: &str, fleet: &Fleet) {
+        let changed = self.pods.get(name).and_then(|seen| seen.tenancy.as_ref());
+        let Some(changed) = changed else { return };
+        let is_on = |device: &str| changed.uses.iter().any(|used| used.device == device);
+        let beside = |other: &&Tenancy| other.uses.iter().any(|used| is_on(&used.device));
+        let overloads = checker::overloads(living(&self.pods).filter(beside), fleet);
         self.faults.extend(overloads);
     }
 }

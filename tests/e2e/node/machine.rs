@@ -109,7 +109,7 @@ impl Machine {
         let kubeconfig = plane.kubeconfig(Identity::Extender);
         let extender = Extender::start(plane, &kubeconfig, settings.clone()).await;
         start_agent(&runtime, &driver, &extender, &work);
-        until_known(&extender, fleet.devices().len()).await;
+        until_known(&extender, fleet.gpus(), Duration::from_secs(1)).await;
         let plan = SchedulerPlan::second();
         let scheduler = Scheduler::start(plane, &cluster.client, plan, extender.address()).await;
         let webhook = Webhook::start(plane, &cluster, settings).await;

@@ -16,4 +16,5 @@ mod refusals;
 mod restart;
 mod runtime;
 mod sharing;
+mod throughput;
 mod walk;

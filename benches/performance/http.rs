@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use gpupack::sim::chart::Curve;
 
 use super::bodies::bodies;
-use super::{NODES, Row};
+use super::{NODES, Row, shown};
 
 /// Takes the bodies in turn. The path comes as argument.
 const SCRIPT: &str = r#"
@@ -43,14 +43,14 @@ impl Drop for Demo {
 }
 
 impl Demo {
-    /// A cluster half full, into which 50 pods a second come and 5,000 reports at most.
-    fn start(nodes: usize, log: &Path) -> Self {
+    /// A cluster half full.
+    fn start(nodes: usize, load: &Load, log: &Path) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
         let address = port.expect("a port is free").to_string();
         let log = std::fs::File::create(log).expect("the folder is writable");
         let process = Command::new(env!("CARGO_BIN_EXE_gpupack"))
-            .args(["demo", "--gpus-per-node", "8", "--fill", "0.5", "--arrival-rate", "50"])
-            .args(["--report-rate", "5000", "--log-level", "error"])
+            .args(["demo", "--gpus-per-node", "8", "--fill", "0.5", "--log-level", "error"])
+            .args(["--arrival-rate", load.arrivals, "--report-rate", load.reports])
             .args(["--nodes", &nodes.to_string(), "--listen", &address])
             .stdout(log.try_clone().expect("a file"))
             .stderr(log)
@@ -93,68 +93,91 @@ fn wrk(demo: &Demo, folder: &Path, verb: &str, seconds: u32) -> Option<(f64, f64
     Some((median, p99))
 }
 
+/// What goes on in the same process besides the calls of the load tool.
+struct Load {
+    name: &'static str,
+    /// Pods a second that are filtered, prioritized and bound over HTTP.
+    arrivals: &'static str,
+    /// Most reports a second of all agents, over HTTP as well.
+    reports: &'static str,
+}
+
+const LOADS: [Load; 2] = [
+    Load { name: "500 reports a second beside it", arrivals: "0", reports: "500" },
+    Load {
+        name: "50 binds and up to 5,000 reports a second beside it",
+        arrivals: "50",
+        reports: "5000",
+    },
+];
+
 /// The lines of the table; curves are added.
 pub(crate) fn measure(curves: &mut Vec<Curve>) -> Vec<Row> {
-    let row = |verb: &str, goal| Row::new(&format!("`{verb}`, whole HTTP call, all names"), goal);
-    let goal = "median ≤ 250 µs, p99 ≤ 1 ms";
-    let mut verbs = [("filter", row("filter", goal)), ("prioritize", row("prioritize", goal))];
-    let mut memory =
-        Row::new("peak memory of the whole demo, fleet on paper included", "≤ 150 MiB");
     let folder = std::env::temp_dir().join(format!("gpupack-performance-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("there is room for temporary files");
     std::fs::write(folder.join("ask.lua"), SCRIPT).expect("the folder is writable");
+    let mut rows = Vec::new();
+    for load in &LOADS {
+        rows.extend(measure_with(load, &folder, curves));
+    }
+    let _ = std::fs::remove_dir_all(&folder);
+    rows
+}
+
+fn measure_with(load: &Load, folder: &Path, curves: &mut Vec<Curve>) -> Vec<Row> {
+    const GOAL: &str = "median ≤ 250 µs, p99 ≤ 1 ms";
+    let row = |verb: &str| Row::new(&format!("`{verb}`, whole HTTP call, {}", load.name), GOAL);
+    let mut verbs = [("filter", row("filter")), ("prioritize", row("prioritize"))];
+    let what = format!("peak memory of the demo, fleet on paper included; {}", load.name);
+    let mut memory = Row::new(&what, "≤ 150 MiB");
     let has_wrk = Command::new("wrk").arg("-v").output().is_ok();
-    curves.extend(
-        verbs.iter().map(|(verb, _)| Curve { label: (*verb).to_owned(), points: Vec::new() }),
-    );
+    let first = curves.len();
+    let label = |verb: &str| {
+        format!("{verb}, {}", if load.arrivals == "0" { "alone" } else { "under load" })
+    };
+    curves.extend(verbs.iter().map(|(verb, _)| Curve { label: label(verb), points: Vec::new() }));
     for nodes in NODES.into_iter().filter(|_| has_wrk) {
-        eprintln!("over HTTP: {nodes} nodes");
+        eprintln!("over HTTP, {}: {nodes} nodes", load.name);
         // The demo counts its nodes from zero, with five digits.
         let names: Vec<String> = (0..nodes).map(|node| format!("node-{node:05}")).collect();
-        let lines: Vec<String> = bodies(&names)
-            .into_iter()
-            .map(|body| String::from_utf8(body).expect("JSON is text"))
-            .collect();
+        let lines =
+            bodies(&names).into_iter().map(|body| String::from_utf8(body).expect("JSON is text"));
+        let lines: Vec<String> = lines.collect();
         std::fs::write(folder.join("bodies"), lines.join("\n")).expect("the folder is writable");
-        let demo = Demo::start(nodes, &folder.join("demo.log"));
+        let demo = Demo::start(nodes, load, &folder.join("demo.log"));
         until_filled(&demo, nodes);
         for (at, (verb, row)) in verbs.iter_mut().enumerate() {
             let runs: Vec<(f64, f64)> =
-                (0..3).filter_map(|_| wrk(&demo, &folder, verb, 5)).collect();
-            let mut medians: Vec<f64> = runs.iter().map(|(median, _)| *median).collect();
-            let mut tails: Vec<f64> = runs.iter().map(|(_, p99)| *p99).collect();
-            medians.sort_unstable_by(f64::total_cmp);
-            tails.sort_unstable_by(f64::total_cmp);
-            if let (Some(median), Some(p99)) =
-                (medians.get(medians.len() / 2), tails.get(tails.len() / 2))
-            {
-                row.measured.push((nodes, format!("{median:.0} µs, p99 {p99:.0} µs")));
-                curves[1 + at].points.push((nodes as f64, *median));
+                (0..3).filter_map(|_| wrk(&demo, folder, verb, 4)).collect();
+            let middle = |of: fn(&(f64, f64)) -> f64| {
+                let mut all: Vec<f64> = runs.iter().map(of).collect();
+                all.sort_unstable_by(f64::total_cmp);
+                all.get(all.len() / 2).copied()
+            };
+            if let (Some(median), Some(p99)) = (middle(|run| run.0), middle(|run| run.1)) {
+                row.measured.push((nodes, format!("{}, p99 {}", shown(median), shown(p99))));
+                curves[first + at].points.push((nodes as f64, median));
             }
         }
         if let Some(mib) = demo.peak_mib() {
             memory.measured.push((nodes, format!("{mib} MiB")));
         }
     }
-    let _ = std::fs::remove_dir_all(&folder);
     let [(_, filter), (_, prioritize)] = verbs;
     vec![filter, prioritize, memory]
 }
 
-/// Waits until the demo is ready and its base load is booked: its first answer has a node, and the figures
-/// no longer say that it starts.
+/// Waits until the demo is ready and its base load is booked.
 fn until_filled(demo: &Demo, nodes: usize) {
+    let target = 8.0 * nodes as f64 * 0.45;
     for _ in 0..120 {
         std::thread::sleep(std::time::Duration::from_secs(1));
         let text = demo.metrics().unwrap_or_default();
-        let value = |name: &str| {
-            let line = text.lines().find(|line| line.starts_with(name))?;
-            line.rsplit(' ').next()?.parse::<f64>().ok()
-        };
-        let is_there = value("gpupack_ready") == Some(1.0)
-            && value("gpupack_nodes{state=\"reporting\"}") == Some(nodes as f64)
-            && value("gpupack_binds_total{outcome=\"bound\"}").is_some_and(|binds| binds > 0.0);
-        if is_there {
+        let booked = text.lines().filter(|line| {
+            line.starts_with("gpupack_share_gpus{") && line.contains("state=\"booked\"")
+        });
+        let booked = booked.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        if text.contains("gpupack_ready 1") && booked.sum::<f64>() >= target {
             return;
         }
     }

@@ -210,7 +210,7 @@ impl Changes {
         Ok(())
     }
 
-    /// Gives a container the mounts that it lacks of the `wanted` ones.
+    /// Gives a container the `wanted` mounts, each once.
     ///
     /// # Errors
     /// [`AdmissionError::MpsMount`].
@@ -221,6 +221,11 @@ impl Changes {
     ) -> Result<(), AdmissionError> {
         let missing = mps::missing_mounts(container, wanted)?;
         let (list, place) = (container.list.field(), container.index.to_string());
+        for (index, given) in container.mounts.iter().enumerate().rev() {
+            if wanted.contains(given) && container.mounts[..index].contains(given) {
+                self.remove(&["spec", list, &place, "volumeMounts", &index.to_string()]);
+            }
+        }
         if container.mounts.is_empty() && !missing.is_empty() {
             self.add(&["spec", list, &place, "volumeMounts"], json!([]));
         }

@@ -77,6 +77,7 @@ pub mod ledger {
     pub(crate) mod fixture;
 }
 
+mod causes;
 pub mod clock;
 pub mod config;
 pub mod metrics;

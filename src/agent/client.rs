@@ -15,6 +15,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::sync::Semaphore;
 
 use super::session::Answer;
+use crate::causes::with_causes;
 use crate::report::{MAX_BODY_BYTES, Refusal, Reply, Report, is_readable, report_path};
 
 /// Longest time from the first byte to the last. An extender that needs longer counts as away.
@@ -133,17 +134,6 @@ fn read(status: StatusCode, body: &[u8]) -> Answer {
         || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::NOT_FOUND);
     // Not found: an extender that does not know the node yet.
     if is_away { Answer::Away { error } } else { Answer::Refused { error } }
-}
-
-/// An error with everything below it: hyper hides the interesting part there.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -6,18 +6,19 @@
 mod common;
 #[path = "common/runs.rs"]
 mod runs;
+#[path = "common/typical.rs"]
+mod typical;
 
-use std::collections::BTreeMap;
 use std::hint::black_box;
 
 use common::{Cluster, asks, cluster};
 use criterion::Criterion;
 use gpupack::ledger::questions::Question;
-use gpupack::packing::mix::{Mix, RequestType, Tally};
 use gpupack::packing::policy::Policy;
 use gpupack::packing::request::{Amount, GpuRequest};
-use gpupack::packing::units::{MemMib, MilliCpu, Share};
+use gpupack::packing::units::MemMib;
 use runs::SIZES;
+use typical::hundred_typical;
 
 /// The answers are right before they are fast.
 fn check(cluster: &Cluster, question: &Question) {
@@ -34,25 +35,6 @@ fn check(cluster: &Cluster, question: &Question) {
 fn never_asked(asked: &mut u64, policy: Policy) -> Question {
     *asked += 1;
     asks(GpuRequest::one(Amount::Memory(MemMib::new(1024 + *asked % 4096))), policy)
-}
-
-/// A mix of 105 types of requests, of which 100 are typical: they cover 95 % of all pods.
-fn hundred_typical() -> Mix {
-    let kind = |number: u64| {
-        let size = 9_000 * (number + 1);
-        let amount = match number % 3 {
-            0 => Amount::Fraction(Share::from_millionths(size)),
-            1 => Amount::Memory(MemMib::new(size / 16)),
-            _ => Amount::Fraction(Share::from_millionths(1_000_000 - size)),
-        };
-        let mut tally = Tally::default();
-        tally.count(MemMib::new(8192));
-        let cpu = MilliCpu::new(1000 * (1 + number % 8));
-        (RequestType::new(Some(&GpuRequest::one(amount)), cpu), tally)
-    };
-    let mix = Mix::of(&(0..105).map(kind).collect::<BTreeMap<_, _>>());
-    assert_eq!(mix.typical().len(), 100);
-    mix
 }
 
 fn fragmentation(criterion: &mut Criterion) {

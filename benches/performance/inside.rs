@@ -1,19 +1,18 @@
 //! What is measured inside one process, without HTTP.
 
-use std::collections::BTreeMap;
 use std::hint::black_box;
 
 use gpupack::clock::Clock;
 use gpupack::extender::reports;
 use gpupack::ledger::reports::NodeReport;
-use gpupack::packing::mix::{Mix, RequestType, Tally};
 use gpupack::packing::policy::Policy;
 use gpupack::packing::request::{Amount, GpuRequest};
-use gpupack::packing::units::{MemMib, MilliCpu, Share, Timestamp};
+use gpupack::packing::units::{MemMib, Share, Timestamp};
 use gpupack::sim::chart::Curve;
 
 use super::common::{Cluster, asks, cluster, hello, pod};
 use super::extender::extender;
+use super::typical::hundred_typical;
 use super::{NODES, Row, median_us, shown};
 
 /// The lines, and the curves of those that are drawn.
@@ -71,14 +70,7 @@ fn pairs(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
 }
 
 fn never_asked(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
-    let kind = |number: u64| {
-        let share = Share::from_millionths(9_000 * (number + 1));
-        let request = GpuRequest::one(Amount::Fraction(share));
-        let mut tally = Tally::default();
-        tally.count(MemMib::new(8192));
-        (RequestType::new(Some(&request), MilliCpu::new(1000 * (1 + number % 8))), tally)
-    };
-    ledger.set_mix(Mix::of(&(0..105).map(kind).collect::<BTreeMap<_, _>>()));
+    ledger.set_mix(hundred_typical());
     let mut asked = 0;
     median_us(clock, 21, || {
         asked += 1;

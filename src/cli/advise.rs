@@ -29,9 +29,9 @@ pub struct AdviseArgs {
     server: ServerArgs,
 }
 
-/// What is advised, as the extender tells it.
-#[derive(Debug, Deserialize)]
-struct Answer {
+/// What is advised, as the extender tells it and as it is printed.
+#[derive(Debug, Deserialize, Serialize)]
+struct Advice {
     watched_pods: u64,
     idle_pods: u64,
     watched_for_seconds: u64,
@@ -39,23 +39,18 @@ struct Answer {
     reclaimable_mib: u64,
     reclaimable_share_millionths: u64,
     pools: Vec<Pool>,
+    #[serde(rename(serialize = "items"))]
     pods: Vec<Pod>,
 }
 
-/// The same as it is printed.
+/// The same with what every object that is printed begins with.
 #[derive(Debug, Serialize)]
-struct Advice {
+struct Printed<'a> {
     #[serde(rename = "apiVersion")]
     api_version: &'static str,
     kind: &'static str,
-    watched_pods: u64,
-    idle_pods: u64,
-    watched_for_seconds: u64,
-    idle_after_seconds: u64,
-    reclaimable_mib: u64,
-    reclaimable_share_millionths: u64,
-    pools: Vec<Pool>,
-    items: Vec<Pod>,
+    #[serde(flatten)]
+    advice: &'a Advice,
 }
 
 /// How finely a pool could be shared.
@@ -101,21 +96,10 @@ pub fn run(args: &AdviseArgs) -> Result<(), Failure> {
             let _ = write!(path, "?namespace={namespace}");
         }
         let server = args.server.connect().await?;
-        let answer: Answer = server.ask(&path).await?;
-        let advice = Advice {
-            api_version: API_VERSION,
-            kind: "Advice",
-            watched_pods: answer.watched_pods,
-            idle_pods: answer.idle_pods,
-            watched_for_seconds: answer.watched_for_seconds,
-            idle_after_seconds: answer.idle_after_seconds,
-            reclaimable_mib: answer.reclaimable_mib,
-            reclaimable_share_millionths: answer.reclaimable_share_millionths,
-            pools: answer.pools,
-            items: answer.pods,
-        };
+        let advice: Advice = server.ask(&path).await?;
+        let printed = Printed { api_version: API_VERSION, kind: "Advice", advice: &advice };
         print(&match args.look.output {
-            Output::Json => json(&advice)?,
+            Output::Json => json(&printed)?,
             Output::Table => text(&advice),
         });
         Ok(())
@@ -152,12 +136,12 @@ fn text(advice: &Advice) -> String {
         ]
     };
     let titles = ["POD", "HOLDS", "PEAK", "P95", "LOAD", "IDLE", "ENOUGH", "COULD-FREE"];
-    let rows: Vec<_> = advice.items.iter().take(ROWS).map(row).collect();
+    let rows: Vec<_> = advice.pods.iter().take(ROWS).map(row).collect();
     text += &table(&titles, &[1, 2, 3, 4, 5, 6, 7], rows);
-    if advice.items.is_empty() {
+    if advice.pods.is_empty() {
         text += "(none)\n";
     }
-    if let Some(more) = advice.items.len().checked_sub(ROWS).filter(|more| *more > 0) {
+    if let Some(more) = advice.pods.len().checked_sub(ROWS).filter(|more| *more > 0) {
         let _ = writeln!(text, "{more} more: see --output json");
     }
     if !advice.pools.is_empty() {

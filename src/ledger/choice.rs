@@ -16,9 +16,7 @@ pub struct Choice {
     /// Indices of the nodes to keep, the best first: the best of each failure domain, for at most half of
     /// them, and else the best of all. None where no node fits.
     pub kept: Vec<usize>,
-    /// How many nodes fit.
-    pub fitting: usize,
-    /// How many do not, by reason, in the order of [`Misfit::LABELS`].
+    /// How many nodes do not fit, by reason, in the order of [`Misfit::LABELS`].
     pub refused: [usize; Misfit::LABELS.len()],
 }
 
@@ -58,7 +56,6 @@ pub(super) struct Choosing<'a> {
     best: BinaryHeap<Candidate<'a>>,
     /// The best of each failure domain.
     by_domain: Vec<Option<Candidate<'a>>>,
-    fitting: usize,
     refused: [usize; Misfit::LABELS.len()],
 }
 
@@ -68,7 +65,6 @@ impl<'a> Choosing<'a> {
             most: most.max(1),
             best: BinaryHeap::new(),
             by_domain: Vec::new(),
-            fitting: 0,
             refused: [0; Misfit::LABELS.len()],
         }
     }
@@ -82,7 +78,6 @@ impl<'a> Choosing<'a> {
     /// Notes a node that fits, in the failure domain of that number; zero for none.
     #[inline]
     pub(super) fn fits(&mut self, node: Candidate<'a>, domain: u32) {
-        self.fitting += 1;
         if domain > 0 {
             self.leads(node, domain);
         }
@@ -118,10 +113,6 @@ impl<'a> Choosing<'a> {
             }
         }
         kept.sort_unstable();
-        Choice {
-            kept: kept.iter().map(|node| node.index).collect(),
-            fitting: self.fitting,
-            refused: self.refused,
-        }
+        Choice { kept: kept.iter().map(|node| node.index).collect(), refused: self.refused }
     }
 }

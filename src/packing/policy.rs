@@ -147,7 +147,7 @@ pub enum Rank {
 
 impl Rank {
     /// A number in the same order as the ranks of one strategy: thousands of them are compared sooner.
-    /// Exact for shares below 280 million GPUs, and fewer than 16,384 devices and tenants.
+    /// Exact for shares below 280 million GPUs, and fewer than 65,536 devices and tenants.
     #[inline]
     pub fn key(&self) -> u128 {
         const SHARE: u32 = 48;

@@ -70,7 +70,7 @@ fn filter(criterion: &mut Criterion) {
             bencher.iter(|| {
                 bind_elsewhere();
                 app.ledger.forget(&pod.uid);
-                app.ledger.choose(black_box(&known), &listed, 16)
+                app.ledger.choose(black_box(&known), listed.iter(), 16)
             });
         });
         let mut turn = 0;

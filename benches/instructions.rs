@@ -64,7 +64,7 @@ fn limit(instructions: u64) -> LibraryBenchmarkConfig {
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn decision(bench: Bench) -> (usize, Bench) {
     let names: Vec<&str> = bench.names.iter().map(String::as_str).collect();
-    let choice = bench.app.ledger.choose(black_box(&question()), &names, 16);
+    let choice = bench.app.ledger.choose(black_box(&question()), names.iter(), 16);
     assert_eq!(choice.kept.len(), 16);
     (choice.kept.len(), bench)
 }

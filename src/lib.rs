@@ -94,6 +94,7 @@ pub mod cluster {
     pub mod mps;
     pub mod host;
     pub mod start_failure;
+    mod pod_fields;
     pub mod pod;
     pub mod labels;
     pub mod target;
@@ -111,6 +112,7 @@ pub mod cluster {
 
 /// The service that kube-scheduler calls.
 pub mod extender {
+    mod names;
     mod wire;
     pub mod protocol;
     pub mod turns;

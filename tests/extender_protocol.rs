@@ -26,7 +26,7 @@ fn a_full_pod_is_read_from_a_filter_body() {
     let body = data("filter.json");
     let args = ExtenderArgs::parse(&body).unwrap();
     assert_eq!(args.nodes.names(), ["gpu-c", "gpu-a", "gpu-b"]);
-    let pod = args.seen_pod().unwrap();
+    let pod = args.pod;
     assert_eq!(pod.pod.to_string(), "team-a/infer-7f9c6d5b8-x2kqz");
     assert_eq!((pod.resource_version.as_str(), pod.priority), ("48213", 1000));
     assert_eq!(pod.node, None::<NodeName>);
@@ -58,7 +58,10 @@ fn filter_and_prioritize_answers_are_byte_exact() {
         ExtenderFilterResult { error: "gpupack is warming up", ..ExtenderFilterResult::default() };
     check_answer(&warming.to_json(), "filter-error-answer.json");
     let scores = [(c, 0), (a, 3), (b, 10)].map(|(host, score)| HostPriority { host, score });
-    check_answer(&host_priorities_json(scores.into_iter()), "prioritize-answer.json");
+    check_answer(
+        &host_priorities_json(scores.into_iter(), args.nodes.are_plain()),
+        "prioritize-answer.json",
+    );
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn decide(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
         bind();
         black_box(ledger.best(black_box(&known)));
     });
-    assert_eq!(ledger.choose(&known, &names, 16).kept.len(), 16);
+    assert_eq!(ledger.choose(&known, names.iter(), 16).kept.len(), 16);
     both - alone
 }
 

@@ -106,7 +106,11 @@ pub(super) fn blank() -> Vec<EnvVar> {
 /// under whatever name.
 pub fn takes_devices(spec: &PodSpec) -> bool {
     let wanted = placed(DEVICES_VARIABLE, DEVICES).value_from;
-    containers(spec).iter().flat_map(|c| c.env).any(|given| plain(given).value_from == wanted)
+    let reads_a_field = |given: &&EnvVar| {
+        given.value_from.as_ref().is_some_and(|source| source.field_ref.is_some())
+    };
+    let given = containers(spec).into_iter().flat_map(|container| container.env);
+    given.filter(reads_a_field).any(|given| plain(given).value_from == wanted)
 }
 
 /// A variable with this value.

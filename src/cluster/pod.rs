@@ -10,6 +10,7 @@ use crate::cluster::annotations::{ContainerAsk, ContainerKind, parse_request};
 use crate::cluster::host::host_amount;
 use crate::cluster::injection::takes_devices;
 use crate::cluster::placement::{PlacementError, decode, refuse_reserved_keys};
+use crate::cluster::pod_fields::PodFields;
 use crate::cluster::request_error::RequestError;
 use crate::cluster::start_failure::StartFailure;
 use crate::packing::device::{NodeName, PodUid};
@@ -136,9 +137,9 @@ impl SeenPod {
     /// # Errors
     /// [`PodFault`] where it is no pod, or has no UID, namespace or name to book it under.
     pub fn from_json(json: &str) -> Result<Self, PodFault> {
-        let pod: Pod = serde_json::from_str(json)
+        let fields: PodFields = serde_json::from_str(json)
             .map_err(|error| PodFault::Json { fault: error.to_string() })?;
-        let seen = Self::from_api(&pod);
+        let seen = Self::from_api(&Pod::from(fields));
         let fields = [
             ("metadata.uid", seen.pod.uid.as_str()),
             ("metadata.namespace", seen.namespace.as_str()),

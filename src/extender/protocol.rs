@@ -2,8 +2,8 @@
 //!
 //! Bodies are Go's JSON: exported field names outside (`Pod`, `NodeNames`), camel case inside a pod.
 //! Go matches field names in any casing, so the outer ones are read in any casing; a field given
-//! twice is refused, since one of the two would be ignored. The pod and the nodes stay raw text
-//! until somebody asks for them, node names are borrowed from the body.
+//! twice is refused, since one of the two would be ignored. Of the pod only what matters is read, the nodes
+//! stay raw text, and node names stay in the body.
 //!
 //! What the protocol leaves open is decided here: one complete document and nothing behind it, at
 //! most [`MAX_DEPTH`] levels deep even where nobody looks.
@@ -16,7 +16,8 @@ use serde::ser::{SerializeMap, Serializer};
 use serde_json::value::RawValue;
 
 use crate::cluster::pod::{PodFault, SeenPod};
-use crate::extender::wire::{BindingFields, Fields, check_depth, node_objects, quick_fields};
+use crate::extender::names::Names;
+use crate::extender::wire::{BindingFields, Fields, check_depth, node_objects, quick_parts};
 
 /// Deepest nesting of a body, as `serde_json` has it for typed values.
 pub const MAX_DEPTH: u32 = 127;
@@ -71,7 +72,7 @@ impl ProtocolError {
 #[derive(Debug)]
 pub enum NodesArg<'a> {
     /// Their names, in the order of the body (`nodeCacheCapable: true`).
-    Names(Vec<Cow<'a, str>>),
+    Names(Names<'a>),
     /// Whole Node objects (`nodeCacheCapable: false`; an autoscaler's simulation).
     Objects(Vec<NodeObject<'a>>),
 }
@@ -80,8 +81,16 @@ impl NodesArg<'_> {
     /// The names of the nodes, in the order of the body.
     pub fn names(&self) -> Vec<&str> {
         match self {
-            Self::Names(names) => names.iter().map(AsRef::as_ref).collect(),
+            Self::Names(names) => names.iter().collect(),
             Self::Objects(nodes) => nodes.iter().map(|node| node.name.as_str()).collect(),
+        }
+    }
+
+    /// Whether it is known that no name needs an escape in JSON.
+    pub fn are_plain(&self) -> bool {
+        match self {
+            Self::Names(names) => names.are_plain(),
+            Self::Objects(_) => false,
         }
     }
 }
@@ -102,8 +111,8 @@ pub struct NodeObject<'a> {
 /// The body of *filter* and *prioritize*.
 #[derive(Debug)]
 pub struct ExtenderArgs<'a> {
-    /// The text of the pod.
-    pod: &'a str,
+    /// The pod.
+    pub pod: SeenPod,
     /// The nodes asked about.
     pub nodes: NodesArg<'a>,
 }
@@ -112,29 +121,31 @@ impl<'a> ExtenderArgs<'a> {
     /// Reads a body.
     ///
     /// # Errors
-    /// [`ProtocolError`]; the pod's own fields are looked at only by [`ExtenderArgs::seen_pod`].
+    /// [`ProtocolError`].
     pub fn parse(body: &'a [u8]) -> Result<Self, ProtocolError> {
         let text = utf8(body)?;
-        if let Some((pod, names)) = quick_fields(text) {
-            let names = names.into_iter().map(Cow::Borrowed).collect();
-            return Ok(Self { pod, nodes: NodesArg::Names(names) });
+        if let Some(args) = Self::parse_quickly(text) {
+            return Ok(args);
         }
         let fields = Fields::parse(text)?;
         let pod = fields.pod.ok_or(ProtocolError::Missing { field: "Pod" })?.get();
         let nodes = match (fields.node_names, fields.nodes) {
-            (Some(names), _) => NodesArg::Names(names.into_iter().map(|name| name.0).collect()),
+            (Some(names), _) => {
+                let names: Vec<Cow<'_, str>> = names.into_iter().map(|name| name.0).collect();
+                NodesArg::Names(Names::copied(&names))
+            }
             (None, Some(nodes)) => NodesArg::Objects(node_objects(nodes)?),
-            (None, None) => NodesArg::Names(Vec::new()),
+            (None, None) => NodesArg::Names(Names::default()),
         };
-        Ok(Self { pod, nodes })
+        Ok(Self { pod: SeenPod::from_json(pod)?, nodes })
     }
 
-    /// Reads the pod.
-    ///
-    /// # Errors
-    /// [`ProtocolError::Pod`] where it cannot be booked.
-    pub fn seen_pod(&self) -> Result<SeenPod, ProtocolError> {
-        Ok(SeenPod::from_json(self.pod)?)
+    /// Reads a body in the form in which Go writes it. `None` where it is in another, and for every fault:
+    /// the other way tells it.
+    fn parse_quickly(text: &'a str) -> Option<Self> {
+        let (pod, names) = quick_parts(text)?;
+        check_depth(pod).ok()?;
+        Some(Self { pod: SeenPod::from_json(pod).ok()?, nodes: NodesArg::Names(names) })
     }
 }
 
@@ -246,20 +257,22 @@ pub struct HostPriority<'a> {
 }
 
 /// The body of the answer to *prioritize*: a bare list. Written piece by piece, since it has an entry for
-/// each of thousands of nodes.
-pub fn host_priorities_json<'a>(priorities: impl Iterator<Item = HostPriority<'a>>) -> Vec<u8> {
+/// each of thousands of nodes. `are_plain` says that no name needs an escape.
+pub fn host_priorities_json<'a>(
+    priorities: impl Iterator<Item = HostPriority<'a>>,
+    are_plain: bool,
+) -> Vec<u8> {
     let mut json = Vec::with_capacity(priorities.size_hint().0 * 64 + 2);
     json.push(b'[');
     for HostPriority { host, score } in priorities {
-        json.extend_from_slice(if json.len() == 1 { b"{\"Host\":" } else { b",{\"Host\":" });
-        if host.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
-            json.push(b'"');
+        json.extend_from_slice(if json.len() == 1 { b"{\"Host\":\"" } else { b",{\"Host\":\"" });
+        if are_plain {
             json.extend_from_slice(host.as_bytes());
-            json.push(b'"');
         } else {
-            json.extend_from_slice(&to_json(host));
+            let quoted = to_json(host);
+            json.extend_from_slice(&quoted[1..quoted.len() - 1]);
         }
-        json.extend_from_slice(b",\"Score\":");
+        json.extend_from_slice(b"\",\"Score\":");
         json.extend_from_slice(itoa::Buffer::new().format(score).as_bytes());
         json.push(b'}');
     }

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::app::App;
+use super::names::Names;
 use super::protocol::{
     ExtenderArgs, ExtenderFilterResult, HostPriority, NodesArg, Passed, ProtocolError,
     host_priorities_json,
@@ -20,7 +21,7 @@ use crate::cluster::pod::SeenPod;
 use crate::ledger::questions::Question;
 use crate::ledger::reading::Readiness;
 use crate::metrics::Outcome;
-use crate::packing::device::PodUid;
+use crate::packing::device::{NodeName, PodUid};
 use crate::packing::fit::Misfit;
 use crate::packing::policy::Rank;
 use crate::packing::units::Timestamp;
@@ -52,7 +53,7 @@ pub type VerbAnswer = (Vec<u8>, Outcome);
 /// [`ProtocolError`] for a body that is no question.
 pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let args = ExtenderArgs::parse(body)?;
-    let pod = args.seen_pod()?;
+    let pod = &args.pod;
     let names = || args.nodes.names();
     if let Err(error) = &pod.request {
         app.metrics.refused_request();
@@ -64,10 +65,11 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         };
         return Ok((result.to_json(), Outcome::Refused));
     }
-    let Some(question) = question_of(app, &pod, &args.nodes) else {
+    let Some(question) = question_of(app, pod, &args.nodes) else {
         // No GPU is asked for: nothing to object to, ready or not.
         let names = names();
-        return Ok(encode_filter(&args.nodes, &names, &vec![None; names.len()]));
+        let answers = vec![None; names.len()];
+        return Ok(encode_filter(passed(&args.nodes, &answers), &names, &answers));
     };
     if app.readiness() != Readiness::Ready {
         let result = ExtenderFilterResult { error: WARMING_UP, ..Default::default() };
@@ -77,9 +79,9 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         NodesArg::Objects(objects) => {
             let answers = template::answers(app, &question, objects);
             let answers: Vec<_> = answers.into_iter().map(Result::err).collect();
-            Ok(encode_filter(&args.nodes, &names(), &answers))
+            Ok(encode_filter(passed(&args.nodes, &answers), &names(), &answers))
         }
-        NodesArg::Names(_) => Ok(ask(app, &pod, &question, &args.nodes)),
+        NodesArg::Names(names) => Ok(ask(app, pod, &question, names)),
     }
 }
 
@@ -95,10 +97,9 @@ fn question_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<Questio
 
 /// Asks about known nodes: what the pod held back before is seen again, its request is learnt from,
 /// and a single node left is claimed at once, since prioritize will not be called.
-fn ask(app: &App, pod: &SeenPod, question: &Question, nodes: &NodesArg<'_>) -> VerbAnswer {
+fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> VerbAnswer {
     let uid = &pod.pod.uid;
     let now = app.clock.now();
-    let names = nodes.names();
     app.outbox.push(app.ledger.drop_claim(uid));
     app.waiting.ask(App::waiting_pod(pod, question.clone()), now);
     app.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
@@ -107,8 +108,8 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, nodes: &NodesArg<'_>) -> V
     if let Some(most) = app.config.keep_best
         && names.len() > NARROW_FROM
     {
-        let choice = app.ledger.choose(question, &names, most.get());
-        let kept: Vec<&str> = choice.kept.iter().map(|at| names[*at]).collect();
+        let choice = app.ledger.choose(question, names.iter(), most.get());
+        let kept: Vec<&str> = choice.kept.iter().map(NodeName::as_str).collect();
         if !kept.is_empty() {
             app.metrics.refused(&choice.refused);
             hold(app, uid, &kept, question, now);
@@ -117,6 +118,7 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, nodes: &NodesArg<'_>) -> V
             return (result.to_json(), Outcome::Ok);
         }
     }
+    let names: Vec<&str> = names.iter().collect();
     let answers = app.ledger.answers(question, &names);
     let answers: Vec<Option<Misfit>> = answers.into_iter().map(Result::err).collect();
     let mut refused = [0; Misfit::LABELS.len()];
@@ -134,7 +136,7 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, nodes: &NodesArg<'_>) -> V
     } else {
         hold(app, uid, &fitting, question, now);
     }
-    encode_filter(nodes, &names, &answers)
+    encode_filter(Passed::Names(fitting), &names, &answers)
 }
 
 /// Notes that the pod fits somewhere, and claims the only node that is left to it.
@@ -152,24 +154,23 @@ fn no_node<'a>(nodes: &NodesArg<'a>) -> Passed<'a> {
     }
 }
 
-fn encode_filter(nodes: &NodesArg<'_>, names: &[&str], answers: &[Option<Misfit>]) -> VerbAnswer {
+/// The nodes that fit, in the form of the question.
+fn passed<'a>(nodes: &'a NodesArg<'_>, answers: &[Option<Misfit>]) -> Passed<'a> {
     let fits = |at: &usize| answers[*at].is_none();
-    let passed: Vec<usize> = (0..names.len()).filter(fits).collect();
-    let outcome = if passed.is_empty() { Outcome::Refused } else { Outcome::Ok };
-    let result = ExtenderFilterResult {
-        passed: match nodes {
-            NodesArg::Names(_) => Passed::Names(passed.iter().map(|at| names[*at]).collect()),
-            NodesArg::Objects(objects) => {
-                Passed::Objects(passed.iter().map(|at| objects[*at].raw).collect())
-            }
-        },
-        failed_and_unresolvable: names
-            .iter()
-            .zip(answers)
-            .filter_map(|(name, answer)| answer.map(|misfit| (*name, misfit.reason())))
-            .collect(),
-        ..Default::default()
-    };
+    let fitting = (0..answers.len()).filter(fits);
+    match nodes {
+        NodesArg::Names(names) => Passed::Names(fitting.map(|at| names.get(at)).collect()),
+        NodesArg::Objects(objects) => Passed::Objects(fitting.map(|at| objects[at].raw).collect()),
+    }
+}
+
+fn encode_filter(passed: Passed<'_>, names: &[&str], answers: &[Option<Misfit>]) -> VerbAnswer {
+    let fits = answers.iter().any(Option::is_none);
+    let outcome = if fits { Outcome::Ok } else { Outcome::Refused };
+    let refused = names.iter().zip(answers);
+    let refused = refused.filter_map(|(name, answer)| answer.map(|it| (*name, it.reason())));
+    let failed_and_unresolvable = refused.collect();
+    let result = ExtenderFilterResult { passed, failed_and_unresolvable, ..Default::default() };
     (result.to_json(), outcome)
 }
 
@@ -179,19 +180,19 @@ fn encode_filter(nodes: &NodesArg<'_>, names: &[&str], answers: &[Option<Misfit>
 /// [`ProtocolError`] for a body that is no question.
 pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let args = ExtenderArgs::parse(body)?;
-    let pod = args.seen_pod()?;
+    let pod = &args.pod;
     let names = args.nodes.names();
     let is_ready = app.readiness() == Readiness::Ready;
-    let question = question_of(app, &pod, &args.nodes).filter(|_| is_ready);
+    let question = question_of(app, pod, &args.nodes).filter(|_| is_ready);
     let Some(question) = question else {
         // No GPU is asked for, or nothing is known yet: no preference, and no node left unscored.
         let level = names.iter().map(|host| HostPriority { host, score: 0 });
-        return Ok((host_priorities_json(level), Outcome::Ok));
+        return Ok((host_priorities_json(level, args.nodes.are_plain()), Outcome::Ok));
     };
     let keys: Vec<Option<u128>> = match &args.nodes {
         NodesArg::Names(_) => {
             app.outbox.push(app.ledger.drop_claim(&pod.pod.uid));
-            app.ledger.keys(&question, &names)
+            app.ledger.keys(&question, names.iter().copied())
         }
         NodesArg::Objects(objects) => {
             let answers = template::answers(app, &question, objects);
@@ -206,7 +207,7 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let outcome = if best.is_some() { Outcome::Ok } else { Outcome::Refused };
     let scores = scores(&keys, best);
     let priorities = names.iter().zip(scores).map(|(host, score)| HostPriority { host, score });
-    Ok((host_priorities_json(priorities), outcome))
+    Ok((host_priorities_json(priorities, args.nodes.are_plain()), outcome))
 }
 
 /// Position of the best node that fits, by the keys of ranks; ties go to the first name.
@@ -222,12 +223,10 @@ fn favourite(names: &[&str], keys: &[Option<u128>]) -> Option<usize> {
 fn scores(keys: &[Option<u128>], best: Option<usize>) -> Vec<i64> {
     let scale = scale(keys);
     let levels = i64::try_from(scale.len()).unwrap_or(i64::MAX).max(1);
+    let by_level: Vec<i64> = (0..=levels).map(|at| NEXT_SCORE * (levels - at) / levels).collect();
     let score = |(at, key): (usize, &Option<u128>)| match key {
         Some(_) if best == Some(at) => BEST_SCORE,
-        Some(key) => {
-            let level = scale.partition_point(|better| better < key);
-            NEXT_SCORE * (levels - i64::try_from(level).unwrap_or(levels)) / levels
-        }
+        Some(key) => by_level[scale.partition_point(|better| better < key)],
         None => 0,
     };
     keys.iter().enumerate().map(score).collect()

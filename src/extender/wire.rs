@@ -9,11 +9,18 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use crate::extender::names::Names;
 use crate::extender::protocol::{MAX_DEPTH, NodeObject, ProtocolError};
 
 /// Refuses deep nesting where the JSON parser itself does not count: in raw and in ignored values.
-/// One pass over text that is already known to be JSON.
+/// The text may be anything; what is found is right for JSON.
 pub(super) fn check_depth(json: &str) -> Result<(), ProtocolError> {
+    // As a rule there are not even so many brackets, and to count them takes a tenth of the time.
+    let opening = |bytes: &[u8]| bytes.iter().map(|byte| u8::from(byte | 0x20 == b'{')).sum::<u8>();
+    let brackets = json.as_bytes().chunks(128).map(|bytes| u32::from(opening(bytes)));
+    if brackets.sum::<u32>() <= MAX_DEPTH {
+        return Ok(());
+    }
     let (mut depth, mut in_text, mut escaped) = (0_u32, false, false);
     for byte in json.bytes() {
         match byte {
@@ -41,8 +48,6 @@ pub(super) struct Fields<'a> {
     pub(super) pod: Option<&'a RawValue>,
     pub(super) nodes: Option<&'a RawValue>,
     pub(super) node_names: Option<Vec<Name<'a>>>,
-    /// Whether there was a field for names, be it null.
-    has_names: bool,
     pub(super) unknown: Vec<&'a RawValue>,
 }
 
@@ -83,10 +88,7 @@ impl<'de> Visitor<'de> for FieldsVisitor {
             match seen.field(&key, ["Pod", "Nodes", "NodeNames"])? {
                 Some("Pod") => fields.pod = not_null(map.next_value()?),
                 Some("Nodes") => fields.nodes = not_null(map.next_value()?),
-                Some("NodeNames") => {
-                    fields.has_names = true;
-                    fields.node_names = map.next_value()?;
-                }
+                Some("NodeNames") => fields.node_names = map.next_value()?,
                 _ => fields.unknown.push(map.next_value()?),
             }
         }
@@ -94,42 +96,14 @@ impl<'de> Visitor<'de> for FieldsVisitor {
     }
 }
 
-/// The pod and the names of a body as kube-scheduler writes it: names without escapes as its last field,
-/// and no blanks among them. They are most of the body, and this reads them in half the time. `None` where
-/// anything is otherwise: then the whole is read by [`Fields::parse`], with the same outcome.
-pub(super) fn quick_fields(body: &str) -> Option<(&str, Vec<&str>)> {
-    const NAMES: &str = ",\"NodeNames\":[";
-    let at = memchr::memmem::find(body.as_bytes(), NAMES.as_bytes())?;
-    let names = plain_names(&body[at + NAMES.len()..])?;
-    // Only where those names were the last field, this is an object without them.
-    let rest = format!("{}}}", &body[..at]);
-    let fields = Fields::parse(&rest).ok()?;
-    if fields.nodes.is_some() || fields.has_names {
-        return None;
-    }
-    let pod = fields.pod?.get();
-    let start = pod.as_ptr() as usize - rest.as_ptr() as usize;
-    Some((&body[start..start + pod.len()], names))
-}
-
-/// What is left of a body after the bracket that opens its names; `None` unless it is nothing but plain
-/// names and its end.
-fn plain_names(list: &str) -> Option<Vec<&str>> {
-    let mut rest = list.trim_ascii_end().strip_suffix("]}")?;
-    // Without an early end, so that many bytes are looked at in one step.
-    if rest.bytes().fold(false, |is_odd, byte| is_odd | (byte < b' ') | (byte == b'\\')) {
-        return None;
-    }
-    let mut names = Vec::with_capacity(rest.len() / 16);
-    loop {
-        rest = rest.strip_prefix('"')?;
-        let end = memchr::memchr(b'"', rest.as_bytes())?;
-        names.push(&rest[..end]);
-        match rest[end + 1..].strip_prefix(',') {
-            Some(more) => rest = more,
-            None => return rest[end + 1..].is_empty().then_some(names),
-        }
-    }
+/// The pod and the names of a body in the form in which Go writes it, with names without escapes: names are
+/// most of the body, and this reads them in a fifth of the time. `None` where anything is otherwise. The
+/// text of the pod is not looked at: where it is one JSON object, so is the whole body, with these fields.
+pub(super) fn quick_parts(body: &str) -> Option<(&str, Names<'_>)> {
+    const NAMES: &str = ",\"Nodes\":null,\"NodeNames\":[";
+    let rest = body.strip_prefix("{\"Pod\":")?;
+    let at = memchr::memmem::find(rest.as_bytes(), NAMES.as_bytes())?;
+    Some((&rest[..at], Names::plain(&rest[at + NAMES.len()..])?))
 }
 
 /// The fields of [`ExtenderBindingArgs`].

@@ -7,6 +7,7 @@
 //! its bind, so that the next pod's question does not see the same room.
 
 use dashmap::Entry;
+use fixedbitset::FixedBitSet;
 use std::cmp;
 
 use super::books::{Ledger, World, locked};
@@ -71,23 +72,21 @@ impl Asked<'_> {
     /// The answer for the node at a position.
     #[inline]
     fn answer_at(&mut self, at: usize) -> Answer {
-        let kept = match &self.table.answers[at] {
-            Some((_, kept)) => *kept,
-            None => self.look_at(at),
-        };
-        kept.map(|merit| merit.rank(&self.prices))
+        self.kept_at(at).map(|merit| merit.rank(&self.prices))
     }
 
-    /// The same with the key of the rank: see [`Rank::key`].
     #[inline]
-    fn key_at(&mut self, at: usize) -> Result<u128, &Misfit> {
-        if self.table.answers[at].is_none() {
-            let _ = self.look_at(at); // kept, to be read below
+    fn kept_at(&mut self, at: usize) -> Kept {
+        match self.table.get(at) {
+            Some(kept) => *kept,
+            None => self.look_at(at),
         }
-        match &self.table.answers[at] {
-            Some((_, Ok(merit))) => Ok(merit.key(&self.prices)),
-            Some((_, Err(misfit))) => Err(misfit),
-            None => Err(&Misfit::UnknownNode), // it has just been looked at
+    }
+
+    /// Looks at those of `nodes` that have changed.
+    fn look_at_all(&mut self, nodes: &FixedBitSet) {
+        for at in self.table.unknown(nodes).ones() {
+            let _ = self.look_at(at); // kept, to be read by the caller
         }
     }
 
@@ -102,8 +101,14 @@ impl Asked<'_> {
                 plan::evaluate_with(books, &self.ask, strategy, mix, claims, outlook)
             });
         let answer = answer.map(|place| place.merit);
-        self.table.answers[at] = Some((version, answer));
+        self.table.keep(at, version, answer);
         answer
+    }
+
+    /// The key of the rank of each of `nodes` that fits, with its position: see [`Rank::key`].
+    fn keys(&self, nodes: &FixedBitSet) -> impl Iterator<Item = (usize, u128)> {
+        let fitting = self.table.fitting(nodes);
+        fitting.map(|(at, merit)| (at, merit.key(&self.prices)))
     }
 }
 
@@ -115,30 +120,38 @@ impl Ledger {
 
     /// The key of the rank of each of `nodes`, in their order; none where the request does not fit. See
     /// [`Rank::key`].
-    pub fn keys(&self, question: &Question, nodes: &[&str]) -> Vec<Option<u128>> {
+    pub fn keys(
+        &self,
+        question: &Question,
+        nodes: impl Iterator<Item: AsRef<str>>,
+    ) -> Vec<Option<u128>> {
         self.asked(question, |asked| {
-            let key = |name: &&str| asked.key_at(asked.slots.position(name)?).ok();
-            nodes.iter().map(key).collect()
+            let mut key = |node: &str| {
+                let merit = asked.kept_at(asked.slots.position(node)?).ok()?;
+                Some(merit.key(&asked.prices))
+            };
+            nodes.map(|node| key(node.as_ref())).collect()
         })
     }
 
     /// The best of `nodes`, at most `most` of them and at least one where one fits, with what became of
     /// the others. See [`Choice`].
-    pub fn choose(&self, question: &Question, nodes: &[&str], most: usize) -> Choice {
+    pub fn choose(
+        &self,
+        question: &Question,
+        nodes: impl Iterator<Item: AsRef<str>>,
+        most: usize,
+    ) -> Choice {
         self.asked(question, |asked| {
+            let slots = asked.slots;
+            let (listed, unknown) = slots.listed(nodes);
+            asked.look_at_all(&listed);
             let mut choosing = Choosing::new(most);
-            for (index, name) in nodes.iter().enumerate() {
-                let Some(at) = asked.slots.position(name) else {
-                    choosing.refused(&Misfit::UnknownNode);
-                    continue;
-                };
-                match asked.key_at(at) {
-                    Ok(key) => {
-                        choosing.fits(Candidate { key, name, index }, asked.slots.domain(at));
-                    }
-                    Err(misfit) => choosing.refused(misfit),
-                }
+            for (at, key) in asked.keys(&listed) {
+                choosing.fits(key, slots.domain(at), || Candidate { key, name: &slots[at].name });
             }
+            asked.table.misfits(&listed).for_each(|misfit| choosing.refused(misfit, 1));
+            choosing.refused(&Misfit::UnknownNode, unknown);
             choosing.end()
         })
     }
@@ -147,15 +160,11 @@ impl Ledger {
     pub fn best(&self, question: &Question) -> Option<(NodeName, Rank)> {
         self.asked(question, |asked| {
             let slots = asked.slots;
-            for at in 0..slots.len() {
-                if asked.table.answers[at].is_none() {
-                    let _ = asked.look_at(at); // kept, to be read below
-                }
-            }
+            let mut all = FixedBitSet::with_capacity(slots.len());
+            all.insert_range(..);
+            asked.look_at_all(&all);
             let mut best: Option<(u128, usize)> = None;
-            for (at, kept) in asked.table.answers[..slots.len()].iter().enumerate() {
-                let Some((_, Ok(merit))) = kept else { continue };
-                let key = merit.key(&asked.prices);
+            for (at, key) in asked.keys(&all) {
                 let is_better = best.is_none_or(|(known, holder)| match key.cmp(&known) {
                     cmp::Ordering::Less => true,
                     cmp::Ordering::Equal => slots[at].name < slots[holder].name,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use dashmap::DashMap;
+use fixedbitset::FixedBitSet;
 
 use super::changes::Changes;
 use super::slot::Slot;
@@ -34,26 +35,66 @@ pub(super) struct Shape {
     pub(super) strategy: Strategy,
 }
 
-/// The kept answers to one shape, by position of the node, each with the version of the node's books.
+/// The kept answers to one shape, by position of the node.
 #[derive(Default)]
 pub(super) struct ShapeTable {
     /// The mix that the ranks are of.
     mix_generation: u64,
     /// Changes of nodes that were seen.
     seen: u64,
-    /// The version of the books, and the answer that was found on them.
-    pub(super) answers: Vec<Option<(u64, Kept)>>,
+    /// The version of the books, and the answer that was found on them; stands for nothing where no answer
+    /// is known.
+    answers: Vec<(u64, Kept)>,
+    /// The nodes with an answer.
+    known: FixedBitSet,
+    /// Those of them that fit. To go through these alone costs half of a look at each answer: what an
+    /// answer is like cannot be foreseen by the processor.
+    fitting: FixedBitSet,
 }
 
 impl ShapeTable {
+    /// The answer for the node at a position.
+    #[inline]
+    pub(super) fn get(&self, at: usize) -> Option<&Kept> {
+        self.known.contains(at).then(|| &self.answers[at].1)
+    }
+
+    /// Keeps an answer, found on books of that version.
+    pub(super) fn keep(&mut self, at: usize, version: u64, answer: Kept) {
+        self.answers[at] = (version, answer);
+        self.known.insert(at);
+        self.fitting.set(at, answer.is_ok());
+    }
+
+    /// Which of `nodes` have no answer.
+    pub(super) fn unknown(&self, nodes: &FixedBitSet) -> FixedBitSet {
+        let mut unknown = nodes.clone();
+        unknown.difference_with(&self.known);
+        unknown
+    }
+
+    /// What is known of those of `nodes` that fit, with their positions.
+    pub(super) fn fitting(&self, nodes: &FixedBitSet) -> impl Iterator<Item = (usize, &Merit)> {
+        let mut fitting = nodes.clone();
+        fitting.intersect_with(&self.fitting);
+        fitting.into_ones().filter_map(|at| Some((at, self.answers[at].1.as_ref().ok()?)))
+    }
+
+    /// Why those of `nodes` that are known not to fit do not.
+    pub(super) fn misfits(&self, nodes: &FixedBitSet) -> impl Iterator<Item = &Misfit> {
+        let mut misfits = nodes.clone();
+        misfits.intersect_with(&self.known);
+        misfits.difference_with(&self.fitting);
+        misfits.into_ones().filter_map(|at| self.answers[at].1.as_ref().err())
+    }
+
     /// Forgets the ranks that the strategy would not find again, under the mix of this generation. A misfit
     /// does not depend on either: it is kept as long as the books are the same.
     pub(super) fn follow_mix(&mut self, strategy: Strategy, generation: u64) {
         let is_other_mix = self.mix_generation != generation;
         if !strategy.is_repeatable() || (strategy.uses_mix() && is_other_mix) {
-            for kept in &mut self.answers {
-                kept.take_if(|(_, answer)| answer.is_ok());
-            }
+            self.known.difference_with(&self.fitting);
+            self.fitting.clear();
         }
         self.mix_generation = generation;
     }
@@ -62,21 +103,23 @@ impl ShapeTable {
     pub(super) fn catch_up(&mut self, changes: &Changes, slots: &[Arc<Slot>]) {
         match changes.since(&mut self.seen) {
             Some(nodes) => {
-                for at in nodes {
-                    if let Some(kept) = self.answers.get_mut(at) {
-                        *kept = None;
-                    }
+                for at in nodes.filter(|at| *at < self.answers.len()) {
+                    self.known.remove(at);
                 }
             }
             None => {
-                for (kept, slot) in self.answers.iter_mut().zip(slots) {
-                    let version = slot.version.load(Ordering::Acquire);
-                    kept.take_if(|(known, _)| *known != version);
+                for (at, (slot, (version, _))) in slots.iter().zip(&self.answers).enumerate() {
+                    if *version != slot.version.load(Ordering::Acquire) {
+                        self.known.remove(at);
+                    }
                 }
             }
         }
-        let known = self.answers.len();
-        self.answers.resize(known.max(slots.len()), None);
+        self.fitting.intersect_with(&self.known);
+        let nodes = self.answers.len().max(slots.len());
+        self.answers.resize(nodes, (0, Err(Misfit::UnknownNode)));
+        self.known.grow(nodes);
+        self.fitting.grow(nodes);
     }
 }
 
@@ -110,4 +153,4 @@ impl ShapeTables {
     }
 }
 
-const _: () = assert!(size_of::<Option<(u64, Kept)>>() <= 48);
+const _: () = assert!(size_of::<(u64, Kept)>() <= 48);

@@ -1,9 +1,10 @@
 //! All nodes at a moment, in the order in which they were first seen, with their positions by name.
 
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
 
+use fixedbitset::FixedBitSet;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::slot::Slot;
@@ -20,18 +21,45 @@ pub(super) struct Slots {
     domains: Vec<u32>,
     /// The names, without anything between them.
     names: String,
-    /// Where each of them ends.
-    ends: Vec<usize>,
-    positions: HashTable<u32>,
+    positions: HashTable<Known>,
     hasher: DefaultHashBuilder,
+}
+
+/// Where the name of a node lies, and the node.
+#[derive(Clone, Copy)]
+struct Known {
+    start: u32,
+    length: u32,
+    at: u32,
+}
+
+impl Known {
+    #[inline]
+    fn name<'a>(&self, names: &'a str) -> &'a [u8] {
+        let start = index(self.start);
+        &names.as_bytes()[start..start + index(self.length)]
+    }
 }
 
 impl Slots {
     /// The position of a node.
     #[inline]
     pub(super) fn position(&self, node: &str) -> Option<usize> {
-        let is_it = |at: &u32| name_at(&self.names, &self.ends, index(*at)) == node;
-        self.positions.find(self.hasher.hash_one(node), is_it).map(|at| index(*at))
+        let is_it = |known: &Known| known.name(&self.names) == node.as_bytes();
+        self.positions.find(hash(&self.hasher, node.as_bytes()), is_it).map(|it| index(it.at))
+    }
+
+    /// Which nodes are among `nodes`, and how many of these are none of ours.
+    pub(super) fn listed(&self, nodes: impl Iterator<Item: AsRef<str>>) -> (FixedBitSet, usize) {
+        let mut listed = FixedBitSet::with_capacity(self.all.len());
+        let mut unknown = 0;
+        for node in nodes {
+            match self.position(node.as_ref()) {
+                Some(at) => listed.insert(at),
+                None => unknown += 1,
+            }
+        }
+        (listed, unknown)
     }
 
     /// Adds a node that is not there yet. Answers its position.
@@ -39,12 +67,12 @@ impl Slots {
         let at = self.all.len();
         self.all.push(Arc::new(make(at)));
         self.domains.push(0);
+        let length = number(node.len());
+        let known = Known { start: number(self.names.len()), length, at: number(at) };
         self.names.push_str(node);
-        self.ends.push(self.names.len());
-        let number = u32::try_from(at).expect("a cluster has fewer nodes");
-        let (names, ends, hasher) = (&self.names, &self.ends, &self.hasher);
-        let hash = |at: &u32| hasher.hash_one(name_at(names, ends, index(*at)));
-        self.positions.insert_unique(hasher.hash_one(node), number, hash);
+        let (names, hasher) = (&self.names, &self.hasher);
+        let hash_of = |known: &Known| hash(hasher, known.name(names));
+        self.positions.insert_unique(hash(hasher, node.as_bytes()), known, hash_of);
         at
     }
 
@@ -69,9 +97,14 @@ impl Deref for Slots {
 }
 
 #[inline]
-fn name_at<'a>(names: &'a str, ends: &[usize], at: usize) -> &'a str {
-    let start = at.checked_sub(1).map_or(0, |before| ends[before]);
-    &names[start..ends[at]]
+fn hash(hasher: &DefaultHashBuilder, name: &[u8]) -> u64 {
+    let mut hash = hasher.build_hasher();
+    hash.write(name);
+    hash.finish()
+}
+
+fn number(at: usize) -> u32 {
+    u32::try_from(at).expect("all names of a cluster have less than 4 GiB")
 }
 
 #[inline]

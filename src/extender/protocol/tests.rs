@@ -16,19 +16,10 @@ fn field_names_are_read_in_any_casing_and_null_is_absent() {
     ] {
         let args = ExtenderArgs::parse(body.as_bytes()).expect(&body);
         assert_eq!(args.nodes.names(), ["a", "b"], "{body}");
-        assert_eq!(args.seen_pod().unwrap().pod.to_string(), "n/p");
+        assert_eq!(args.pod.pod.to_string(), "n/p");
     }
     let none = format!(r#"{{"Pod":{POD},"Nodes":null,"NodeNames":null}}"#);
     assert!(ExtenderArgs::parse(none.as_bytes()).unwrap().nodes.names().is_empty());
-}
-
-#[test]
-fn names_without_escapes_are_borrowed() {
-    let body = format!(r#"{{"Pod":{POD},"NodeNames":["a","\u0062"]}}"#);
-    let args = ExtenderArgs::parse(body.as_bytes()).unwrap();
-    let NodesArg::Names(names) = &args.nodes else { panic!("names were given") };
-    assert!(matches!(names[0], Cow::Borrowed("a")));
-    assert!(matches!(&names[1], Cow::Owned(name) if name == "b"));
 }
 
 #[test]
@@ -61,7 +52,7 @@ fn bad_bodies_are_clear_errors() {
     let error = ExtenderArgs::parse(b"{\"Pod\xff\":1}").map(|_| ()).unwrap_err();
     assert_eq!(error, ProtocolError::Encoding { offset: 5 });
     let args = format!(r#"{{"Pod":{{"metadata":{{}}}},{names}}}"#);
-    let error = ExtenderArgs::parse(args.as_bytes()).unwrap().seen_pod().unwrap_err();
+    let error = ExtenderArgs::parse(args.as_bytes()).map(|_| ()).unwrap_err();
     assert_eq!(error.reason(), "pod");
 }
 
@@ -101,12 +92,13 @@ fn answers_have_gos_field_names() {
     );
     assert_eq!(
         String::from_utf8(host_priorities_json(
-            [HostPriority { host: "b", score: -1 }].into_iter()
+            [HostPriority { host: "b", score: -1 }].into_iter(),
+            true,
         ))
         .unwrap(),
         r#"[{"Host":"b","Score":-1}]"#
     );
-    assert_eq!(host_priorities_json([].into_iter()), b"[]");
+    assert_eq!(host_priorities_json([].into_iter(), false), b"[]");
     assert_eq!(ExtenderBindingResult::default().to_json(), br#"{"Error":""}"#);
 }
 
@@ -134,9 +126,7 @@ proptest! {
             r#"\{"Pod":.{0,20},"NodeNames":.{0,20}\}"#.prop_map(String::into_bytes),
         ],
     ) {
-        if let Ok(args) = ExtenderArgs::parse(&body) {
-            let _ = args.seen_pod();
-        }
+        let _ = ExtenderArgs::parse(&body);
         let _ = ExtenderBindingArgs::parse(&body);
     }
 }
@@ -169,6 +159,10 @@ proptest! {
             1 => Just(format!(r#"{{"Pod":{POD},"Pod":{POD}"#)),
             1 => Just(format!(r#"{{"Pod":{POD},"x":{}{}"#, "[".repeat(200), "]".repeat(200))),
             1 => Just(format!(r#"{{"Pod":{{"x":{POD}"#)),
+            1 => Just(r#"{"Pod":{"x":{"y":1,"Nodes":null,"NodeNames":["a"]},"Nodes":null"#.to_owned()),
+            1 => Just(r#"{"Pod":{"x":",\"Nodes\":null,\"NodeNames\":["},"Nodes":null"#.to_owned()),
+            1 => Just(r#"{"Pod":7,"Nodes":null"#.to_owned()),
+            1 => Just(format!(r#"{{"Pod":{{"metadata":{{"name":"p","namespace":"n","uid":"u"}},"x":{}{}}},"Nodes":null"#, "[".repeat(130), "]".repeat(130))),
             1 => Just(format!(r#"{{"Pod":{POD},"#)),
             1 => Just(r#"{"Nodes":null"#.to_owned()),
         ],
@@ -182,8 +176,7 @@ proptest! {
             let args = ExtenderArgs::parse(body.as_bytes());
             args.map(|args| {
                 let names: Vec<String> = args.nodes.names().into_iter().map(str::to_owned).collect();
-                let pod = args.pod.replace(": ", ":"); // the blank may be in there
-                (names, pod, matches!(args.nodes, NodesArg::Names(_)))
+                (names, args.pod, matches!(args.nodes, NodesArg::Names(_)))
             })
             .map_err(|error| error.reason())
         };
@@ -191,8 +184,12 @@ proptest! {
     }
 
     #[test]
-    fn scores_are_written_as_json(entries in proptest::collection::vec((".{0,12}", any::<i64>()), 0..6)) {
-        let written = host_priorities_json(entries.iter().map(|(host, score)| HostPriority { host, score: *score }));
+    fn scores_are_written_as_json(entries in proptest::collection::vec((prop_oneof!["[a-z.0-9]{0,12}", ".{0,12}"], any::<i64>()), 0..6)) {
+        let priorities = entries.iter().map(|(host, score)| HostPriority { host, score: *score });
+        let written = host_priorities_json(priorities.clone(), false);
+        if entries.iter().all(|(host, _)| to_json(host).len() == host.len() + 2) {
+            prop_assert_eq!(&host_priorities_json(priorities, true), &written);
+        }
         let read: Vec<serde_json::Value> = serde_json::from_slice(&written).unwrap();
         let wanted: Vec<_> =
             entries.iter().map(|(host, score)| serde_json::json!({"Host": host, "Score": score})).collect();
@@ -202,7 +199,12 @@ proptest! {
 
 #[test]
 fn bodies_of_kube_scheduler_take_the_quick_way() {
-    let body = format!(r#"{{"Pod":{POD},"Nodes":null,"NodeNames":["a","b-1.x"]}}"#);
-    assert_eq!(quick_fields(&body), Some((POD, vec!["a", "b-1.x"])));
-    assert_eq!(quick_fields(&body.replace("\"a\"", "\"\\u0061\"")), None);
+    let long = "a-name.of-some-length".repeat(9);
+    let names: [&str; 6] = [&long, "b-1.x", "", "12345678", "1234567", "é"];
+    let list = serde_json::to_string(&names).unwrap();
+    let body = format!(r#"{{"Pod":{POD},"Nodes":null,"NodeNames":{list}}}"#);
+    let (pod, found) = quick_parts(&body).unwrap();
+    assert_eq!((pod, found.iter().collect::<Vec<_>>()), (POD, names.to_vec()));
+    assert_eq!((found.len(), found.get(1)), (6, "b-1.x"));
+    assert!(quick_parts(&body.replace("b-1", "\\u0061")).is_none());
 }

@@ -13,17 +13,17 @@ use gpupack::sim::chart::Curve;
 use super::common::{Cluster, asks, cluster, hello, pod};
 use super::extender::extender;
 use super::typical::hundred_typical;
-use super::{NODES, Row, median_us, shown};
+use super::{Row, median_us, shown};
 
 /// The lines, and the curves of those that are drawn.
-pub(crate) fn measure() -> (Vec<Row>, Vec<Curve>) {
+pub(crate) fn measure(sizes: &[usize]) -> (Vec<Row>, Vec<Curve>) {
     let clock = Clock::start();
     let mut decision = Row::new("the decision alone, after one bind elsewhere", "≤ 20 µs");
     let mut new = Row::new("a shape never asked, 100 typical requests", "≤ 10 ms");
     let mut reserve = Row::new("reservations a second, one core", "≥ 50,000");
     let mut report = Row::new("one report of an agent, without HTTP", "≤ 20 µs");
     let mut curve = Curve { label: "decision".to_owned(), points: Vec::new() };
-    for nodes in NODES {
+    for &nodes in sizes {
         eprintln!("inside: {nodes} nodes");
         let cluster = cluster(nodes);
         let took = decide(clock, &cluster);

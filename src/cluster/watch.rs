@@ -20,7 +20,11 @@ use crate::ledger::effect::Effect;
 use crate::ledger::facts::PodFact;
 use crate::packing::device::{NodeName, PodUid, PoolName};
 use crate::packing::mix::{RequestType, WINDOW};
+use crate::packing::request::GpuRequest;
 use crate::packing::units::MemMib;
+
+/// Most requests that are kept to be shared; clusters have some hundred.
+const MAX_REQUESTS: usize = 10_000;
 
 /// What the watch tells beyond the books.
 pub trait Sink: Send + Sync {
@@ -67,6 +71,7 @@ pub async fn run(
         clock,
         known: BTreeSet::new(),
         relisted: None,
+        requests: BTreeSet::new(),
         recalled: Some(BTreeMap::new()),
     };
     let nodes = NodeWatch {
@@ -100,6 +105,8 @@ struct PodWatch {
     clock: Clock,
     known: BTreeSet<PodUid>,
     relisted: Option<BTreeSet<PodUid>>,
+    /// The requests of the pods, each once: thousands of pods ask for the same.
+    requests: BTreeSet<Arc<GpuRequest>>,
     /// While the first list is read: what the pods ask for that were created last, by when that was.
     recalled: Option<BTreeMap<(i64, PodUid), (RequestType, MemMib)>>,
 }
@@ -165,7 +172,7 @@ impl PodWatch {
             host: seen.host,
             is_terminal: seen.is_terminal,
             wants_gpu: !matches!(seen.request, Ok(None)),
-            request: seen.request.as_ref().ok().cloned().flatten().map(Arc::new),
+            request: seen.request.as_ref().ok().and_then(Option::as_ref).map(|it| self.shared(it)),
             placement: seen.placement.as_ref().ok().cloned().flatten(),
         };
         let effects = self.ledger.see_pod(&fact, self.clock.now());
@@ -181,6 +188,21 @@ impl PodWatch {
             self.sink.start_failed(seen, failure);
         }
         self.sink.effects(effects);
+    }
+
+    /// The request, as the pods before had it.
+    fn shared(&mut self, request: &GpuRequest) -> Arc<GpuRequest> {
+        if let Some(known) = self.requests.get(request) {
+            return Arc::clone(known);
+        }
+        if self.requests.len() >= MAX_REQUESTS {
+            self.requests.retain(|request| Arc::strong_count(request) > 1);
+        }
+        let request = Arc::new(request.clone());
+        if self.requests.len() < MAX_REQUESTS {
+            self.requests.insert(Arc::clone(&request));
+        }
+        request
     }
 
     fn end(&mut self, uid: &PodUid) {

@@ -240,7 +240,12 @@ fn inventory(
     if devices.len() > MAX_DEVICES_PER_NODE {
         return Err(InventoryError::TooManyDevices { count: devices.len() }.into());
     }
-    let devices = devices.into_iter().map(device).collect::<Result<_, _>>()?;
+    let mut devices = devices.into_iter().map(device).collect::<Result<Vec<_>, _>>()?;
+    for device in &mut devices {
+        if let Some((id, _)) = details.get_key_value(&device.id) {
+            device.id = id.clone(); // the same text, once
+        }
+    }
     Ok(NodeInventory::placed(devices, details)?)
 }
 

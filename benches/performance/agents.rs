@@ -89,7 +89,7 @@ struct Counts {
 pub(crate) struct Agents {
     phase: watch::Sender<Phase>,
     counts: Arc<Counts>,
-    connections: u64,
+    pub(crate) connections: u64,
     nodes: u64,
     /// Seconds between two reports of a node.
     pub(crate) every: u64,

@@ -104,7 +104,8 @@ impl Sightings {
         for seen in uses {
             let (Some(id), Some(list)) = (device(&seen.id), &seen.processes) else { continue };
             let before = self.devices.remove(&id).unwrap_or_default();
-            let mut now = OnDevice::default();
+            let most = list.len().min(books.reservations().len());
+            let mut now = OnDevice { pods: LiteMap::with_capacity(most), foreign: MemMib::ZERO };
             let mut unknown = Vec::new();
             for process in list {
                 let holder = process.pod.as_ref().and_then(|uid| books.reservation(uid));

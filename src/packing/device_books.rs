@@ -308,7 +308,9 @@ impl DeviceBooks {
                     .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?));
                 (uid.clone(), own.map_or(held.memory, |own| own.min(held.memory)))
             });
-            self.covered = covered.collect();
+            let mut all = LiteMap::with_capacity(self.tenants.len());
+            all.extend(covered);
+            self.covered = all;
             self.foreign = beyond(used, self.covered.values().copied());
         }
         let booked = beyond(used, self.tenants.values().map(|held| held.memory));

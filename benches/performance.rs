@@ -3,7 +3,9 @@
 //!
 //! `cargo bench --bench performance` needs `wrk` (Debian has it) for the HTTP figures; without it, without
 //! the public trace (`GPUPACK_TRACES`) or without a run of the control plane the lines say that they were not
-//! measured. It takes some minutes. Times are medians; on a busy machine only ratios of one run count.
+//! measured. It takes some ten minutes. Times are medians; on a busy machine only ratios of one run count.
+//! `cargo bench --bench performance -- alone 1000` prints one part (`inside`, `http`, `alone`, `simulate`) or
+//! size alone, and writes nothing.
 
 #![expect(
     clippy::print_stdout,
@@ -11,6 +13,14 @@
     reason = "it prints the table and its progress"
 )]
 
+#[path = "performance/agents.rs"]
+mod agents;
+#[path = "performance/alone.rs"]
+mod alone;
+#[path = "performance/api.rs"]
+mod api;
+#[path = "performance/arrivals.rs"]
+mod arrivals;
 #[path = "common/bodies.rs"]
 mod bodies;
 mod common;
@@ -20,8 +30,12 @@ mod extender;
 mod http;
 #[path = "performance/inside.rs"]
 mod inside;
+#[path = "performance/objects.rs"]
+mod objects;
 #[path = "common/typical.rs"]
 mod typical;
+#[path = "performance/wrk.rs"]
+mod wrk;
 
 use std::fmt::Write;
 use std::path::Path;
@@ -32,6 +46,9 @@ use gpupack::sim::chart::{Chart, Curve, write_svg};
 
 /// Sizes of the clusters, in nodes of 8 GPUs.
 const NODES: [usize; 4] = [100, 1_000, 5_000, 20_000];
+
+/// Parts of the table that can be asked for.
+const PARTS: [&str; 4] = ["inside", "http", "alone", "simulate"];
 
 /// A line of the table.
 pub(crate) struct Row {
@@ -66,6 +83,12 @@ pub(crate) fn shown(us: f64) -> String {
     if us < 1_000.0 { format!("{us:.1} µs") } else { format!("{:.2} ms", us / 1_000.0) }
 }
 
+/// An amount that `/proc` tells in KiB, in MiB.
+pub(crate) fn megabytes(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib / 1024)
+}
+
 fn simulated() -> Row {
     let mut row = Row::new("`simulate`, one seed of the public trace, `fragmentation`", "≤ 0.5 s");
     if let Some(traces) = std::env::var_os("GPUPACK_TRACES") {
@@ -89,14 +112,16 @@ fn simulated() -> Row {
     row
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[Row], sizes: &[usize]) -> String {
     let mut text = String::from("| What | Goal at 5,000 nodes |");
-    NODES.iter().for_each(|nodes| write!(text, " {nodes} nodes |").expect("into memory"));
-    text.push_str("\n|---|---|---|---|---|---|\n");
+    sizes.iter().for_each(|nodes| write!(text, " {nodes} nodes |").expect("into memory"));
+    text.push_str("\n|---|---|");
+    text.push_str(&"---|".repeat(sizes.len()));
+    text.push('\n');
     for row in rows {
         write!(text, "| {} | {} |", row.what, row.goal).expect("into memory");
         let other = row.measured.iter().find(|(nodes, _)| !NODES.contains(nodes));
-        for nodes in NODES {
+        for &nodes in sizes {
             let found = row.measured.iter().find(|(of, _)| *of == nodes);
             let found = found.or(other.filter(|_| nodes == 5_000));
             write!(text, " {} |", found.map_or("not measured", |(_, text)| text))
@@ -121,15 +146,41 @@ fn chart(curves: Vec<Curve>, folder: &Path) {
 const MARKS: [&str; 2] = ["<!-- measured -->\n", "<!-- end of measured -->\n"];
 
 fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
     // `cargo test --benches` asks for a quick look only.
-    if !std::env::args().any(|argument| argument == "--bench") {
+    if !arguments.iter().any(|argument| argument == "--bench") {
         return;
     }
-    let (mut rows, mut curves) = inside::measure();
-    rows.extend(http::measure(&mut curves));
-    rows.push(simulated());
-    let table = table(&rows);
+    let asked = |part: &str| arguments.iter().any(|argument| argument == part);
+    let is_whole = !PARTS.iter().any(|part| asked(part));
+    let mut sizes: Vec<usize> = arguments.iter().filter_map(|text| text.parse().ok()).collect();
+    let is_all = is_whole && sizes.is_empty();
+    if sizes.is_empty() {
+        sizes.extend(NODES);
+    }
+    let (mut rows, mut curves) = (Vec::new(), Vec::new());
+    let [inside, http, alone, simulate] = PARTS.map(|part| is_whole || asked(part));
+    if inside {
+        (rows, curves) = inside::measure(&sizes);
+    }
+    if http {
+        rows.extend(http::measure(&sizes, &mut curves));
+    }
+    if alone {
+        rows.extend(alone::measure(&sizes));
+    }
+    if simulate {
+        rows.push(simulated());
+    }
+    let table = table(&rows, &sizes);
     println!("{table}");
+    if is_all {
+        write(&table, curves);
+    }
+}
+
+/// Puts the table and the chart of the curves into the documents.
+fn write(table: &str, curves: Vec<Curve>) {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
     chart(curves, &docs.join("images"));
     let path = docs.join("performance.md");

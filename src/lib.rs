@@ -101,6 +101,7 @@ pub mod cluster {
     pub mod write;
     pub mod evict;
     pub mod events;
+    mod watched;
     pub mod watch;
     pub mod list;
     pub mod admission_error;

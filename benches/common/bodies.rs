@@ -27,23 +27,32 @@ pub(crate) fn bodies(names: &[String]) -> Vec<Vec<u8>> {
 
 /// The pod of the body with that number.
 pub(crate) fn pod_json(number: usize) -> String {
-    let uid = format!("0b6e0000-0000-4000-8000-{number:012}");
-    let name = format!("infer-{number}");
-    let annotations = format!(r#","gpu-fraction":"{}""#, SIZES[number % SIZES.len()]);
-    let value = |piece: &str| match piece {
-        "name" => name.clone(),
-        "uid" => uid.clone(),
-        "workload" => "infer".to_owned(),
-        "namespace" => "team-a".to_owned(),
+    let size = SIZES[number % SIZES.len()];
+    filled(|piece| match piece {
+        "name" => format!("infer-{number}"),
+        "uid" => format!("0b6e0000-0000-4000-8000-{number:012}"),
         "version" => "8123".to_owned(),
-        "created" => "2026-11-21T00:00:00Z".to_owned(),
-        "annotations" => annotations.clone(),
-        "devices" => String::new(),
-        "cpu" => "1000".to_owned(),
-        "memory" => "4096".to_owned(),
-        "sign" => "@".to_owned(),
-        unknown => panic!("the template names the value `{unknown}`"),
-    };
+        "annotations" => format!(r#","gpu-fraction":"{size}""#),
+        other => usual(other).to_owned(),
+    })
+}
+
+/// The pod whose pieces have these values.
+pub(crate) fn filled(value: impl Fn(&str) -> String) -> String {
     let pieces = POD.trim_end().split('@').enumerate();
     pieces.map(|(at, piece)| if at % 2 == 0 { piece.to_owned() } else { value(piece) }).collect()
+}
+
+/// What a piece is where pods do not differ in it.
+pub(crate) fn usual(piece: &str) -> &'static str {
+    match piece {
+        "workload" => "infer",
+        "namespace" => "team-a",
+        "created" => "2026-11-21T00:00:00Z",
+        "devices" => "",
+        "cpu" => "1000",
+        "memory" => "4096",
+        "sign" => "@",
+        unknown => panic!("the template names the value `{unknown}`"),
+    }
 }

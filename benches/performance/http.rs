@@ -1,33 +1,14 @@
 //! What a load tool from outside sees: whole HTTP calls on one connection that is kept alive, while agents
 //! report and pods are bound.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use gpupack::sim::chart::Curve;
 
-use super::bodies::bodies;
-use super::{NODES, Row, shown};
-
-/// Takes the bodies in turn. The path comes as argument.
-const SCRIPT: &str = r#"
-local requests, at = {}, 0
-init = function(args)
-  for body in io.lines(os.getenv("BODIES")) do
-    requests[#requests + 1] = wrk.format("POST", args[1], {["Content-Type"] = "application/json"}, body)
-  end
-end
-request = function()
-  at = at % #requests + 1
-  return requests[at]
-end
-done = function(summary, latency, _)
-  io.write(string.format("figures %f %f %d %d\n", latency:percentile(50), latency:percentile(99),
-    summary.requests, summary.errors.status + summary.errors.timeout))
-end
-"#;
+use super::wrk::Wrk;
+use super::{Row, megabytes};
 
 /// A demo that is ended when it is dropped.
 struct Demo {
@@ -44,16 +25,14 @@ impl Drop for Demo {
 
 impl Demo {
     /// A cluster half full.
-    fn start(nodes: usize, load: &Load, log: &Path) -> Self {
+    fn start(nodes: usize, load: &Load) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
         let address = port.expect("a port is free").to_string();
-        let log = std::fs::File::create(log).expect("the folder is writable");
         let process = Command::new(env!("CARGO_BIN_EXE_gpupack"))
             .args(["demo", "--gpus-per-node", "8", "--fill", "0.5", "--log-level", "error"])
             .args(["--arrival-rate", load.arrivals, "--report-rate", load.reports])
             .args(["--nodes", &nodes.to_string(), "--listen", &address])
-            .stdout(log.try_clone().expect("a file"))
-            .stderr(log)
+            .stdout(Stdio::null())
             .spawn();
         Self { process: process.expect("gpupack can be started"), address }
     }
@@ -69,28 +48,9 @@ impl Demo {
 
     /// Most memory that it ever held, in MiB: the fleet on paper and its scheduler included.
     fn peak_mib(&self) -> Option<u64> {
-        let status = std::fs::File::open(format!("/proc/{}/status", self.process.id())).ok()?;
-        let lines = BufReader::new(status).lines().map_while(Result::ok);
-        let line = lines.into_iter().find(|line| line.starts_with("VmHWM:"))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib / 1024)
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).ok()?;
+        megabytes(&status, "VmHWM:")
     }
-}
-
-/// One run of wrk: median and 99th percentile in microseconds.
-fn wrk(demo: &Demo, folder: &Path, verb: &str, seconds: u32) -> Option<(f64, f64)> {
-    let run = Command::new("wrk")
-        .env("BODIES", folder.join("bodies"))
-        .args(["-t1", "-c1", &format!("-d{seconds}s"), "--timeout", "10s", "-s"])
-        .arg(folder.join("ask.lua"))
-        .args([&format!("http://{}", demo.address), "--", &format!("/v1/{verb}")])
-        .stderr(Stdio::inherit())
-        .output();
-    let out = String::from_utf8(run.ok()?.stdout).ok()?;
-    let figures = out.lines().find_map(|line| line.strip_prefix("figures "))?;
-    let numbers: Vec<f64> = figures.split(' ').filter_map(|number| number.parse().ok()).collect();
-    let [median, p99, requests, errors] = numbers[..] else { return None };
-    assert!(requests > 0.0 && errors == 0.0, "{requests} calls, {errors} of them failed: {out}");
-    Some((median, p99))
 }
 
 /// What goes on in the same process besides the calls of the load tool.
@@ -112,51 +72,37 @@ const LOADS: [Load; 2] = [
 ];
 
 /// The lines of the table; curves are added.
-pub(crate) fn measure(curves: &mut Vec<Curve>) -> Vec<Row> {
-    let folder = std::env::temp_dir().join(format!("gpupack-performance-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("there is room for temporary files");
-    std::fs::write(folder.join("ask.lua"), SCRIPT).expect("the folder is writable");
-    let mut rows = Vec::new();
-    for load in &LOADS {
-        rows.extend(measure_with(load, &folder, curves));
-    }
-    let _ = std::fs::remove_dir_all(&folder);
-    rows
+pub(crate) fn measure(sizes: &[usize], curves: &mut Vec<Curve>) -> Vec<Row> {
+    let wrk = Wrk::find("http");
+    LOADS.iter().flat_map(|load| measure_with(load, wrk.as_ref(), sizes, curves)).collect()
 }
 
-fn measure_with(load: &Load, folder: &Path, curves: &mut Vec<Curve>) -> Vec<Row> {
+fn measure_with(
+    load: &Load,
+    wrk: Option<&Wrk>,
+    sizes: &[usize],
+    curves: &mut Vec<Curve>,
+) -> Vec<Row> {
     const GOAL: &str = "median ≤ 250 µs, p99 ≤ 1 ms";
     let row = |verb: &str| Row::new(&format!("`{verb}`, whole HTTP call, {}", load.name), GOAL);
     let mut verbs = [("filter", row("filter")), ("prioritize", row("prioritize"))];
     let what = format!("peak memory of the demo, fleet on paper included; {}", load.name);
     let mut memory = Row::new(&what, "≤ 150 MiB");
-    let has_wrk = Command::new("wrk").arg("-v").output().is_ok();
     let first = curves.len();
     let label = |verb: &str| {
         format!("{verb}, {}", if load.arrivals == "0" { "alone" } else { "under load" })
     };
     curves.extend(verbs.iter().map(|(verb, _)| Curve { label: label(verb), points: Vec::new() }));
-    for nodes in NODES.into_iter().filter(|_| has_wrk) {
+    for (&nodes, wrk) in sizes.iter().filter_map(|nodes| Some((nodes, wrk?))) {
         eprintln!("over HTTP, {}: {nodes} nodes", load.name);
         // The demo counts its nodes from zero, with five digits.
-        let names: Vec<String> = (0..nodes).map(|node| format!("node-{node:05}")).collect();
-        let lines =
-            bodies(&names).into_iter().map(|body| String::from_utf8(body).expect("JSON is text"));
-        let lines: Vec<String> = lines.collect();
-        std::fs::write(folder.join("bodies"), lines.join("\n")).expect("the folder is writable");
-        let demo = Demo::start(nodes, load, &folder.join("demo.log"));
+        wrk.ask_about(&(0..nodes).map(|node| format!("node-{node:05}")).collect::<Vec<_>>());
+        let demo = Demo::start(nodes, load);
         until_filled(&demo, nodes);
         for (at, (verb, row)) in verbs.iter_mut().enumerate() {
-            let runs: Vec<(f64, f64)> =
-                (0..3).filter_map(|_| wrk(&demo, folder, verb, 4)).collect();
-            let middle = |of: fn(&(f64, f64)) -> f64| {
-                let mut all: Vec<f64> = runs.iter().map(of).collect();
-                all.sort_unstable_by(f64::total_cmp);
-                all.get(all.len() / 2).copied()
-            };
-            if let (Some(median), Some(p99)) = (middle(|run| run.0), middle(|run| run.1)) {
-                row.measured.push((nodes, format!("{}, p99 {}", shown(median), shown(p99))));
-                curves[first + at].points.push((nodes as f64, median));
+            if let Some(took) = wrk.measure(&demo.address, verb) {
+                row.measured.push((nodes, took.shown()));
+                curves[first + at].points.push((nodes as f64, took.median));
             }
         }
         if let Some(mib) = demo.peak_mib() {

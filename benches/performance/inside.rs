@@ -1,8 +1,10 @@
 //! What is measured inside one process, without HTTP.
 
 use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpupack::clock::Clock;
+use gpupack::extender::app::App;
 use gpupack::extender::reports;
 use gpupack::ledger::reports::NodeReport;
 use gpupack::packing::policy::Policy;
@@ -13,17 +15,22 @@ use gpupack::sim::chart::Curve;
 use super::common::{Cluster, asks, cluster, hello, pod};
 use super::extender::extender;
 use super::typical::hundred_typical;
-use super::{NODES, Row, median_us, shown};
+use super::{Row, median_us, shown};
 
 /// The lines, and the curves of those that are drawn.
-pub(crate) fn measure() -> (Vec<Row>, Vec<Curve>) {
+pub(crate) fn measure(sizes: &[usize]) -> (Vec<Row>, Vec<Curve>) {
     let clock = Clock::start();
     let mut decision = Row::new("the decision alone, after one bind elsewhere", "≤ 20 µs");
     let mut new = Row::new("a shape never asked, 100 typical requests", "≤ 10 ms");
     let mut reserve = Row::new("reservations a second, one core", "≥ 50,000");
     let mut report = Row::new("one report of an agent, without HTTP", "≤ 20 µs");
+    let mut question = Row::new(
+        "a question about all nodes after one bind elsewhere, alone and while a thread reports without \
+         pause",
+        "≤ 100 µs more",
+    );
     let mut curve = Curve { label: "decision".to_owned(), points: Vec::new() };
-    for nodes in NODES {
+    for &nodes in sizes {
         eprintln!("inside: {nodes} nodes");
         let cluster = cluster(nodes);
         let took = decide(clock, &cluster);
@@ -33,8 +40,9 @@ pub(crate) fn measure() -> (Vec<Row>, Vec<Curve>) {
         reserve.measured.push((nodes, format!("{:.0}", 1e6 / pair)));
         new.measured.push((nodes, shown(never_asked(clock, &cluster))));
         report.measured.push((nodes, shown(reported(clock, nodes))));
+        question.measured.push((nodes, beside_reports(clock, nodes)));
     }
-    (vec![decision, new, reserve, report], vec![curve])
+    (vec![decision, new, reserve, report, question], vec![curve])
 }
 
 fn decide(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
@@ -80,25 +88,86 @@ fn never_asked(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
     })
 }
 
-fn reported(clock: Clock, nodes: usize) -> f64 {
-    let (app, names) = extender(nodes, 16);
-    let node = names[nodes / 2].as_str();
-    let again = NodeReport { sequence: 2, ..hello(nodes / 2, node) };
-    let receipt = app.ledger.report(node, &again, app.clock.now());
-    let session = receipt.expect("a hello is accepted").session;
-    let books = app.ledger.node(node).expect("a node of the cluster");
-    let uses = books.devices().iter().map(|device| {
-        serde_json::json!({"uuid": device.device().id.as_str(), "used_mib": 100,
-            "busy_percent": 40, "healthy": true})
-    });
-    let uses = serde_json::Value::from(uses.collect::<Vec<_>>());
-    let mut sequence = 2;
-    median_us(clock, 2_001, || {
-        sequence += 1;
+/// Reports of one node in one session.
+struct Reporter {
+    node: String,
+    session: u64,
+    uses: String,
+    sequence: u64,
+}
+
+impl Reporter {
+    fn greet(app: &App, node: usize, name: &str) -> Self {
+        let again = NodeReport { sequence: 2, ..hello(node, name) };
+        let receipt = app.ledger.report(name, &again, app.clock.now());
+        let session = receipt.expect("a hello is accepted").session;
+        let books = app.ledger.node(name).expect("a node of the cluster");
+        let uses = books.devices().iter().map(|device| {
+            serde_json::json!({"uuid": device.device().id.as_str(), "used_mib": 100,
+                "busy_percent": 40, "healthy": true})
+        });
+        let uses = serde_json::Value::from(uses.collect::<Vec<_>>()).to_string();
+        Self { node: name.to_owned(), session, uses, sequence: 2 }
+    }
+
+    fn report(&mut self, app: &App) {
+        self.sequence += 1;
+        let Self { node, session, uses, sequence } = self;
         let body = format!(
             r#"{{"schema_version":1,"agent":"{node}","session":{session},"sequence":{sequence},"devices":{uses}}}"#
         );
-        let (status, _) = reports::answer(&app, node, black_box(body.as_bytes()));
+        let (status, _) = reports::answer(app, node, black_box(body.as_bytes()));
         assert!(status.is_success(), "{status}");
-    })
+    }
+}
+
+fn reported(clock: Clock, nodes: usize) -> f64 {
+    let (app, names) = extender(nodes, 16);
+    let mut reporter = Reporter::greet(&app, nodes / 2, &names[nodes / 2]);
+    median_us(clock, 2_001, || reporter.report(&app))
+}
+
+/// What a question takes without and with reports of all nodes beside it, one after the other.
+fn beside_reports(clock: Clock, nodes: usize) -> String {
+    let (app, names) = extender(nodes, 16);
+    let mut reporters: Vec<Reporter> =
+        names.iter().enumerate().map(|(at, name)| Reporter::greet(&app, at, name)).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let quiet = questions(clock, &app, &names);
+    let is_over = AtomicBool::new(false);
+    let busy = std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                reporters.iter_mut().for_each(|reporter| reporter.report(&app));
+            }
+        });
+        let busy = questions(clock, &app, &names);
+        is_over.store(true, Ordering::Relaxed);
+        busy
+    });
+    format!("{quiet}; {busy}")
+}
+
+/// Median, 99th percentile and longest of many questions about all nodes.
+fn questions(clock: Clock, app: &App, names: &[&str]) -> String {
+    const QUESTIONS: usize = 2_000;
+    let tenth = GpuRequest::one(Amount::Fraction(Share::from_millionths(100_000)));
+    let (question, pod) = (asks(tenth, Policy::Fragmentation), pod("elsewhere"));
+    let mut took: Vec<f64> = (0..QUESTIONS)
+        .map(|number| {
+            let node = names[number * 7 % names.len()];
+            let is_bound = app.ledger.reserve(&pod, node, &question, Timestamp::START).is_ok();
+            let started = clock.precise();
+            black_box(app.ledger.choose(black_box(&question), names.iter(), 16));
+            let took = (clock.precise() - started).as_secs_f64() * 1e6;
+            if is_bound {
+                app.ledger.forget(&pod.uid);
+            }
+            took
+        })
+        .collect();
+    took.sort_unstable_by(f64::total_cmp);
+    let [median, p99, longest] =
+        [QUESTIONS / 2, QUESTIONS * 99 / 100, QUESTIONS - 1].map(|at| shown(took[at]));
+    format!("{median}, p99 {p99}, longest {longest}")
 }

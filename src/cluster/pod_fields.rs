@@ -1,5 +1,6 @@
 //! The fields of a pod's JSON that [`SeenPod`](super::pod::SeenPod) is made of. kube-scheduler sends the
-//! whole pod with every question; reading all of it takes three times as long.
+//! whole pod with every question, the API server the pods of the whole cluster; reading all of one takes
+//! twice as long.
 
 use std::collections::BTreeMap;
 
@@ -21,9 +22,10 @@ pub(super) struct PodFields {
     status: Option<PodStatus>,
 }
 
-#[derive(Deserialize)]
+/// The metadata of a pod or a node, as far as anything looks at it.
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Metadata {
+pub(super) struct Metadata {
     annotations: Option<BTreeMap<String, String>>,
     creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
@@ -34,9 +36,10 @@ struct Metadata {
     uid: Option<String>,
 }
 
+/// The specification of a pod, likewise.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Spec {
+pub(super) struct Spec {
     containers: Option<Vec<ContainerFields>>,
     init_containers: Option<Vec<ContainerFields>>,
     node_name: Option<String>,

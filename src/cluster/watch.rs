@@ -7,21 +7,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-use super::host::host_offer;
 use super::pod::SeenPod;
 use super::start_failure::StartFailure;
+use super::watched::{NodeFacts, Watched};
 use crate::clock::Clock;
 use crate::ledger::books::Ledger;
 use crate::ledger::effect::Effect;
 use crate::ledger::facts::PodFact;
 use crate::packing::device::{NodeName, PodUid, PoolName};
 use crate::packing::mix::{RequestType, WINDOW};
-use crate::packing::units::{HostAmount, MemMib};
+use crate::packing::request::GpuRequest;
+use crate::packing::units::MemMib;
+
+/// Most requests that are kept to be shared; clusters have some hundred.
+const MAX_REQUESTS: usize = 10_000;
+
+/// Objects of one page of a list. The text of a page is held up to three times, by each thread that reads
+/// one: 500 pods of a busy cluster are 6 MB.
+const PAGE: u32 = 100;
 
 /// What the watch tells beyond the books.
 pub trait Sink: Send + Sync {
@@ -68,6 +75,7 @@ pub async fn run(
         clock,
         known: BTreeSet::new(),
         relisted: None,
+        requests: BTreeSet::new(),
         recalled: Some(BTreeMap::new()),
     };
     let nodes = NodeWatch {
@@ -101,14 +109,16 @@ struct PodWatch {
     clock: Clock,
     known: BTreeSet<PodUid>,
     relisted: Option<BTreeSet<PodUid>>,
+    /// The requests of the pods, each once: thousands of pods ask for the same.
+    requests: BTreeSet<Arc<GpuRequest>>,
     /// While the first list is read: what the pods ask for that were created last, by when that was.
     recalled: Option<BTreeMap<(i64, PodUid), (RequestType, MemMib)>>,
 }
 
 impl PodWatch {
     async fn run(mut self, client: Client, listed: watch::Sender<bool>) {
-        let api: Api<Pod> = Api::all(client);
-        let events = watcher(api, watcher::Config::default()).default_backoff();
+        let api: Api<Watched<SeenPod>> = Api::all(client);
+        let events = watcher(api, watcher::Config::default().page_size(PAGE)).default_backoff();
         let mut events = std::pin::pin!(events.map_err(|error| {
             tracing::warn!(%error, "the watch of pods failed, it will be tried again");
         }));
@@ -117,11 +127,10 @@ impl PodWatch {
             match event {
                 Err(()) => {}
                 Ok(watcher::Event::Init) => self.relisted = Some(BTreeSet::new()),
-                Ok(watcher::Event::InitApply(pod) | watcher::Event::Apply(pod)) => self.see(&pod),
-                Ok(watcher::Event::Delete(pod)) => {
-                    let uid = SeenPod::from_api(&pod).pod.uid;
-                    self.end(&uid);
+                Ok(watcher::Event::InitApply(pod) | watcher::Event::Apply(pod)) => {
+                    self.see(&pod.facts);
                 }
+                Ok(watcher::Event::Delete(pod)) => self.end(&pod.facts.pod.uid),
                 Ok(watcher::Event::InitDone) => {
                     let listed_now = self.relisted.take().unwrap_or_default();
                     let gone: Vec<PodUid> = self.known.difference(&listed_now).cloned().collect();
@@ -148,8 +157,7 @@ impl PodWatch {
         }
     }
 
-    fn see(&mut self, pod: &Pod) {
-        let seen = SeenPod::from_api(pod);
+    fn see(&mut self, seen: &SeenPod) {
         if let (Some(recalled), Ok(Some(request))) = (&mut self.recalled, &seen.request) {
             let kind = RequestType::new(Some(request), seen.host.cpu);
             let key = (seen.created_unix_seconds, seen.pod.uid.clone());
@@ -168,22 +176,37 @@ impl PodWatch {
             host: seen.host,
             is_terminal: seen.is_terminal,
             wants_gpu: !matches!(seen.request, Ok(None)),
-            request: seen.request.as_ref().ok().cloned().flatten().map(Arc::new),
+            request: seen.request.as_ref().ok().and_then(Option::as_ref).map(|it| self.shared(it)),
             placement: seen.placement.as_ref().ok().cloned().flatten(),
         };
         let effects = self.ledger.see_pod(&fact, self.clock.now());
         if seen.is_terminal {
             self.sink.pod_ended(&seen.pod.uid);
         } else {
-            self.sink.pod(&seen);
+            self.sink.pod(seen);
         }
         // Of pods that had ended before they were listed this is no news.
         let is_news = !seen.is_terminal || self.relisted.is_none();
         if let (true, Ok(Some(_)), Some(failure)) = (is_news, &seen.placement, &seen.start_failure)
         {
-            self.sink.start_failed(&seen, failure);
+            self.sink.start_failed(seen, failure);
         }
         self.sink.effects(effects);
+    }
+
+    /// The request, as the pods before had it.
+    fn shared(&mut self, request: &GpuRequest) -> Arc<GpuRequest> {
+        if let Some(known) = self.requests.get(request) {
+            return Arc::clone(known);
+        }
+        if self.requests.len() >= MAX_REQUESTS {
+            self.requests.retain(|request| Arc::strong_count(request) > 1);
+        }
+        let request = Arc::new(request.clone());
+        if self.requests.len() < MAX_REQUESTS {
+            self.requests.insert(Arc::clone(&request));
+        }
+        request
     }
 
     fn end(&mut self, uid: &PodUid) {
@@ -204,8 +227,8 @@ struct NodeWatch {
 
 impl NodeWatch {
     async fn run(mut self, client: Client, listed: watch::Sender<bool>) {
-        let api: Api<Node> = Api::all(client);
-        let events = watcher(api, watcher::Config::default()).default_backoff();
+        let api: Api<Watched<NodeFacts>> = Api::all(client);
+        let events = watcher(api, watcher::Config::default().page_size(PAGE)).default_backoff();
         let mut events = std::pin::pin!(events.map_err(|error| {
             tracing::warn!(%error, "the watch of nodes failed, it will be tried again");
         }));
@@ -215,12 +238,9 @@ impl NodeWatch {
                 Err(()) => {}
                 Ok(watcher::Event::Init) => self.relisted = Some(BTreeSet::new()),
                 Ok(watcher::Event::InitApply(node) | watcher::Event::Apply(node)) => {
-                    self.see(&node);
+                    self.see(&node.facts);
                 }
-                Ok(watcher::Event::Delete(node)) => {
-                    let name = node.metadata.name.unwrap_or_default();
-                    self.lose(&NodeName::new(name));
-                }
+                Ok(watcher::Event::Delete(node)) => self.lose(&node.facts.name),
                 Ok(watcher::Event::InitDone) => {
                     let listed_now = self.relisted.take().unwrap_or_default();
                     let gone: Vec<NodeName> = self.known.difference(&listed_now).cloned().collect();
@@ -231,17 +251,15 @@ impl NodeWatch {
         }
     }
 
-    fn see(&mut self, node: &Node) {
-        let name = NodeName::new(node.metadata.name.clone().unwrap_or_default());
+    fn see(&mut self, node: &NodeFacts) {
+        let name = &node.name;
         self.known.insert(name.clone());
         if let Some(relisted) = &mut self.relisted {
             relisted.insert(name.clone());
         }
-        let labels = node.metadata.labels.as_ref();
-        let label = |key| labels.and_then(|labels| labels.get(key)).map_or("", String::as_str);
-        let pool = PoolName::new(label(&self.labels.pool));
-        let effects = self.ledger.see_node(&name, host_of(node), pool);
-        self.ledger.see_domain(&name, label(&self.labels.domain));
+        let pool = PoolName::new(node.label(&self.labels.pool));
+        let effects = self.ledger.see_node(name, node.host, pool);
+        self.ledger.see_domain(name, node.label(&self.labels.domain));
         self.sink.effects(effects);
     }
 
@@ -249,10 +267,4 @@ impl NodeWatch {
         self.known.remove(name);
         self.ledger.lose_node(name);
     }
-}
-
-/// What a node offers to pods.
-fn host_of(node: &Node) -> HostAmount {
-    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-    host_offer(|name| allocatable.and_then(|all| all.get(name)).map(|quantity| quantity.0.as_str()))
 }

@@ -85,7 +85,9 @@ pub async fn serve(
     });
     let app = Arc::clone(&service.app);
     let (mut stopped, mut late) = (stop.clone(), stop);
-    let serving = axum::serve(listener, router(service)).with_graceful_shutdown(async move {
+    // A plain router is copied for each connection, 10 KB each; there is one for every agent.
+    let routes = router(service).into_make_service();
+    let serving = axum::serve(listener, routes).with_graceful_shutdown(async move {
         let _ = stopped.wait_for(|stop| *stop).await;
         app.live.close(); // a browser would listen for ever
     });

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use litemap::LiteMap;
+
 use super::books::{Ledger, locked};
 use super::details::NodeDetails;
 use super::effect::Effect;
@@ -87,7 +89,7 @@ pub struct Protection {
 /// What the driver confirms of the tenants of one node, as of the last list of each device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Protections {
-    devices: BTreeMap<DeviceId, BTreeMap<PodUid, Seen>>,
+    devices: LiteMap<DeviceId, LiteMap<PodUid, Seen>>,
 }
 
 /// One pod with processes on a device.
@@ -128,7 +130,7 @@ impl Protections {
             let list = uses.iter().find(|seen| seen.id == *id).and_then(|it| it.processes.as_ref());
             let Some(list) = list else { continue };
             let before = self.devices.remove(id).unwrap_or_default();
-            let mut all = BTreeMap::new();
+            let mut all = LiteMap::with_capacity(device.tenants().len());
             for (uid, held) in device.tenants() {
                 if !list.iter().any(|process| process.pod.as_ref() == Some(uid)) {
                     continue;

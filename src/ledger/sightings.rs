@@ -4,8 +4,9 @@
 //! Nothing here frees or takes room; the books take what is used outside of them off what may be placed
 //! by themselves. What the driver cannot say of a process makes nobody an over-user.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use litemap::LiteMap;
 
 use super::books::{Ledger, locked};
 use super::effect::Effect;
@@ -20,14 +21,14 @@ use crate::packing::units::{MemMib, Share};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sightings {
     /// As of the last list of each device, by UUID.
-    devices: BTreeMap<DeviceId, OnDevice>,
+    devices: LiteMap<DeviceId, OnDevice>,
 }
 
 /// What the last list of processes of a device shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OnDevice {
     /// Pods that hold anything on the node, as far as the driver can say what they use.
-    pub pods: BTreeMap<PodUid, Use>,
+    pub pods: LiteMap<PodUid, Use>,
     /// Used by processes of no pod that holds anything on the node.
     pub foreign: MemMib,
 }
@@ -90,20 +91,25 @@ impl Sightings {
     /// Takes in a report. Use within `tolerance` of what is allowed is nobody's fault: the driver's
     /// own figures move by some MiB.
     fn take(&mut self, books: &NodeLedger, uses: &[DeviceUse], tolerance: MemMib) -> Vec<Effect> {
-        let is_there =
-            |id: &DeviceId| books.devices().iter().any(|device| device.device().id == *id);
-        self.devices.retain(|id, _| is_there(id));
-        for on in self.devices.values_mut() {
+        // What is kept shares the texts of the books: those of a report are of no use beyond it.
+        let device = |id: &DeviceId| {
+            let mut devices = books.devices().iter().map(|known| &known.device().id);
+            devices.find(|known| *known == id).cloned()
+        };
+        self.devices.retain(|id, _| device(id).is_some());
+        for (_, on) in self.devices.iter_mut() {
             on.pods.retain(|uid, _| books.reservation(uid).is_some());
         }
         let mut effects = Vec::new();
-        for seen in uses.iter().filter(|seen| is_there(&seen.id)) {
-            let Some(list) = &seen.processes else { continue };
-            let before = self.devices.remove(&seen.id).unwrap_or_default();
-            let mut now = OnDevice::default();
+        for seen in uses {
+            let (Some(id), Some(list)) = (device(&seen.id), &seen.processes) else { continue };
+            let before = self.devices.remove(&id).unwrap_or_default();
+            let most = list.len().min(books.reservations().len());
+            let mut now = OnDevice { pods: LiteMap::with_capacity(most), foreign: MemMib::ZERO };
             let mut unknown = Vec::new();
             for process in list {
-                let holder = process.pod.as_ref().filter(|uid| books.reservation(uid).is_some());
+                let holder = process.pod.as_ref().and_then(|uid| books.reservation(uid));
+                let holder = holder.map(|held| &held.pod.uid);
                 let sum = match holder {
                     Some(uid) => &mut now.pods.entry(uid.clone()).or_default().used,
                     None => &mut now.foreign,
@@ -138,7 +144,7 @@ impl Sightings {
                     used: now.foreign,
                 });
             }
-            self.devices.insert(seen.id.clone(), now);
+            self.devices.insert(id, now);
         }
         effects
     }

@@ -4,8 +4,9 @@
 //! use was in which sixteenth of what is booked, the mean load, and when the pod's GPUs were last busy. It
 //! starts anew with the process; what somebody else measured before that can be put under it, once.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
+
+use litemap::LiteMap;
 
 use super::books::{Ledger, locked};
 use super::sightings::Sightings;
@@ -165,7 +166,7 @@ impl Usage {
 
 /// The sketches of the pods of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Usages(BTreeMap<PodUid, Usage>);
+pub struct Usages(LiteMap<PodUid, Usage>);
 
 impl Usages {
     /// What a pod was seen to use; none before its first list.

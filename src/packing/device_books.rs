@@ -2,7 +2,7 @@
 //!
 //! [`super::node`] keeps them; the sums here are derived from its reservations and claims.
 
-use std::collections::BTreeMap;
+use litemap::LiteMap;
 
 use super::device::{ClassId, Device, DeviceId, DeviceKind, Health, PodUid};
 use super::fit::{Company, Room};
@@ -75,14 +75,14 @@ pub struct DeviceBooks {
     pub(super) health: Health,
     pub(super) booked: Demand,
     pub(super) claimed: Demand,
-    pub(super) tenants: BTreeMap<PodUid, Demand>,
+    pub(super) tenants: LiteMap<PodUid, Demand>,
     pub(super) used: Option<MemMib>,
     pub(super) busy_percent: Option<u8>,
     /// Use that the last list of processes shows outside the books, and what ended tenants whose
     /// processes outlived them leave in use.
     pub(super) foreign: MemMib,
     /// What of each tenant's booking was in use at the last list of processes.
-    pub(super) covered: BTreeMap<PodUid, MemMib>,
+    pub(super) covered: LiteMap<PodUid, MemMib>,
     pub(super) unbooked: MemMib,
 }
 
@@ -103,11 +103,11 @@ impl DeviceBooks {
             health: device.health,
             booked: Demand::ZERO,
             claimed: Demand::ZERO,
-            tenants: BTreeMap::new(),
+            tenants: LiteMap::new(),
             used: None,
             busy_percent: None,
             foreign: MemMib::ZERO,
-            covered: BTreeMap::new(),
+            covered: LiteMap::new(),
             unbooked: MemMib::ZERO,
             device,
         };
@@ -141,7 +141,7 @@ impl DeviceBooks {
     }
 
     /// The tenants with what each holds, by UID.
-    pub fn tenants(&self) -> &BTreeMap<PodUid, Demand> {
+    pub fn tenants(&self) -> &LiteMap<PodUid, Demand> {
         &self.tenants
     }
 
@@ -308,7 +308,9 @@ impl DeviceBooks {
                     .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?));
                 (uid.clone(), own.map_or(held.memory, |own| own.min(held.memory)))
             });
-            self.covered = covered.collect();
+            let mut all = LiteMap::with_capacity(self.tenants.len());
+            all.extend(covered);
+            self.covered = all;
             self.foreign = beyond(used, self.covered.values().copied());
         }
         let booked = beyond(used, self.tenants.values().map(|held| held.memory));

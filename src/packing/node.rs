@@ -8,6 +8,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use litemap::LiteMap;
+
+use self::devices::share_ids;
 pub use self::sums::AuditError;
 use super::device::{Device, DeviceId, DeviceKind, NodeName, PodUid, PoolName};
 pub use super::device_books::{Claim, ClaimRule, DeviceBooks, DeviceUse, Evidence, ProcessUse};
@@ -49,8 +52,8 @@ pub struct NodeLedger {
     /// Room of the devices beside claims, and without regard to them: what every question reads.
     rooms: Vec<Room>,
     rooms_under_claims: Vec<Room>,
-    reservations: BTreeMap<PodUid, Reservation>,
-    others: BTreeMap<PodUid, HostAmount>,
+    reservations: LiteMap<PodUid, Reservation>,
+    others: LiteMap<PodUid, HostAmount>,
     claims: BTreeMap<PodUid, Claim>,
     last_report: Option<Timestamp>,
     unmanaged_tolerance: MemMib,
@@ -74,8 +77,8 @@ impl NodeLedger {
             nearness: Nearness::default(),
             rooms: Vec::new(),
             rooms_under_claims: Vec::new(),
-            reservations: BTreeMap::new(),
-            others: BTreeMap::new(),
+            reservations: LiteMap::new(),
+            others: LiteMap::new(),
             claims: BTreeMap::new(),
             last_report: None,
             unmanaged_tolerance,
@@ -116,12 +119,12 @@ impl NodeLedger {
     }
 
     /// All reservations, by UID.
-    pub fn reservations(&self) -> &BTreeMap<PodUid, Reservation> {
+    pub fn reservations(&self) -> &LiteMap<PodUid, Reservation> {
         &self.reservations
     }
 
     /// Pods of which only processor time and memory matter, by UID.
-    pub fn others(&self) -> &BTreeMap<PodUid, HostAmount> {
+    pub fn others(&self) -> &LiteMap<PodUid, HostAmount> {
         &self.others
     }
 
@@ -270,8 +273,10 @@ impl NodeLedger {
 
     /// Books `placement` for a pod: the one way in, for `bind` (assumed) and for facts (confirmed).
     /// An existing reservation of the pod is replaced; its claim ends.
-    pub fn book(&mut self, reservation: Reservation) {
+    pub fn book(&mut self, mut reservation: Reservation) {
         let uid = reservation.pod.uid.clone();
+        reservation.placement.node = self.name.clone();
+        share_ids(&self.devices, &mut reservation);
         self.unclaim(&uid);
         self.others.remove(&uid);
         self.reservations.insert(uid, reservation);

@@ -213,8 +213,12 @@ struct Header {
     schema_version: u32,
 }
 
-/// Reads one JSON document and nothing after it; errors name the place.
+/// Reads one JSON document and nothing after it; errors name the place. To keep count of the place takes a
+/// good part of the time, so that is done only where there is something to be named.
 fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ReportError> {
+    if let Ok(value) = serde_json::from_slice(body) {
+        return Ok(value);
+    }
     let mut document = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut document).map_err(|error| {
         ReportError::Malformed { at: error.path().to_string(), cause: error.into_inner() }
@@ -240,7 +244,12 @@ fn inventory(
     if devices.len() > MAX_DEVICES_PER_NODE {
         return Err(InventoryError::TooManyDevices { count: devices.len() }.into());
     }
-    let devices = devices.into_iter().map(device).collect::<Result<_, _>>()?;
+    let mut devices = devices.into_iter().map(device).collect::<Result<Vec<_>, _>>()?;
+    for device in &mut devices {
+        if let Some((id, _)) = details.get_key_value(&device.id) {
+            device.id = id.clone(); // the same text, once
+        }
+    }
     Ok(NodeInventory::placed(devices, details)?)
 }
 

@@ -86,7 +86,10 @@ pub(super) fn devices(
     }
     let ids: BTreeSet<DeviceId> = all.keys().cloned().collect();
     for details in all.values_mut() {
-        details.neighbours.retain(|(other, _)| ids.contains(other));
+        // With the texts that are there already: each of 8 GPUs names the 7 others.
+        let known = |(other, links)| Some((ids.get(&other)?.clone(), links));
+        details.neighbours =
+            std::mem::take(&mut details.neighbours).into_iter().filter_map(known).collect();
     }
     all.retain(|_, details| *details != DeviceDetails::default());
     Ok(all)

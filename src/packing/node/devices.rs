@@ -5,7 +5,18 @@ use std::collections::BTreeMap;
 use super::super::device::{DeviceClasses, DeviceId, NodeInventory};
 use super::super::device_books::{DeviceBooks, Evidence};
 use super::super::pool::PoolRule;
+use super::super::reservation::Reservation;
 use super::NodeLedger;
+
+/// Lets a reservation share the texts of its ids with the devices: it may come with its own, and they would
+/// be a third of what is kept of a pod.
+pub(super) fn share_ids(devices: &[DeviceBooks], reservation: &mut Reservation) {
+    for placed in &mut reservation.placement.devices {
+        if let Some(books) = devices.iter().find(|books| books.device.id == placed.id) {
+            placed.id = books.device.id.clone();
+        }
+    }
+}
 
 impl NodeLedger {
     /// Replaces the inventory; reservations stay, also those on devices that are gone.
@@ -22,6 +33,9 @@ impl NodeLedger {
             })
             .collect();
         self.nearness = inventory.nearness().clone();
+        for (_, reservation) in self.reservations.iter_mut() {
+            share_ids(&self.devices, reservation);
+        }
         self.recompute_devices();
     }
 

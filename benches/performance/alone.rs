@@ -1,0 +1,290 @@
+//! An extender alone, as it runs in a cluster: a process of its own against a stand-in for the API server,
+//! with all pods placed and all agents reporting.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupack::clock::Clock;
+use tokio::runtime::Runtime;
+
+use super::agents::Agents;
+use super::api::{self, Stage};
+use super::arrivals::Arrivals;
+use super::objects::{PODS, node_name};
+use super::wrk::Wrk;
+use super::{Row, megabytes};
+
+/// Longest time until an extender is ready.
+const READY_WITHIN: Duration = Duration::from_secs(600);
+
+/// Pause between two looks whether it is.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// How long nothing goes on, and how long reports come, while processor time is counted.
+const IDLE: Duration = Duration::from_secs(4);
+const BUSY: Duration = Duration::from_secs(10);
+
+/// Ticks of processor time a second in `/proc`: the same on all of Linux.
+const TICKS: f64 = 100.0;
+
+/// An extender that is killed when it is dropped; its folder is removed.
+struct Extender {
+    process: Child,
+    address: String,
+    folder: PathBuf,
+}
+
+impl Drop for Extender {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Extender {
+    /// Starts one that asks the API server at `api`.
+    fn start(api: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("gpupack-alone-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("there is room for temporary files");
+        let kubeconfig = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             clusters: [{{name: c, cluster: {{server: \"http://{api}\"}}}}]\n\
+             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
+             users: [{{name: u, user: {{token: none}}}}]\n"
+        );
+        // Nodes stay in the books while their agents are quiet, and readiness waits for all of them.
+        let config = "report_stale_seconds: 3600\nwarm_up_seconds: 60\n";
+        for (name, text) in [("kubeconfig", kubeconfig.as_str()), ("config", config)] {
+            std::fs::write(folder.join(name), text).expect("the folder is writable");
+        }
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+        let address = port.expect("a port is free").to_string();
+        let log = std::fs::File::create(folder.join("log")).expect("the folder is writable");
+        let process = Command::new(env!("CARGO_BIN_EXE_gpupack"))
+            .args(["extender", "--listen", &address, "--kubeconfig"])
+            .arg(folder.join("kubeconfig"))
+            .arg("--config")
+            .arg(folder.join("config"))
+            .stdout(log.try_clone().expect("a file"))
+            .stderr(log)
+            .spawn();
+        Self { process: process.expect("gpupack can be started"), address, folder }
+    }
+
+    /// Status line and body of a GET; none while it does not listen.
+    fn get(&self, path: &str) -> Option<String> {
+        let mut connection = TcpStream::connect(&self.address).ok()?;
+        connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
+        let mut text = String::new();
+        connection.read_to_string(&mut text).ok()?;
+        Some(text)
+    }
+
+    fn of_process(&self, file: &str) -> String {
+        let path = format!("/proc/{}/{file}", self.process.id());
+        std::fs::read_to_string(path).expect("the extender runs")
+    }
+
+    /// Processor time that it has used, in seconds.
+    fn cpu(&self) -> f64 {
+        let stat = self.of_process("stat");
+        let (_, fields) = stat.rsplit_once(')').expect("the name stands in brackets");
+        let field = |at: usize| fields.split_whitespace().nth(at)?.parse::<f64>().ok();
+        let ticks = field(11).zip(field(12)).map(|(user, system)| user + system);
+        ticks.expect("times of the process") / TICKS
+    }
+
+    /// Most memory that it ever held, in MiB.
+    fn peak_mib(&self) -> u64 {
+        megabytes(&self.of_process("status"), "VmHWM:").expect("Linux tells the peak")
+    }
+
+    /// Share of one core that it uses while this thread waits for so long.
+    fn load(&self, clock: Clock, wait: Duration) -> f64 {
+        let (before, started) = (self.cpu(), clock.precise());
+        std::thread::sleep(wait);
+        (self.cpu() - before) / (clock.precise() - started).as_secs_f64()
+    }
+}
+
+/// A cluster with its extender. What ends first stands first.
+struct Bed {
+    extender: Extender,
+    agents: Agents,
+    stage: Arc<Stage>,
+    runtime: Runtime,
+    clock: Clock,
+    names: Vec<String>,
+}
+
+/// How the start went; times in seconds.
+struct Started {
+    /// From the start of the process until all lists are in the books.
+    listed: f64,
+    /// From the making of the last page until then.
+    after_last_page: f64,
+    /// From the first of all first reports until the extender is ready.
+    heard: f64,
+    /// Processor time of the extender for all of that.
+    cpu: f64,
+    /// Most memory with the lists in the books, before an agent has connected.
+    listed_mib: u64,
+    /// Most memory when all agents are connected and heard.
+    ready_mib: u64,
+}
+
+impl Bed {
+    fn start(nodes: usize) -> (Self, Started) {
+        let clock = Clock::start();
+        let runtime = Runtime::new().expect("threads can be started");
+        let (stage, api) = runtime.block_on(api::start(nodes, clock));
+        let begun = clock.precise();
+        let since = |at: Duration| (at - begun).as_secs_f64();
+        let extender = Extender::start(&api);
+        until("it listens", clock, || extender.get("/healthz").is_some());
+        let says = |text: &str| extender.get("/readyz").is_some_and(|said| said.contains(text));
+        until("pods and nodes are listed", clock, || says("have not reported yet"));
+        let listed = since(clock.precise());
+        let last_page = since(stage.listed().expect("it says that all is listed"));
+        let (listed_cpu, listed_mib) = (extender.cpu(), extender.peak_mib());
+        let guard = runtime.enter();
+        let agents = Agents::start(&extender.address, nodes);
+        drop(guard);
+        until("the agents are connected", clock, || agents.are_connected());
+        let (greeted, connected_cpu) = (clock.precise(), extender.cpu());
+        agents.greet();
+        until("it is ready", clock, || says("200 OK"));
+        let heard = (clock.precise() - greeted).as_secs_f64();
+        until("all agents have greeted", clock, || agents.have_greeted());
+        let started = Started {
+            listed,
+            after_last_page: listed - last_page,
+            heard,
+            cpu: listed_cpu + extender.cpu() - connected_cpu,
+            listed_mib,
+            ready_mib: extender.peak_mib(),
+        };
+        let names = (0..nodes).map(node_name).collect();
+        (Self { extender, agents, stage, runtime, clock, names }, started)
+    }
+
+    /// Processor time that reports cost: share of a core, microseconds each, and reports a second.
+    fn reports(&self) -> (f64, f64, f64) {
+        let idle = self.extender.load(self.clock, IDLE);
+        self.agents.report();
+        std::thread::sleep(Duration::from_secs(self.agents.every));
+        let (before, started) = (self.agents.taken(), self.clock.precise());
+        let busy = self.extender.load(self.clock, BUSY);
+        let taken = self.agents.taken() - before;
+        let rate = taken as f64 / (self.clock.precise() - started).as_secs_f64();
+        self.agents.hush();
+        ((busy - idle) * 100.0, (busy - idle) * 1e6 / rate, rate)
+    }
+}
+
+fn until(what: &str, clock: Clock, is_so: impl Fn() -> bool) {
+    let started = clock.precise();
+    while !is_so() {
+        assert!(clock.precise() - started < READY_WITHIN, "not in time: {what}");
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// What goes on while a verb is measured.
+const BESIDE: [&str; 3] =
+    ["nothing beside it", "each node reports", "each node reports, 50 binds a second"];
+
+/// Verbs with what they are asked about.
+const VERBS: [(&str, bool); 3] = [("filter", false), ("prioritize", false), ("prioritize", true)];
+
+/// Nodes that *filter* leaves to *prioritize*.
+const KEPT: usize = 16;
+
+/// The lines of the table.
+pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
+    let mut start = Row::new(
+        "an extender alone: from its start to the lists in the books; first reports of all nodes to \
+         ready; its processor time for both",
+        "≤ 1 s without the API server",
+    );
+    let mut memory = Row::new(
+        "an extender alone: peak memory with the lists in the books; with all agents heard",
+        "≤ 150 MiB",
+    );
+    let mut reports = Row::new("an extender alone: reports over HTTP", "≤ 10 % of a core");
+    let mut at_end =
+        Row::new("an extender alone: peak memory at the end of all below", "≤ 150 MiB");
+    let verb_row = |(verb, is_few): (&str, bool), beside: &str| {
+        let about = if is_few { " about 16 nodes" } else { "" };
+        let what = format!("an extender alone: `{verb}`{about}, whole HTTP call, {beside}");
+        Row::new(&what, "median ≤ 250 µs, p99 ≤ 1 ms")
+    };
+    let mut verbs: Vec<Row> =
+        BESIDE.iter().flat_map(|beside| VERBS.map(|verb| verb_row(verb, beside))).collect();
+    let wrk = Wrk::find("alone");
+    for &nodes in sizes {
+        eprintln!("an extender alone: {nodes} nodes");
+        let (bed, took) = Bed::start(nodes);
+        let Started { listed, after_last_page, heard, cpu, listed_mib, ready_mib } = took;
+        start.measured.push((
+            nodes,
+            format!(
+                "{listed:.2} s, {after_last_page:.2} s of it after the last page was made; \
+                 {heard:.2} s; {cpu:.2} s"
+            ),
+        ));
+        let (pods, connections) = (nodes * PODS, bed.agents.connections);
+        memory.measured.push((
+            nodes,
+            format!("{listed_mib} MiB, {pods} pods; {ready_mib} MiB, {connections} connections"),
+        ));
+        let (percent, each, rate) = bed.reports();
+        reports.measured.push((
+            nodes,
+            format!("{percent:.1} % of a core, {each:.0} µs each, {rate:.0} a second"),
+        ));
+        if let Some(wrk) = &wrk {
+            under_load(&bed, wrk, nodes, &mut verbs);
+            at_end.measured.push((nodes, format!("{} MiB", bed.extender.peak_mib())));
+        }
+    }
+    let mut rows = vec![start, memory, reports];
+    rows.extend(verbs);
+    rows.push(at_end);
+    rows
+}
+
+/// Measures each verb with more and more beside it.
+fn under_load(bed: &Bed, wrk: &Wrk, nodes: usize, rows: &mut [Row]) {
+    let few = &bed.names[..KEPT];
+    for (beside, rows) in rows.chunks_mut(VERBS.len()).enumerate() {
+        if beside > 0 {
+            bed.agents.report();
+        }
+        let guard = bed.runtime.enter();
+        let arrivals = (beside > 1)
+            .then(|| Arrivals::start(Arc::clone(&bed.stage), &bed.extender.address, &bed.names));
+        drop(guard);
+        for ((verb, is_few), row) in VERBS.into_iter().zip(rows) {
+            wrk.ask_about(if is_few { few } else { &bed.names });
+            let (started, before) = (bed.clock.precise(), arrivals.as_ref().map(Arrivals::bound));
+            let Some(took) = wrk.measure(&bed.extender.address, verb) else { continue };
+            let mut cell = took.shown();
+            if let Some((arrivals, before)) = arrivals.as_ref().zip(before) {
+                let seconds = (bed.clock.precise() - started).as_secs_f64();
+                let rate = (arrivals.bound() - before) as f64 / seconds;
+                if rate < 45.0 {
+                    cell.push_str(&format!(" ({rate:.0} binds a second)"));
+                }
+            }
+            row.measured.push((nodes, cell));
+        }
+        bed.agents.hush();
+        bed.agents.taken();
+    }
+}

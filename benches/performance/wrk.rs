@@ -1,0 +1,105 @@
+//! The load tool: questions on one connection that is kept alive, in a process of its own.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use super::bodies::bodies;
+use super::shown;
+
+/// Takes the bodies in turn. The path comes as argument.
+const SCRIPT: &str = r#"
+local requests, at = {}, 0
+init = function(args)
+  for body in io.lines(os.getenv("BODIES")) do
+    requests[#requests + 1] = wrk.format("POST", args[1], {["Content-Type"] = "application/json"}, body)
+  end
+end
+request = function()
+  at = at % #requests + 1
+  return requests[at]
+end
+done = function(summary, latency, _)
+  io.write(string.format("figures %f %f %d %d\n", latency:percentile(50), latency:percentile(99),
+    summary.requests, summary.errors.status + summary.errors.timeout))
+end
+"#;
+
+/// Runs for each figure: the middle one counts.
+const RUNS: usize = 3;
+
+/// What a verb takes, in microseconds.
+#[derive(Clone, Copy)]
+pub(crate) struct Took {
+    pub(crate) median: f64,
+    pub(crate) p99: f64,
+}
+
+impl Took {
+    /// For a cell of the table.
+    pub(crate) fn shown(self) -> String {
+        format!("{}, p99 {}", shown(self.median), shown(self.p99))
+    }
+}
+
+/// The load tool, with a folder of its own that is removed when it is dropped.
+pub(crate) struct Wrk {
+    folder: PathBuf,
+}
+
+impl Drop for Wrk {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Wrk {
+    /// None where it is not installed.
+    pub(crate) fn find(part: &str) -> Option<Self> {
+        Command::new("wrk").arg("-v").output().ok()?;
+        let name = format!("gpupack-performance-{part}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).expect("there is room for temporary files");
+        std::fs::write(folder.join("ask.lua"), SCRIPT).expect("the folder is writable");
+        Some(Self { folder })
+    }
+
+    /// Asks about these nodes from now on.
+    pub(crate) fn ask_about(&self, names: &[String]) {
+        let lines = bodies(names).into_iter();
+        let lines: Vec<String> =
+            lines.map(|body| String::from_utf8(body).expect("JSON is text")).collect();
+        std::fs::write(self.folder.join("bodies"), lines.join("\n"))
+            .expect("the folder is writable");
+    }
+
+    /// What a verb of the extender at `address` takes, one call after the other for some seconds.
+    pub(crate) fn measure(&self, address: &str, verb: &str) -> Option<Took> {
+        let mut runs: Vec<Took> = (0..RUNS).map_while(|_| self.run(address, verb)).collect();
+        let middle = |of: fn(&Took) -> f64, runs: &mut Vec<Took>| {
+            runs.sort_unstable_by(|a, b| of(a).total_cmp(&of(b)));
+            runs.get(runs.len() / 2).map(of)
+        };
+        let median = middle(|run| run.median, &mut runs)?;
+        Some(Took { median, p99: middle(|run| run.p99, &mut runs)? })
+    }
+
+    fn run(&self, address: &str, verb: &str) -> Option<Took> {
+        let run = Command::new("wrk")
+            .env("BODIES", self.folder.join("bodies"))
+            .args(["-t1", "-c1", "-d4s", "--timeout", "10s", "-s"])
+            .arg(self.folder.join("ask.lua"))
+            .args([&format!("http://{address}"), "--", &format!("/v1/{verb}")])
+            .stderr(Stdio::inherit())
+            .output();
+        let out = String::from_utf8(run.ok()?.stdout).ok()?;
+        let figures = out.lines().find_map(|line| line.strip_prefix("figures "))?;
+        let numbers: Vec<f64> =
+            figures.split(' ').filter_map(|number| number.parse().ok()).collect();
+        let [median, p99, requests, errors] = numbers[..] else { return None };
+        assert!(
+            requests > 0.0 && errors == 0.0,
+            "{requests} calls, {errors} of them failed: {out}"
+        );
+        Some(Took { median, p99 })
+    }
+}

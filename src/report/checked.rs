@@ -213,12 +213,8 @@ struct Header {
     schema_version: u32,
 }
 
-/// Reads one JSON document and nothing after it; errors name the place. To keep count of the place takes a
-/// good part of the time, so that is done only where there is something to be named.
+/// Reads one JSON document and nothing after it; errors name the place.
 fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ReportError> {
-    if let Ok(value) = serde_json::from_slice(body) {
-        return Ok(value);
-    }
     let mut document = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut document).map_err(|error| {
         ReportError::Malformed { at: error.path().to_string(), cause: error.into_inner() }

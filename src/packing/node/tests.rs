@@ -90,6 +90,22 @@ fn free(node: &NodeLedger) -> Vec<(u64, u64)> {
 }
 
 #[test]
+fn names_of_a_placement_are_held_once_per_node() {
+    let is_shared = |node: &NodeLedger| {
+        let placed = &node.reservation(&uid("p")).unwrap().placement;
+        let device = &node.devices()[0].device().id;
+        let of = |text: &str| text.as_ptr();
+        (of(placed.node.as_str()) == of(node.name().as_str()))
+            && of(placed.devices[0].id.as_str()) == of(device.as_str())
+    };
+    let mut node = node();
+    node.book(held("p", "A", demand(10, 10)));
+    assert!(is_shared(&node), "the pod comes after the inventory");
+    node.replace_inventory(&inventory(&["A", "B"], 1000), &mut DeviceClasses::default());
+    assert!(is_shared(&node), "the inventory comes after the pod");
+}
+
+#[test]
 fn amounts_beyond_any_type_overbook_their_device_and_nothing_else() {
     let mut node = node();
     node.book(held("p", "A", demand(u64::MAX, u64::MAX)));

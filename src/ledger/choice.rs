@@ -22,31 +22,28 @@ pub struct Choice {
 
 /// A node that fits. The better one is less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Candidate<'a> {
+pub(super) struct Candidate {
     /// How good it is: the key of its rank.
     pub(super) key: u128,
-    /// Its name: decides between equals.
-    pub(super) name: &'a NodeName,
+    /// Its place in the order of all names: decides between equals.
+    pub(super) order: u32,
 }
 
 /// A choice that is being made, one node after the other.
-pub(super) struct Choosing<'a> {
+pub(super) struct Choosing {
     most: usize,
     /// The best so far, the worst of them on top.
-    best: BinaryHeap<Candidate<'a>>,
-    /// The key of that worst one.
-    worst: u128,
+    best: BinaryHeap<Candidate>,
     /// The best of each failure domain.
-    by_domain: Vec<Option<Candidate<'a>>>,
+    by_domain: Vec<Option<Candidate>>,
     refused: [usize; Misfit::LABELS.len()],
 }
 
-impl<'a> Choosing<'a> {
+impl Choosing {
     pub(super) fn new(most: usize) -> Self {
         Self {
             most: most.max(1),
             best: BinaryHeap::new(),
-            worst: u128::MAX,
             by_domain: Vec::new(),
             refused: [0; Misfit::LABELS.len()],
         }
@@ -58,44 +55,37 @@ impl<'a> Choosing<'a> {
         self.refused[misfit.position()] += nodes;
     }
 
-    /// Notes a node that fits, by its key, in the failure domain of that number; zero for none. Most are not
-    /// among the best, and of those nothing else is asked.
+    /// Notes a node that fits, in the failure domain of that number; zero for none.
     #[inline]
-    pub(super) fn fits(&mut self, key: u128, domain: u32, node: impl Fn() -> Candidate<'a>) {
+    pub(super) fn fits(&mut self, node: Candidate, domain: u32) {
         if domain > 0 {
-            self.leads(key, domain, &node);
+            self.leads(node, domain);
         }
         if self.best.len() < self.most {
-            self.best.push(node());
-        } else if key <= self.worst {
-            let node = node();
-            if let Some(mut worst) = self.best.peek_mut()
-                && node < *worst
-            {
-                *worst = node;
-            }
-        } else {
-            return;
+            self.best.push(node);
+        } else if self.best.peek().is_some_and(|worst| node < *worst)
+            && let Some(mut worst) = self.best.peek_mut()
+        {
+            *worst = node;
         }
-        self.worst = self.best.peek().map_or(u128::MAX, |worst| worst.key);
     }
 
     /// Notes a node that may be the best one of its failure domain.
     #[inline]
-    fn leads(&mut self, key: u128, domain: u32, node: &impl Fn() -> Candidate<'a>) {
+    fn leads(&mut self, node: Candidate, domain: u32) {
         let domain = usize::try_from(domain).expect("a number in memory");
         if self.by_domain.len() <= domain {
             self.by_domain.resize(domain + 1, None);
         }
         let first = &mut self.by_domain[domain];
-        if first.is_none_or(|first| key <= first.key && node() < first) {
-            *first = Some(node());
+        if first.is_none_or(|first| node < first) {
+            *first = Some(node);
         }
     }
 
-    /// The choice.
-    pub(super) fn end(self) -> Choice {
-        let mut kept: Vec<Candidate<'a>> = self.by_domain.into_iter().flatten().collect();
+    /// The choice. `name` tells the names by their order.
+    pub(super) fn end(self, name: impl Fn(u32) -> NodeName) -> Choice {
+        let mut kept: Vec<Candidate> = self.by_domain.into_iter().flatten().collect();
         kept.sort_unstable();
         kept.truncate(self.most / 2);
         for node in self.best.into_sorted_vec() {
@@ -104,6 +94,7 @@ impl<'a> Choosing<'a> {
             }
         }
         kept.sort_unstable();
-        Choice { kept: kept.iter().map(|node| node.name.clone()).collect(), refused: self.refused }
+        let kept = kept.iter().map(|node| name(node.order)).collect();
+        Choice { kept, refused: self.refused }
     }
 }

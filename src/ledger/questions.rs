@@ -8,7 +8,6 @@
 
 use dashmap::Entry;
 use fixedbitset::FixedBitSet;
-use std::cmp;
 
 use super::books::{Ledger, World, locked};
 use super::choice::{Candidate, Choice, Choosing};
@@ -148,11 +147,11 @@ impl Ledger {
             asked.look_at_all(&listed);
             let mut choosing = Choosing::new(most);
             for (at, key) in asked.keys(&listed) {
-                choosing.fits(key, slots.domain(at), || Candidate { key, name: &slots[at].name });
+                choosing.fits(Candidate { key, order: slots.order(at) }, slots.domain(at));
             }
             asked.table.misfits(&listed).for_each(|misfit| choosing.refused(misfit, 1));
             choosing.refused(&Misfit::UnknownNode, unknown);
-            choosing.end()
+            choosing.end(|order| slots.in_order(order).name.clone())
         })
     }
 
@@ -163,18 +162,8 @@ impl Ledger {
             let mut all = FixedBitSet::with_capacity(slots.len());
             all.insert_range(..);
             asked.look_at_all(&all);
-            let mut best: Option<(u128, usize)> = None;
-            for (at, key) in asked.keys(&all) {
-                let is_better = best.is_none_or(|(known, holder)| match key.cmp(&known) {
-                    cmp::Ordering::Less => true,
-                    cmp::Ordering::Equal => slots[at].name < slots[holder].name,
-                    cmp::Ordering::Greater => false,
-                });
-                if is_better {
-                    best = Some((key, at));
-                }
-            }
-            let (_, at) = best?;
+            let keys = asked.keys(&all).map(|(at, key)| (key, slots.order(at), at));
+            let (_, _, at) = keys.min()?;
             Some((slots[at].name.clone(), asked.answer_at(at).ok()?))
         })
     }

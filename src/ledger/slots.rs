@@ -23,6 +23,11 @@ pub(super) struct Slots {
     names: String,
     positions: HashTable<Known>,
     hasher: DefaultHashBuilder,
+    /// The positions in the order of the names.
+    in_order: Vec<u32>,
+    /// The place of each node in that order: nodes that are as good as each other are told apart by name, and
+    /// whole rows of equal nodes are.
+    orders: Vec<u32>,
 }
 
 /// Where the name of a node lies, and the node.
@@ -73,7 +78,23 @@ impl Slots {
         let (names, hasher) = (&self.names, &self.hasher);
         let hash_of = |known: &Known| hash(hasher, known.name(names));
         self.positions.insert_unique(hash(hasher, node.as_bytes()), known, hash_of);
+        let is_before = |other: &u32| self.all[index(*other)].name.as_str() < node;
+        let order = self.in_order.partition_point(is_before);
+        self.in_order.insert(order, known.at);
+        self.orders.iter_mut().filter(|other| index(**other) >= order).for_each(|it| *it += 1);
+        self.orders.push(number(order));
         at
+    }
+
+    /// The place of the node at a position in the order of all names.
+    #[inline]
+    pub(super) fn order(&self, at: usize) -> u32 {
+        self.orders[at]
+    }
+
+    /// The node at a place in the order of all names.
+    pub(super) fn in_order(&self, order: u32) -> &Arc<Slot> {
+        &self.all[index(self.in_order[index(order)])]
     }
 
     /// Number of the failure domain of the node at a position; zero where it names none.
@@ -110,4 +131,31 @@ fn number(at: usize) -> u32 {
 #[inline]
 fn index(at: u32) -> usize {
     usize::try_from(at).expect("a position in memory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packing::device::NodeName;
+    use crate::packing::node::NodeLedger;
+    use crate::packing::units::MemMib;
+
+    #[test]
+    fn nodes_are_found_by_name_and_told_apart_in_the_order_of_their_names() {
+        let mut slots = Slots::default();
+        let names = ["m", "c", "x", "a", "ca", "", "y-0", "b"];
+        for name in names {
+            let books = NodeLedger::new(NodeName::new(name), MemMib::ZERO);
+            slots.add(name, |at| Slot::new(at, books, Arc::default()));
+        }
+        let mut sorted = names;
+        sorted.sort_unstable();
+        for (at, name) in names.iter().enumerate() {
+            assert_eq!(slots.position(name), Some(at));
+            assert_eq!(sorted[index(slots.order(at))], *name);
+            assert_eq!(slots.in_order(slots.order(at)).name.as_str(), *name);
+        }
+        let (listed, unknown) = slots.listed(["b", "d", "m", "b"].iter());
+        assert_eq!((listed.ones().collect::<Vec<_>>(), unknown), (vec![0, 7], 1));
+    }
 }

@@ -90,7 +90,7 @@ impl Default for Config {
             scheduler_names: vec!["gpupack".to_owned()],
             policy: Policy::Fragmentation,
             pool_label: "gpupack.dev/pool".to_owned(),
-            keep_best: NonZeroUsize::new(16),
+            keep_best: NonZeroUsize::new(50),
             domain_label: "topology.kubernetes.io/zone".to_owned(),
             pools: PoolRules::default(),
             claim_for: Duration::from_secs(10),

@@ -1,5 +1,5 @@
-//! What a load tool from outside sees: whole HTTP calls on one connection that is kept alive, while agents
-//! report and pods are bound.
+//! What a load tool from outside sees of the demo, the quickest way to a cluster: whole HTTP calls on one
+//! connection that is kept alive.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -25,12 +25,12 @@ impl Drop for Demo {
 
 impl Demo {
     /// A cluster half full.
-    fn start(nodes: usize, load: &Load) -> Self {
+    fn start(nodes: usize) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
         let address = port.expect("a port is free").to_string();
         let process = Command::new(env!("CARGO_BIN_EXE_gpupack"))
             .args(["demo", "--gpus-per-node", "8", "--fill", "0.5", "--log-level", "error"])
-            .args(["--arrival-rate", load.arrivals, "--report-rate", load.reports])
+            .args(["--arrival-rate", "0", "--report-rate", "500"])
             .args(["--nodes", &nodes.to_string(), "--listen", &address])
             .stdout(Stdio::null())
             .spawn();
@@ -53,51 +53,21 @@ impl Demo {
     }
 }
 
-/// What goes on in the same process besides the calls of the load tool.
-struct Load {
-    name: &'static str,
-    /// Pods a second that are filtered, prioritized and bound over HTTP.
-    arrivals: &'static str,
-    /// Most reports a second of all agents, over HTTP as well.
-    reports: &'static str,
-}
-
-const LOADS: [Load; 2] = [
-    Load { name: "500 reports a second beside it", arrivals: "0", reports: "500" },
-    Load {
-        name: "50 binds and up to 5,000 reports a second beside it",
-        arrivals: "50",
-        reports: "5000",
-    },
-];
-
 /// The lines of the table; curves are added.
 pub(crate) fn measure(sizes: &[usize], curves: &mut Vec<Curve>) -> Vec<Row> {
-    let wrk = Wrk::find("http");
-    LOADS.iter().flat_map(|load| measure_with(load, wrk.as_ref(), sizes, curves)).collect()
-}
-
-fn measure_with(
-    load: &Load,
-    wrk: Option<&Wrk>,
-    sizes: &[usize],
-    curves: &mut Vec<Curve>,
-) -> Vec<Row> {
     const GOAL: &str = "median ≤ 250 µs, p99 ≤ 1 ms";
-    let row = |verb: &str| Row::new(&format!("`{verb}`, whole HTTP call, {}", load.name), GOAL);
+    let row = |verb: &str| Row::new(&format!("the demo: `{verb}`, whole HTTP call"), GOAL);
     let mut verbs = [("filter", row("filter")), ("prioritize", row("prioritize"))];
-    let what = format!("peak memory of the demo, fleet on paper included; {}", load.name);
-    let mut memory = Row::new(&what, "≤ 150 MiB");
+    let mut memory = Row::new("the demo: peak memory, fleet on paper included", "");
     let first = curves.len();
-    let label = |verb: &str| {
-        format!("{verb}, {}", if load.arrivals == "0" { "alone" } else { "under load" })
-    };
-    curves.extend(verbs.iter().map(|(verb, _)| Curve { label: label(verb), points: Vec::new() }));
-    for (&nodes, wrk) in sizes.iter().filter_map(|nodes| Some((nodes, wrk?))) {
-        eprintln!("over HTTP, {}: {nodes} nodes", load.name);
+    let curve = |verb: &str| Curve { label: format!("{verb} of the demo"), points: Vec::new() };
+    curves.extend(verbs.iter().map(|(verb, _)| curve(verb)));
+    let wrk = Wrk::find("http");
+    for (&nodes, wrk) in sizes.iter().filter_map(|nodes| Some((nodes, wrk.as_ref()?))) {
+        eprintln!("the demo: {nodes} nodes");
         // The demo counts its nodes from zero, with five digits.
         wrk.ask_about(&(0..nodes).map(|node| format!("node-{node:05}")).collect::<Vec<_>>());
-        let demo = Demo::start(nodes, load);
+        let demo = Demo::start(nodes);
         until_filled(&demo, nodes);
         for (at, (verb, row)) in verbs.iter_mut().enumerate() {
             if let Some(took) = wrk.measure(&demo.address, verb) {

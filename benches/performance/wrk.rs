@@ -96,10 +96,8 @@ impl Wrk {
         let numbers: Vec<f64> =
             figures.split(' ').filter_map(|number| number.parse().ok()).collect();
         let [median, p99, requests, errors] = numbers[..] else { return None };
-        assert!(
-            requests > 0.0 && errors == 0.0,
-            "{requests} calls, {errors} of them failed: {out}"
-        );
-        Some(Took { median, p99 })
+        assert!(errors == 0.0, "{requests} calls, {errors} of them failed: {out}");
+        // Where others take all of the machine, not one call may come through.
+        (requests > 0.0).then_some(Took { median, p99 })
     }
 }

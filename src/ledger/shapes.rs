@@ -113,6 +113,8 @@ impl ShapeTable {
                         self.known.remove(at);
                     }
                 }
+                // Of nodes that came later than these slots nothing can be said.
+                self.known.remove_range(self.answers.len().min(slots.len())..);
             }
         }
         self.fitting.intersect_with(&self.known);

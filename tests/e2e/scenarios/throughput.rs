@@ -74,7 +74,7 @@ struct Size {
 impl Size {
     /// What the environment asks for; else a small cluster, in which the extender narrows already.
     fn asked() -> Self {
-        let mut size = Self { nodes: 120, pods: 60, rounds: 1, keep: vec![16, 0] };
+        let mut size = Self { nodes: 120, pods: 60, rounds: 1, keep: vec![50, 0] };
         let text = clock::variable("GPUPACK_THROUGHPUT").unwrap_or_default();
         for word in text.split_whitespace() {
             let fault = || -> ! {

@@ -60,7 +60,7 @@ fn limit(instructions: u64) -> LibraryBenchmarkConfig {
     config
 }
 
-#[library_benchmark(config = limit(335_000))]
+#[library_benchmark(config = limit(275_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn decision(bench: Bench) -> (usize, Bench) {
     let names: Vec<&str> = bench.names.iter().map(String::as_str).collect();
@@ -69,14 +69,14 @@ fn decision(bench: Bench) -> (usize, Bench) {
     (choice.kept.len(), bench)
 }
 
-#[library_benchmark(config = limit(1_065_000))]
+#[library_benchmark(config = limit(720_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn filter(bench: Bench) -> (Vec<u8>, Bench) {
     let answer = verbs::filter(&bench.app, black_box(&bench.bodies[1]));
     (answer.expect("a body as kube-scheduler sends it").0, bench)
 }
 
-#[library_benchmark(config = limit(1_640_000))]
+#[library_benchmark(config = limit(1_120_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn prioritize(bench: Bench) -> (Vec<u8>, Bench) {
     let answer = verbs::prioritize(&bench.app, black_box(&bench.bodies[1]));
@@ -91,7 +91,7 @@ fn shape_never_asked(bench: Bench) -> (usize, Bench) {
     (answers.len(), bench)
 }
 
-#[library_benchmark(config = limit(30_000))]
+#[library_benchmark(config = limit(28_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn reserve(bench: Bench) -> Bench {
     let pod = pod("bench");

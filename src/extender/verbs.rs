@@ -59,7 +59,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         app.metrics.refused_request();
         app.tell(&pod.pod, NoticeReason::GpuRequestRefused, error.to_string());
         let result = ExtenderFilterResult {
-            passed: no_node(&args.nodes),
+            passed: passed(&args.nodes, &[]),
             failed_and_unresolvable: names().iter().map(|name| (*name, error.reason())).collect(),
             ..Default::default()
         };
@@ -147,14 +147,7 @@ fn hold(app: &App, uid: &PodUid, fitting: &[&str], question: &Question, now: Tim
     }
 }
 
-fn no_node<'a>(nodes: &NodesArg<'a>) -> Passed<'a> {
-    match nodes {
-        NodesArg::Names(_) => Passed::Names(Vec::new()),
-        NodesArg::Objects(_) => Passed::Objects(Vec::new()),
-    }
-}
-
-/// The nodes that fit, in the form of the question.
+/// The nodes that fit, by their answers and in the form of the question.
 fn passed<'a>(nodes: &'a NodesArg<'_>, answers: &[Option<Misfit>]) -> Passed<'a> {
     let fits = |at: &usize| answers[*at].is_none();
     let fitting = (0..answers.len()).filter(fits);

@@ -81,8 +81,10 @@ impl Slots {
         let is_before = |other: &u32| self.all[index(*other)].name.as_str() < node;
         let order = self.in_order.partition_point(is_before);
         self.in_order.insert(order, known.at);
-        self.orders.iter_mut().filter(|other| index(**other) >= order).for_each(|it| *it += 1);
         self.orders.push(number(order));
+        for later in &self.in_order[order + 1..] {
+            self.orders[index(*later)] += 1;
+        }
         at
     }
 

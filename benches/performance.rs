@@ -32,6 +32,8 @@ mod http;
 mod inside;
 #[path = "performance/objects.rs"]
 mod objects;
+#[path = "performance/served.rs"]
+mod served;
 #[path = "common/typical.rs"]
 mod typical;
 #[path = "performance/wrk.rs"]
@@ -81,12 +83,6 @@ pub(crate) fn median_us(clock: Clock, times: usize, mut run: impl FnMut()) -> f6
 /// Microseconds, or milliseconds where they are many.
 pub(crate) fn shown(us: f64) -> String {
     if us < 1_000.0 { format!("{us:.1} µs") } else { format!("{:.2} ms", us / 1_000.0) }
-}
-
-/// An amount that `/proc` tells in KiB, in MiB.
-pub(crate) fn megabytes(status: &str, name: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib / 1024)
 }
 
 fn simulated() -> Row {

@@ -5,7 +5,7 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
 /// A Pod object of 4.4 KB as kube-scheduler 1.36 sends it, with `@…@` where pods differ.
-const POD: &str = include_str!("../../src/cli/demo_pod.json.in");
+pub(crate) const POD: &str = include_str!("../../src/cli/demo_pod.json.in");
 
 /// Orders of the nodes, one per body: kube-scheduler's differs from call to call.
 const ORDERS: usize = 16;
@@ -28,7 +28,7 @@ pub(crate) fn bodies(names: &[String]) -> Vec<Vec<u8>> {
 /// The pod of the body with that number.
 pub(crate) fn pod_json(number: usize) -> String {
     let size = SIZES[number % SIZES.len()];
-    filled(|piece| match piece {
+    filled(POD, |piece| match piece {
         "name" => format!("infer-{number}"),
         "uid" => format!("0b6e0000-0000-4000-8000-{number:012}"),
         "version" => "8123".to_owned(),
@@ -37,9 +37,9 @@ pub(crate) fn pod_json(number: usize) -> String {
     })
 }
 
-/// The pod whose pieces have these values.
-pub(crate) fn filled(value: impl Fn(&str) -> String) -> String {
-    let pieces = POD.trim_end().split('@').enumerate();
+/// A template with these values in place of its `@…@`.
+pub(crate) fn filled(template: &str, value: impl Fn(&str) -> String) -> String {
+    let pieces = template.trim_end().split('@').enumerate();
     pieces.map(|(at, piece)| if at % 2 == 0 { piece.to_owned() } else { value(piece) }).collect()
 }
 

@@ -1,22 +1,21 @@
 //! An extender alone, as it runs in a cluster: a process of its own against a stand-in for the API server,
 //! with all pods placed and all agents reporting.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpupack::clock::Clock;
+use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
+use super::Row;
 use super::agents::Agents;
 use super::api::{self, Stage};
 use super::arrivals::Arrivals;
 use super::objects::{PODS, node_name};
+use super::served::Served;
 use super::wrk::Wrk;
-use super::{Row, megabytes};
 
 /// Longest time until an extender is ready.
 const READY_WITHIN: Duration = Duration::from_secs(600);
@@ -28,93 +27,30 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 const IDLE: Duration = Duration::from_secs(4);
 const BUSY: Duration = Duration::from_secs(10);
 
-/// Ticks of processor time a second in `/proc`: the same on all of Linux.
-const TICKS: f64 = 100.0;
-
-/// An extender that is killed when it is dropped; its folder is removed.
-struct Extender {
-    process: Child,
-    address: String,
-    folder: PathBuf,
-}
-
-impl Drop for Extender {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
-
-impl Extender {
-    /// Starts one that asks the API server at `api`.
-    fn start(api: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("gpupack-alone-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("there is room for temporary files");
-        let kubeconfig = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
-             clusters: [{{name: c, cluster: {{server: \"http://{api}\"}}}}]\n\
-             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
-             users: [{{name: u, user: {{token: none}}}}]\n"
-        );
-        // Nodes stay in the books while their agents are quiet, and readiness waits for all of them.
-        let config = "report_stale_seconds: 3600\nwarm_up_seconds: 60\n";
-        for (name, text) in [("kubeconfig", kubeconfig.as_str()), ("config", config)] {
-            std::fs::write(folder.join(name), text).expect("the folder is writable");
-        }
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
-        let address = port.expect("a port is free").to_string();
-        let log = std::fs::File::create(folder.join("log")).expect("the folder is writable");
-        let process = Command::new(env!("CARGO_BIN_EXE_gpupack"))
-            .args(["extender", "--listen", &address, "--kubeconfig"])
-            .arg(folder.join("kubeconfig"))
-            .arg("--config")
-            .arg(folder.join("config"))
-            .stdout(log.try_clone().expect("a file"))
-            .stderr(log)
-            .spawn();
-        Self { process: process.expect("gpupack can be started"), address, folder }
-    }
-
-    /// Status line and body of a GET; none while it does not listen.
-    fn get(&self, path: &str) -> Option<String> {
-        let mut connection = TcpStream::connect(&self.address).ok()?;
-        connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
-        let mut text = String::new();
-        connection.read_to_string(&mut text).ok()?;
-        Some(text)
-    }
-
-    fn of_process(&self, file: &str) -> String {
-        let path = format!("/proc/{}/{file}", self.process.id());
-        std::fs::read_to_string(path).expect("the extender runs")
-    }
-
-    /// Processor time that it has used, in seconds.
-    fn cpu(&self) -> f64 {
-        let stat = self.of_process("stat");
-        let (_, fields) = stat.rsplit_once(')').expect("the name stands in brackets");
-        let field = |at: usize| fields.split_whitespace().nth(at)?.parse::<f64>().ok();
-        let ticks = field(11).zip(field(12)).map(|(user, system)| user + system);
-        ticks.expect("times of the process") / TICKS
-    }
-
-    /// Most memory that it ever held, in MiB.
-    fn peak_mib(&self) -> u64 {
-        megabytes(&self.of_process("status"), "VmHWM:").expect("Linux tells the peak")
-    }
-
-    /// Share of one core that it uses while this thread waits for so long.
-    fn load(&self, clock: Clock, wait: Duration) -> f64 {
-        let (before, started) = (self.cpu(), clock.precise());
-        std::thread::sleep(wait);
-        (self.cpu() - before) / (clock.precise() - started).as_secs_f64()
-    }
+/// Starts an extender that asks the API server at `api`; its files are in `folder`.
+fn extender(api: &str, folder: &Path) -> Served {
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+         clusters: [{{name: c, cluster: {{server: \"http://{api}\"}}}}]\n\
+         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
+         users: [{{name: u, user: {{token: none}}}}]\n"
+    );
+    // Nodes stay in the books while their agents are quiet, and readiness waits for all of them.
+    let config = "report_stale_seconds: 3600\nwarm_up_seconds: 60\n";
+    let [kubeconfig, config] =
+        [("kubeconfig", kubeconfig.as_str()), ("config", config)].map(|(name, text)| {
+            let path = folder.join(name);
+            std::fs::write(&path, text).expect("the folder is writable");
+            path.into_os_string().into_string().expect("a folder with a plain name")
+        });
+    Served::start(&["extender", "--kubeconfig", &kubeconfig, "--config", &config])
 }
 
 /// A cluster with its extender. What ends first stands first.
 struct Bed {
-    extender: Extender,
+    extender: Served,
+    /// Of the extender's files.
+    _folder: TempDir,
     agents: Agents,
     stage: Arc<Stage>,
     runtime: Runtime,
@@ -145,7 +81,8 @@ impl Bed {
         let (stage, api) = runtime.block_on(api::start(nodes, clock));
         let begun = clock.precise();
         let since = |at: Duration| (at - begun).as_secs_f64();
-        let extender = Extender::start(&api);
+        let folder = tempfile::tempdir().expect("there is room for temporary files");
+        let extender = extender(&api, folder.path());
         until("it listens", clock, || extender.get("/healthz").is_some());
         let says = |text: &str| extender.get("/readyz").is_some_and(|said| said.contains(text));
         until("pods and nodes are listed", clock, || says("have not reported yet"));
@@ -170,7 +107,7 @@ impl Bed {
             ready_mib: extender.peak_mib(),
         };
         let names = (0..nodes).map(node_name).collect();
-        (Self { extender, agents, stage, runtime, clock, names }, started)
+        (Self { extender, _folder: folder, agents, stage, runtime, clock, names }, started)
     }
 
     /// Processor time that reports cost: share of a core, microseconds each, and reports a second.
@@ -202,8 +139,8 @@ const BESIDE: [&str; 3] =
 /// Verbs with what they are asked about.
 const VERBS: [(&str, bool); 3] = [("filter", false), ("prioritize", false), ("prioritize", true)];
 
-/// Nodes that *filter* leaves to *prioritize*.
-const KEPT: usize = 16;
+/// Nodes that *filter* leaves to *prioritize*, if nothing else is configured.
+const KEPT: usize = 50;
 
 /// The lines of the table.
 pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
@@ -220,13 +157,13 @@ pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
     let mut at_end =
         Row::new("an extender alone: peak memory at the end of all below", "≤ 150 MiB");
     let verb_row = |(verb, is_few): (&str, bool), beside: &str| {
-        let about = if is_few { " about 16 nodes" } else { "" };
+        let about = if is_few { format!(" about {KEPT} nodes") } else { String::new() };
         let what = format!("an extender alone: `{verb}`{about}, whole HTTP call, {beside}");
         Row::new(&what, "median ≤ 250 µs, p99 ≤ 1 ms")
     };
     let mut verbs: Vec<Row> =
         BESIDE.iter().flat_map(|beside| VERBS.map(|verb| verb_row(verb, beside))).collect();
-    let wrk = Wrk::find("alone");
+    let wrk = Wrk::find();
     for &nodes in sizes {
         eprintln!("an extender alone: {nodes} nodes");
         let (bed, took) = Bed::start(nodes);
@@ -285,6 +222,6 @@ fn under_load(bed: &Bed, wrk: &Wrk, nodes: usize, rows: &mut [Row]) {
             row.measured.push((nodes, cell));
         }
         bed.agents.hush();
-        bed.agents.taken();
+        bed.agents.taken(); // all of them
     }
 }

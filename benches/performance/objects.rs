@@ -11,7 +11,7 @@ use gpupack::packing::units::{MemMib, Share};
 use gpupack::report::{DeviceReport, DeviceUse, Kind, Neighbour, ProcessUse};
 use serde_json::json;
 
-use super::bodies::{filled, usual};
+use super::bodies::{POD, filled, usual};
 
 /// GPUs of each node.
 pub(crate) const GPUS: usize = 8;
@@ -177,7 +177,7 @@ impl PodText {
         for (key, value) in written {
             annotations.push_str(&format!(",{}:{}", json!(key), json!(value)));
         }
-        filled(|piece| match piece {
+        filled(POD, |piece| match piece {
             "name" => self.name.clone(),
             "uid" => self.uid.clone(),
             "version" => self.version.to_string(),
@@ -189,7 +189,7 @@ impl PodText {
 
 /// A Node object.
 pub(crate) fn node_json(node: usize) -> String {
-    let value = |piece: &str| match piece {
+    filled(NODE, |piece| match piece {
         "name" => node_name(node),
         "number" => format!("{node:016x}"),
         "product" => MODELS[node % MODELS.len()].0.replace(' ', "-"),
@@ -198,9 +198,7 @@ pub(crate) fn node_json(node: usize) -> String {
         "version" => (10_000 + node).to_string(),
         "zone" => (node % ZONES).to_string(),
         unknown => panic!("the template names the value `{unknown}`"),
-    };
-    let pieces = NODE.trim_end().split('@').enumerate();
-    pieces.map(|(at, piece)| if at % 2 == 0 { piece.to_owned() } else { value(piece) }).collect()
+    })
 }
 
 /// The pods of a cluster, as the API server lists them: by name, and so of all nodes mixed.

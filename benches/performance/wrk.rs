@@ -1,7 +1,8 @@
 //! The load tool: questions on one connection that is kept alive, in a process of its own.
 
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
 
 use super::bodies::bodies;
 use super::shown;
@@ -41,25 +42,17 @@ impl Took {
     }
 }
 
-/// The load tool, with a folder of its own that is removed when it is dropped.
+/// The load tool, with a folder of its own.
 pub(crate) struct Wrk {
-    folder: PathBuf,
-}
-
-impl Drop for Wrk {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
+    folder: TempDir,
 }
 
 impl Wrk {
     /// None where it is not installed.
-    pub(crate) fn find(part: &str) -> Option<Self> {
+    pub(crate) fn find() -> Option<Self> {
         Command::new("wrk").arg("-v").output().ok()?;
-        let name = format!("gpupack-performance-{part}-{}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&folder).expect("there is room for temporary files");
-        std::fs::write(folder.join("ask.lua"), SCRIPT).expect("the folder is writable");
+        let folder = tempfile::tempdir().expect("there is room for temporary files");
+        std::fs::write(folder.path().join("ask.lua"), SCRIPT).expect("the folder is writable");
         Some(Self { folder })
     }
 
@@ -68,26 +61,27 @@ impl Wrk {
         let lines = bodies(names).into_iter();
         let lines: Vec<String> =
             lines.map(|body| String::from_utf8(body).expect("JSON is text")).collect();
-        std::fs::write(self.folder.join("bodies"), lines.join("\n"))
+        std::fs::write(self.folder.path().join("bodies"), lines.join("\n"))
             .expect("the folder is writable");
     }
 
-    /// What a verb of the extender at `address` takes, one call after the other for some seconds.
+    /// What a verb of the extender at `address` takes, one call after the other for some seconds. None where
+    /// a run says nothing: the figure would be that of the good moments.
     pub(crate) fn measure(&self, address: &str, verb: &str) -> Option<Took> {
-        let mut runs: Vec<Took> = (0..RUNS).map_while(|_| self.run(address, verb)).collect();
-        let middle = |of: fn(&Took) -> f64, runs: &mut Vec<Took>| {
-            runs.sort_unstable_by(|a, b| of(a).total_cmp(&of(b)));
-            runs.get(runs.len() / 2).map(of)
+        let runs: Vec<Took> = (0..RUNS).map(|_| self.run(address, verb)).collect::<Option<_>>()?;
+        let middle = |of: fn(&Took) -> f64| {
+            let mut all: Vec<f64> = runs.iter().map(of).collect();
+            all.sort_unstable_by(f64::total_cmp);
+            all[RUNS / 2]
         };
-        let median = middle(|run| run.median, &mut runs)?;
-        Some(Took { median, p99: middle(|run| run.p99, &mut runs)? })
+        Some(Took { median: middle(|run| run.median), p99: middle(|run| run.p99) })
     }
 
     fn run(&self, address: &str, verb: &str) -> Option<Took> {
         let run = Command::new("wrk")
-            .env("BODIES", self.folder.join("bodies"))
+            .env("BODIES", self.folder.path().join("bodies"))
             .args(["-t1", "-c1", "-d4s", "--timeout", "10s", "-s"])
-            .arg(self.folder.join("ask.lua"))
+            .arg(self.folder.path().join("ask.lua"))
             .args([&format!("http://{address}"), "--", &format!("/v1/{verb}")])
             .stderr(Stdio::inherit())
             .output();

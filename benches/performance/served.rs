@@ -1,0 +1,76 @@
+//! A gpupack that serves, in a process of its own.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use gpupack::clock::Clock;
+
+/// Ticks of processor time a second in `/proc`: the same on all of Linux.
+const TICKS: f64 = 100.0;
+
+/// The process. It is killed when this is dropped.
+pub(crate) struct Served {
+    process: Child,
+    pub(crate) address: String,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Served {
+    /// Starts one with these arguments, on an address of its own. Its errors are shown.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+        let address = port.expect("a port is free").to_string();
+        let process = Command::new(env!("CARGO_BIN_EXE_gpupack"))
+            .args(arguments)
+            .args(["--log-level", "error", "--listen", &address])
+            .stdout(Stdio::null())
+            .spawn();
+        Self { process: process.expect("gpupack can be started"), address }
+    }
+
+    /// Head and body of the answer to a GET; none while it does not listen.
+    pub(crate) fn get(&self, path: &str) -> Option<String> {
+        let mut connection = TcpStream::connect(&self.address).ok()?;
+        connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
+        let mut text = String::new();
+        connection.read_to_string(&mut text).ok()?;
+        Some(text)
+    }
+
+    fn of_process(&self, file: &str) -> String {
+        let path = format!("/proc/{}/{file}", self.process.id());
+        std::fs::read_to_string(path).expect("gpupack runs")
+    }
+
+    /// Processor time that it has used, in seconds.
+    pub(crate) fn cpu(&self) -> f64 {
+        let stat = self.of_process("stat");
+        let (_, fields) = stat.rsplit_once(')').expect("the name stands in brackets");
+        let field = |at: usize| fields.split_whitespace().nth(at)?.parse::<f64>().ok();
+        let ticks = field(11).zip(field(12)).map(|(user, system)| user + system);
+        ticks.expect("times of the process") / TICKS
+    }
+
+    /// Most memory that it ever held, in MiB.
+    pub(crate) fn peak_mib(&self) -> u64 {
+        let status = self.of_process("status");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        kib.expect("Linux tells the peak") / 1024
+    }
+
+    /// Share of one core that it uses while this thread waits for so long.
+    pub(crate) fn load(&self, clock: Clock, wait: Duration) -> f64 {
+        let (before, started) = (self.cpu(), clock.precise());
+        std::thread::sleep(wait);
+        (self.cpu() - before) / (clock.precise() - started).as_secs_f64()
+    }
+}

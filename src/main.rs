@@ -12,6 +12,10 @@ use gpupack::cli::{
 };
 use gpupack::clock::Clock;
 
+/// Takes a quarter less time for reports than that of the C library, and less memory (`docs/performance.md`).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// A fraction-aware GPU scheduler extender for Kubernetes.
 #[derive(Debug, Parser)]
 #[command(version)]

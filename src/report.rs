@@ -57,6 +57,9 @@ pub struct Report {
     /// The driver, where it tells its version; goes with the inventory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverReport>,
+    /// The [`Reply::bookings_version`] of this session's last reply; none to be told the bookings anyway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bookings_version: Option<u64>,
     /// Observed use, one entry per device that could be read.
     #[serde(default)]
     pub devices: Vec<DeviceUse>,
@@ -265,9 +268,12 @@ pub struct Reply {
     /// Whether the next report must carry the inventory.
     #[serde(default)]
     pub send_inventory: bool,
-    /// What is booked on this node.
-    #[serde(default)]
-    pub bookings: Vec<Booking>,
+    /// Version of the bookings, for the next report of the session; none of older extenders.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bookings_version: Option<u64>,
+    /// What is booked on this node; none where the version that the report names still stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bookings: Option<Vec<Booking>>,
 }
 
 /// Whether a report counted.

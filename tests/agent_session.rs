@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -34,7 +35,7 @@ struct World {
     refusals: VecDeque<u16>,
     /// Whether the next reply asks for the inventory.
     ask_inventory: bool,
-    /// What every reply carries.
+    /// What replies carry, unless the report names their version.
     bookings: Vec<Booking>,
 }
 
@@ -105,14 +106,23 @@ async fn take(
         Some(_) => return refuse(409, Some(Refusal::SESSION_EXPIRED)),
     };
     world.sessions.insert(node, session);
+    let version = version(&world.bookings);
+    let is_known = report.bookings_version == Some(version);
     Json(Reply {
         schema_version: SCHEMA_VERSION,
         session,
         outcome: Outcome::Accepted,
         send_inventory: std::mem::take(&mut world.ask_inventory),
-        bookings: world.bookings.clone(),
+        bookings_version: Some(version),
+        bookings: (!is_known).then(|| world.bookings.clone()),
     })
     .into_response()
+}
+
+fn version(bookings: &[Booking]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    serde_json::to_vec(bookings).unwrap().hash(&mut hasher);
+    hasher.finish()
 }
 
 fn fleet(linger_ms: u64, nodes: usize) -> Fleet {

@@ -73,6 +73,7 @@ enum Phase {
     Connecting,
     Greeting,
     Reporting,
+    Knocking,
     Quiet,
 }
 
@@ -138,12 +139,17 @@ impl Agents {
         self.phase.send_replace(Phase::Reporting);
     }
 
-    /// Lets nobody report.
+    /// Lets each ask as often whether the extender is alive, over the same connections: what HTTP costs.
+    pub(crate) fn knock(&self) {
+        self.phase.send_replace(Phase::Knocking);
+    }
+
+    /// Lets nobody say anything.
     pub(crate) fn hush(&self) {
         self.phase.send_replace(Phase::Quiet);
     }
 
-    /// Reports that were taken so far.
+    /// Reports that were taken, and knocks that were answered, so far.
     ///
     /// # Panics
     /// When one was not.
@@ -166,12 +172,13 @@ struct Agent {
     node: usize,
     name: String,
     session: Option<u64>,
+    bookings_version: Option<u64>,
     sequence: u64,
 }
 
 impl Agent {
     fn new(node: usize) -> Self {
-        Self { node, name: node_name(node), session: None, sequence: 0 }
+        Self { node, name: node_name(node), session: None, bookings_version: None, sequence: 0 }
     }
 
     /// Says what a real one would say, and whether that was taken.
@@ -184,15 +191,14 @@ impl Agent {
             sequence: self.sequence,
             inventory: self.session.is_none().then(|| inventory(self.node)),
             driver: None,
+            bookings_version: self.bookings_version,
             devices: uses(self.node, has_lists),
         };
         let body = serde_json::to_vec(&report).expect("a report cannot fail");
         let answer = connection.call(Method::PUT, &report_path(&self.name), body).await;
         let Some((StatusCode::OK, body)) = answer else { return false };
-        if self.session.is_none() {
-            let reply: Reply = serde_json::from_slice(&body).expect("a reply");
-            self.session = Some(reply.session);
-        }
+        let reply: Reply = serde_json::from_slice(&body).expect("a reply");
+        (self.session, self.bookings_version) = (Some(reply.session), reply.bookings_version);
         true
     }
 }
@@ -215,17 +221,23 @@ async fn speak(
         counts.greeted.fetch_add(1, Ordering::Relaxed);
     }
     let period = Duration::from_secs(every) / u32::try_from(agents.len()).expect("few nodes");
-    while phase.wait_for(|phase| *phase == Phase::Reporting).await.is_ok() {
+    let is_busy = |phase: &Phase| matches!(phase, Phase::Reporting | Phase::Knocking);
+    while let Ok(now) = phase.wait_for(is_busy).await.map(|phase| *phase) {
         tokio::time::sleep(period.mul_f64(rand::random())).await;
         let mut beat = tokio::time::interval(period);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for at in (0..agents.len()).cycle() {
             beat.tick().await;
-            if *phase.borrow() != Phase::Reporting {
+            if *phase.borrow() != now {
                 break;
             }
-            let has_lists = agents[at].sequence * every % LIST_EVERY < every;
-            count(agents[at].say(&mut connection, has_lists).await);
+            count(if now == Phase::Knocking {
+                let answer = connection.call(Method::GET, "/healthz", "").await;
+                answer.is_some_and(|(status, _)| status == StatusCode::OK)
+            } else {
+                let has_lists = agents[at].sequence * every % LIST_EVERY < every;
+                agents[at].say(&mut connection, has_lists).await
+            });
         }
     }
 }

@@ -110,17 +110,19 @@ impl Bed {
         (Self { extender, _folder: folder, agents, stage, runtime, clock, names }, started)
     }
 
-    /// Processor time that reports cost: share of a core, microseconds each, and reports a second.
-    fn reports(&self) -> (f64, f64, f64) {
+    /// What it costs that the agents do something: share of a core, processor time each, and how many a
+    /// second.
+    fn cost(&self, begin: impl FnOnce(&Agents)) -> String {
         let idle = self.extender.load(self.clock, IDLE);
-        self.agents.report();
+        begin(&self.agents);
         std::thread::sleep(Duration::from_secs(self.agents.every));
         let (before, started) = (self.agents.taken(), self.clock.precise());
         let busy = self.extender.load(self.clock, BUSY);
         let taken = self.agents.taken() - before;
         let rate = taken as f64 / (self.clock.precise() - started).as_secs_f64();
         self.agents.hush();
-        ((busy - idle) * 100.0, (busy - idle) * 1e6 / rate, rate)
+        let (percent, each) = ((busy - idle) * 100.0, (busy - idle) * 1e6 / rate);
+        format!("{percent:.1} % of a core, {each:.0} µs each, {rate:.0} a second")
     }
 }
 
@@ -154,6 +156,10 @@ pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
         "≤ 150 MiB",
     );
     let mut reports = Row::new("an extender alone: reports over HTTP", "≤ 10 % of a core");
+    let mut knocks = Row::new(
+        "an extender alone: `GET /healthz` as often, over the same connections (what HTTP costs)",
+        "",
+    );
     let mut at_end =
         Row::new("an extender alone: peak memory at the end of all below", "≤ 150 MiB");
     let verb_row = |(verb, is_few): (&str, bool), beside: &str| {
@@ -180,17 +186,14 @@ pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
             nodes,
             format!("{listed_mib} MiB, {pods} pods; {ready_mib} MiB, {connections} connections"),
         ));
-        let (percent, each, rate) = bed.reports();
-        reports.measured.push((
-            nodes,
-            format!("{percent:.1} % of a core, {each:.0} µs each, {rate:.0} a second"),
-        ));
+        reports.measured.push((nodes, bed.cost(Agents::report)));
+        knocks.measured.push((nodes, bed.cost(Agents::knock)));
         if let Some(wrk) = &wrk {
             under_load(&bed, wrk, nodes, &mut verbs);
             at_end.measured.push((nodes, format!("{} MiB", bed.extender.peak_mib())));
         }
     }
-    let mut rows = vec![start, memory, reports];
+    let mut rows = vec![start, memory, reports, knocks];
     rows.extend(verbs);
     rows.push(at_end);
     rows

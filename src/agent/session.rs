@@ -68,6 +68,8 @@ pub struct Session {
     sent: Option<Owned>,
     /// What the extender knows that the node owns.
     known: Option<Owned>,
+    /// Version of the bookings in the last reply of this session.
+    bookings_version: Option<u64>,
     /// Failures since the last reply.
     failures: u32,
 }
@@ -98,6 +100,7 @@ impl Session {
             sequence: 0,
             sent: None,
             known: None,
+            bookings_version: None,
             failures: 0,
         }
     }
@@ -117,6 +120,7 @@ impl Session {
             sequence: self.sequence,
             inventory: self.sent.as_ref().map(|owned| owned.inventory.to_vec()),
             driver: self.sent.as_ref().and_then(|owned| owned.driver.clone()),
+            bookings_version: self.number.and(self.bookings_version),
             devices: sample.uses.clone(),
         }
     }
@@ -127,6 +131,7 @@ impl Session {
         match answer {
             Answer::Reply(reply) => {
                 self.number = Some(reply.session);
+                self.bookings_version = reply.bookings_version;
                 self.failures = 0;
                 match (reply.send_inventory, reply.outcome, sent) {
                     (true, _, _) => self.known = None,
@@ -223,11 +228,16 @@ impl NodeBooks {
         Self { extenders: vec![ExtenderBooks::default(); extender_count] }
     }
 
-    /// Learns the bookings of the extender at `position`; says whether they are new.
-    pub fn learn(&mut self, position: usize, bookings: Vec<Booking>) -> bool {
+    /// Learns the bookings of the extender at `position`, none where they are as before; says whether that
+    /// is news.
+    pub fn learn(&mut self, position: usize, bookings: Option<Vec<Booking>>) -> bool {
         let Some(books) = self.extenders.get_mut(position) else { return false };
-        let is_new = !books.is_live || books.bookings != bookings;
-        *books = ExtenderBooks { is_live: true, bookings };
+        let changed = bookings.filter(|bookings| books.bookings != *bookings);
+        let is_new = !books.is_live || changed.is_some();
+        books.is_live = true;
+        if let Some(bookings) = changed {
+            books.bookings = bookings;
+        }
         is_new
     }
 
@@ -263,129 +273,4 @@ impl NodeBooks {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::report::Kind;
-
-    fn sample(uuid: &str) -> Sample {
-        let model = "M".to_owned();
-        let device = DeviceReport::new(uuid.to_owned(), 0, model, Kind::Gpu);
-        Sample {
-            inventory: vec![device].into(),
-            uses: Vec::new(),
-            driver: None,
-            xids: BTreeMap::new(),
-            unreadable: 0,
-        }
-    }
-
-    fn reply(session: u64, outcome: Outcome) -> Reply {
-        Reply { schema_version: 1, session, outcome, send_inventory: false, bookings: Vec::new() }
-    }
-
-    /// Session, sequence, and whether the inventory is there.
-    fn said(session: &mut Session, sample: &Sample) -> (Option<u64>, u64, bool) {
-        let report = session.report(sample);
-        (report.session, report.sequence, report.inventory.is_some())
-    }
-
-    #[test]
-    fn the_inventory_goes_with_hello_when_it_changed_and_when_asked() {
-        let mut session = Session::new("a");
-        let (one, two) = (sample("GPU-a"), sample("GPU-b"));
-        let accepted = Answer::Reply(reply(7, Outcome::Accepted));
-        assert_eq!(said(&mut session, &one), (None, 1, true));
-        assert_eq!(session.settle(&accepted), Next::NextSample);
-        assert_eq!(said(&mut session, &sample("GPU-a")), (Some(7), 2, false), "the same again");
-        session.settle(&accepted);
-        assert_eq!(said(&mut session, &two), (Some(7), 3, true), "changed");
-        session.settle(&Answer::Away { error: String::new() });
-        assert_eq!(said(&mut session, &two), (Some(7), 4, true), "it may not have arrived");
-        session.settle(&Answer::Reply(reply(7, Outcome::Ignored)));
-        assert_eq!(said(&mut session, &two), (Some(7), 5, true), "it was not taken in");
-        session.settle(&accepted);
-        let asks = Reply { send_inventory: true, ..reply(7, Outcome::Accepted) };
-        assert_eq!(said(&mut session, &two), (Some(7), 6, false));
-        session.settle(&Answer::Reply(asks));
-        assert_eq!(said(&mut session, &two), (Some(7), 7, true), "asked for");
-    }
-
-    #[test]
-    fn an_expired_session_says_hello_at_once_and_only_once() {
-        let mut session = Session::new("a");
-        let one = sample("GPU-a");
-        said(&mut session, &one);
-        session.settle(&Answer::Reply(reply(7, Outcome::Accepted)));
-        said(&mut session, &one);
-        assert_eq!(session.settle(&Answer::SessionExpired), Next::HelloNow);
-        assert_eq!(said(&mut session, &one), (None, 3, true));
-        let next = session.settle(&Answer::SessionExpired);
-        assert!(matches!(next, Next::Pause(_)), "a hello that expires is no reason to hurry");
-        assert_eq!(said(&mut session, &one), (None, 4, true));
-    }
-
-    #[test]
-    fn pauses_grow_while_the_extender_is_away_and_end_with_a_reply() {
-        let mut session = Session::new("a");
-        let away = Answer::Away { error: "refused".to_owned() };
-        let mut pauses = Vec::new();
-        for _ in 0..100 {
-            let Next::Pause(pause) = session.settle(&away) else { panic!("no pause") };
-            pauses.push(pause.as_millis());
-        }
-        assert_eq!(pauses[..5], [250, 500, 1_000, 2_000, 2_000]);
-        assert_eq!(pauses[99], 2_000);
-        session.settle(&Answer::Reply(reply(1, Outcome::Accepted)));
-        assert_eq!(session.settle(&away), Next::Pause(FIRST_PAUSE));
-        let refused = Answer::Refused { error: "absurd".to_owned() };
-        assert_eq!(session.settle(&refused), Next::Pause(REFUSED_PAUSE));
-    }
-
-    #[test]
-    fn an_extender_is_lost_once_when_it_answers_nobody_for_a_while() {
-        let mut contact = Contact::new(Timestamp::START);
-        let lost = ContactChange::Lost { error: "e".to_owned() };
-        let (away, reply) =
-            (Answer::Away { error: "e".to_owned() }, Answer::Reply(reply(1, Outcome::Accepted)));
-        for (millis, answer, change) in [
-            (1_999, &away, None),
-            (2_000, &away, Some(lost.clone())),
-            (9_000, &away, None),
-            (9_001, &reply, Some(ContactChange::Found)),
-            (9_002, &away, None),
-            (9_003, &reply, None),
-            (11_003, &away, Some(lost)),
-        ] {
-            let now = Timestamp::from_millis(millis);
-            assert_eq!(contact.settle(answer, now), change, "{millis}");
-        }
-    }
-
-    #[test]
-    fn the_books_of_several_extenders_are_joined_by_pod() {
-        let booking = |uid: &str, state| Booking {
-            pod_uid: uid.to_owned(),
-            pod: format!("d/{uid}"),
-            state,
-            devices: Vec::new(),
-        };
-        let shown = |books: &NodeBooks| {
-            let merged = books.merged();
-            let rows = merged.iter().map(|it| format!("{} {:?}", it.pod_uid, it.state));
-            rows.collect::<Vec<_>>().join(", ")
-        };
-        let mut books = NodeBooks::new(2);
-        let (assumed, confirmed) = (BookingState::Assumed, BookingState::Confirmed);
-        assert!(books.learn(0, vec![booking("p", confirmed), booking("q", assumed)]));
-        assert!(books.learn(1, vec![booking("p", BookingState::Draining)]));
-        assert!(!books.learn(1, vec![booking("p", BookingState::Draining)]));
-        assert_eq!(shown(&books), "p Draining, q Assumed");
-        assert_eq!(books.draining().len(), 1);
-        books.lose(1);
-        assert_eq!(shown(&books), "p Confirmed, q Assumed", "only who replies counts");
-        assert!(books.draining().is_empty());
-        books.lose(0);
-        assert_eq!(shown(&books), "p Draining, q Assumed", "nobody replies: the last word stands");
-        assert!(books.draining().is_empty(), "and nobody waits");
-    }
-}
+mod tests;

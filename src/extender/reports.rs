@@ -4,16 +4,14 @@ use axum::http::StatusCode;
 
 use super::app::App;
 use super::protocol::to_json;
-use crate::ledger::reading::Readiness;
+use crate::ledger::details::Rules;
 use crate::ledger::reports::ReportRefusal;
 use crate::metrics::ReportResult;
-use crate::packing::units::Timestamp;
-use crate::report::checked::CheckedReport;
 use crate::report::{Booking, Outcome, Refusal, Reply, Report, SCHEMA_VERSION};
 
 /// Status and JSON body of the answer to a report.
 pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
-    if app.ledger.readiness(app.clock.now()) == Readiness::NotListed {
+    if !app.ledger.is_listed() {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "nodes are not listed yet", None);
     }
     let report = match Report::from_json(body) {
@@ -24,23 +22,28 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
         }
     };
     let now = app.clock.now();
-    let last = app.ledger.last_report(node);
     match app.ledger.report(node, &report.books, now) {
         Ok(receipt) => {
             let result =
                 if receipt.is_taken { ReportResult::Accepted } else { ReportResult::Ignored };
-            app.metrics
-                .report(result, last.filter(|_| receipt.is_taken).map(|last| now.since(last)));
+            let last = receipt.last_report.filter(|_| receipt.is_taken);
+            app.metrics.report(result, last.map(|last| now.since(last)));
             app.outbox.push(receipt.effects);
             if receipt.is_taken {
-                note(app, node, report, now);
+                let rules =
+                    Rules { tolerance: app.config.guard.tolerance, limits: app.driver_limits() };
+                let seen = (&report.books.uses[..], report.details);
+                app.outbox.push(app.ledger.note(node, seen, rules, now));
             }
+            let bookings = receipt.bookings.as_ref();
+            let bookings = bookings.map(|held| held.iter().map(Booking::from_reservation));
             let reply = Reply {
                 schema_version: SCHEMA_VERSION,
                 session: receipt.session,
                 outcome: if receipt.is_taken { Outcome::Accepted } else { Outcome::Ignored },
                 send_inventory: false,
-                bookings: receipt.bookings.iter().map(Booking::from_reservation).collect(),
+                bookings_version: Some(receipt.bookings_version),
+                bookings: bookings.map(|held| held.collect()),
             };
             (StatusCode::OK, to_json(&reply))
         }
@@ -61,17 +64,6 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
             refuse(status, &refusal.to_string(), reason)
         }
     }
-}
-
-/// Notes what stands beside the books.
-fn note(app: &App, node: &str, report: CheckedReport, now: Timestamp) {
-    let CheckedReport { books, mut details } = report;
-    let tenants = std::mem::take(&mut details.tenants);
-    app.ledger.note_details(node, details);
-    app.outbox.push(app.ledger.note_use(node, &books.uses, app.config.guard.tolerance));
-    app.ledger.note_usage(node, &books.uses, now);
-    let seen = (&books.uses[..], &tenants);
-    app.outbox.push(app.ledger.note_protection(node, seen, app.driver_limits(), now));
 }
 
 fn refuse(status: StatusCode, error: &str, reason: Option<&str>) -> (StatusCode, Vec<u8>) {

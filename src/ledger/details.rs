@@ -7,11 +7,14 @@
 use std::collections::BTreeMap;
 
 use super::books::{Ledger, locked};
-use super::protection::{Protections, Told};
+use super::effect::Effect;
+use super::protection::{DriverLimits, Protections, Told, evidence};
 use super::sightings::Sightings;
 use super::usage::Usages;
 use crate::packing::details::DeviceDetails;
 use crate::packing::device::{DeviceId, PodUid};
+use crate::packing::node::{DeviceUse, NodeLedger};
+use crate::packing::units::{MemMib, Timestamp};
 
 /// The driver of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +58,8 @@ pub struct NodeDetails {
     pub protections: Protections,
     /// What pods were seen to use over time.
     pub usages: Usages,
+    /// The version of the books by which pods and devices were forgotten last.
+    pruned_at: u64,
 }
 
 /// The part of a report that belongs to it.
@@ -68,16 +73,64 @@ pub struct DetailsReport {
     pub tenants: BTreeMap<DeviceId, BTreeMap<PodUid, Told>>,
 }
 
-impl Ledger {
-    /// Notes what an accepted report of `node` says beside the books.
-    pub fn note_details(&self, node: &str, report: DetailsReport) {
-        let Some(at) = self.position(node) else { return };
-        let slot = self.slot(at);
-        let mut details = locked(&slot.details);
+/// By what a report is judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Use within this of what is allowed is nobody's fault: the driver's own figures move by some MiB.
+    pub tolerance: MemMib,
+    /// What containers that share a GPU are given to.
+    pub limits: DriverLimits,
+}
+
+impl NodeDetails {
+    /// Takes in a report, after the books have. Lists of processes come with every fifth or so; without
+    /// one, only what the books no longer hold is forgotten, and that only when they have changed.
+    fn take(
+        &mut self,
+        (version, books): (u64, &NodeLedger),
+        (uses, report): (&[DeviceUse], DetailsReport),
+        rules: Rules,
+        now: Timestamp,
+    ) -> Vec<Effect> {
         if let Some((driver, devices)) = report.inventory {
-            (details.driver, details.devices) = (driver, devices);
+            (self.driver, self.devices) = (driver, devices);
         }
-        details.conditions = report.conditions;
+        self.conditions = report.conditions;
+        if std::mem::replace(&mut self.pruned_at, version) != version {
+            self.sightings.prune(books);
+            self.usages.prune(books);
+            self.protections.prune(books);
+        }
+        let mut effects = Vec::new();
+        if uses.iter().any(|seen| seen.processes.is_some()) {
+            effects = self.sightings.take(books, uses, rules.tolerance);
+            self.usages.take(books, (uses, &self.sightings), now);
+            let seen = (uses, &report.tenants);
+            effects.extend(self.protections.take(books, seen, rules.limits, now));
+        }
+        effects
+    }
+}
+
+impl Ledger {
+    /// Notes what an accepted report of `node` says beside the books, and says what is new in it: pods that
+    /// use more than they may, foreign use, and whose intended protection was not verified in time.
+    pub fn note(
+        &self,
+        node: &str,
+        seen: (&[DeviceUse], DetailsReport),
+        rules: Rules,
+        now: Timestamp,
+    ) -> Vec<Effect> {
+        let Some(at) = self.position(node) else { return Vec::new() };
+        let slot = self.slot(at);
+        let (mut effects, found) = slot.look(|version, books| {
+            let mut details = locked(&slot.details);
+            let effects = details.take((version, books), seen, rules, now);
+            (effects, evidence(books, &details))
+        });
+        effects.extend(self.see_evidence(at, &found));
+        effects
     }
 
     /// What is known of a node beside the books; nothing of a node that is not known.
@@ -92,6 +145,11 @@ mod tests {
     use super::*;
     use crate::ledger::fixture;
 
+    fn note(ledger: &Ledger, node: &str, report: DetailsReport) {
+        let rules = Rules { tolerance: MemMib::ZERO, limits: DriverLimits::Unused };
+        assert_eq!(ledger.note(node, (&[], report), rules, Timestamp::START), []);
+    }
+
     #[test]
     fn details_stay_until_the_next_inventory_and_conditions_until_the_next_report() {
         let ledger = fixture::ledger("A");
@@ -105,13 +163,13 @@ mod tests {
             conditions: BTreeMap::from([(id.clone(), sick)]),
             tenants: BTreeMap::new(),
         };
-        ledger.note_details("n", report);
+        note(&ledger, "n", report);
         assert_eq!(ledger.details("n").conditions.get(&id), Some(&sick));
-        ledger.note_details("n", DetailsReport::default());
+        note(&ledger, "n", DetailsReport::default());
         let now = ledger.details("n");
         assert_eq!((now.driver, now.devices), (Some(driver), devices));
         assert!(now.conditions.is_empty());
-        ledger.note_details("nobody", DetailsReport::default());
+        note(&ledger, "nobody", DetailsReport::default());
         assert_eq!(ledger.details("nobody"), NodeDetails::default());
     }
 }

@@ -3,9 +3,10 @@
 use super::protection::Mode;
 use crate::packing::device::{DeviceId, Health, NodeName};
 use crate::packing::mig::MigFault;
-use crate::packing::node::{DeviceBooks, NodeLedger};
+use crate::packing::node::{DeviceBooks, NodeLedger, NodeState};
+use crate::packing::request::Demand;
 use crate::packing::reservation::PodRef;
-use crate::packing::units::MemMib;
+use crate::packing::units::{MemMib, Share};
 
 /// What a change means beyond the books.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,72 +84,88 @@ pub enum Effect {
     Silent(NodeName),
 }
 
-/// What of a node's books decides about effects: compared before and after a change.
+/// What of a node's books decides about effects, device by device: compared before and after a change.
 pub(super) struct Standing {
-    free: Vec<(DeviceId, u64, u64)>,
-    overbooked: Vec<DeviceId>,
-    /// Healthy devices that hold pods.
-    tenanted: Vec<DeviceId>,
+    state: NodeState,
+    devices: Vec<(DeviceId, DeviceStanding)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct DeviceStanding {
+    health: Health,
+    unbooked: MemMib,
+    /// Of a device that can be placed on, on a node that takes pods.
+    free: Demand,
+    is_overbooked: bool,
+    has_tenants: bool,
+}
+
+impl DeviceStanding {
+    fn of(device: &DeviceBooks, takes_pods: bool) -> Self {
+        Self {
+            health: device.health(),
+            unbooked: device.unbooked(),
+            free: if takes_pods && device.is_placeable() { device.free() } else { Demand::ZERO },
+            is_overbooked: device.is_overbooked(),
+            has_tenants: !device.tenants().is_empty(),
+        }
+    }
+
+    fn is_tenanted(self) -> bool {
+        self.has_tenants && self.health == Health::Healthy
+    }
 }
 
 impl Standing {
     /// How the books stand now.
     pub(super) fn of(books: &NodeLedger) -> Self {
-        let overbooked = books.devices().iter().filter(|device| device.is_overbooked());
+        let now = standings(books);
         Self {
-            free: free_by_device(books),
-            overbooked: overbooked.map(|device| device.device().id.clone()).collect(),
-            tenanted: healthy(books)
-                .filter(|device| !device.tenants().is_empty())
-                .map(|device| device.device().id.clone())
-                .collect(),
+            state: books.state(),
+            devices: now.map(|(id, standing)| (id.clone(), standing)).collect(),
         }
+    }
+
+    /// Whether the books still stand so. Then neither effects nor answers to questions have changed,
+    /// as far as reservations and claims are the same.
+    pub(super) fn is_that_of(&self, books: &NodeLedger) -> bool {
+        let before = self.devices.iter().map(|(id, standing)| (id, *standing));
+        self.state == books.state() && before.eq(standings(books))
     }
 
     /// What the change since then means.
     pub(super) fn effects(&self, books: &NodeLedger) -> Vec<Effect> {
-        let now = Self::of(books);
         let node = books.name();
-        let grew = has_grown(&self.free, &now.free).then(|| Effect::Room(node.clone()));
-        let fresh = now.overbooked.into_iter().filter(|device| !self.overbooked.contains(device));
-        let overbooked = fresh.map(|device| Effect::Overbooked { node: node.clone(), device });
-        let health = |id: &DeviceId| {
-            let known = books.devices().iter().find(|device| device.device().id == *id);
-            known.map(DeviceBooks::health)
+        let before = |id: &DeviceId| {
+            let known = self.devices.iter().find(|(known, _)| known == id);
+            known.map(|(_, standing)| *standing)
         };
-        let tenanted = self.tenanted.iter().map(|device| (device, health(device)));
-        let lost = tenanted.filter(|(_, health)| *health != Some(Health::Healthy));
-        let lost = lost.map(|(device, health)| {
-            let (node, device) = (node.clone(), device.clone());
-            Effect::DeviceLost { node, device, health }
+        let now: Vec<_> = standings(books).map(|(id, now)| (id, before(id), now)).collect();
+        let grew = now.iter().any(|(_, before, now)| {
+            let Demand { memory, share } = before.map_or(Demand::ZERO, |before| before.free);
+            (now.free.memory > memory || now.free.share > share)
+                && now.free.memory > MemMib::ZERO
+                && now.free.share > Share::ZERO
         });
-        grew.into_iter().chain(overbooked).chain(lost).collect()
+        let room = grew.then(|| Effect::Room(node.clone()));
+        let overbooked = now.iter().filter(|(_, before, now)| {
+            now.is_overbooked && !before.is_some_and(|before| before.is_overbooked)
+        });
+        let overbooked = overbooked
+            .map(|(id, ..)| Effect::Overbooked { node: node.clone(), device: (*id).clone() });
+        let tenanted = self.devices.iter().filter(|(_, before)| before.is_tenanted());
+        let lost = tenanted.filter_map(|(id, _)| {
+            let now = now.iter().find(|(known, ..)| *known == id);
+            let health = now.map(|(.., now)| now.health);
+            let is_lost = health != Some(Health::Healthy);
+            is_lost.then(|| Effect::DeviceLost { node: node.clone(), device: id.clone(), health })
+        });
+        room.into_iter().chain(overbooked).chain(lost).collect()
     }
 }
 
-fn healthy(books: &NodeLedger) -> impl Iterator<Item = &DeviceBooks> {
-    books.devices().iter().filter(|device| device.health() == Health::Healthy)
-}
-
-/// Free memory and share of each device that can be placed on, in millionths and MiB.
-fn free_by_device(books: &NodeLedger) -> Vec<(DeviceId, u64, u64)> {
-    if books.placeable().is_err() {
-        return Vec::new();
-    }
-    let placeable = books.devices().iter().filter(|device| device.is_placeable());
-    placeable
-        .map(|device| {
-            let free = device.free();
-            (device.device().id.clone(), free.memory.mib(), free.share.millionths())
-        })
-        .collect()
-}
-
-fn has_grown(before: &[(DeviceId, u64, u64)], after: &[(DeviceId, u64, u64)]) -> bool {
-    after.iter().any(|(id, memory, share)| {
-        let old = before.iter().find(|(known, ..)| known == id);
-        old.is_none_or(|(_, old_memory, old_share)| memory > old_memory || share > old_share)
-            && *memory > 0
-            && *share > 0
-    })
+fn standings(books: &NodeLedger) -> impl Iterator<Item = (&DeviceId, DeviceStanding)> {
+    let takes_pods = books.placeable().is_ok();
+    let devices = books.devices().iter();
+    devices.map(move |device| (&device.device().id, DeviceStanding::of(device, takes_pods)))
 }

@@ -29,8 +29,9 @@ impl<T> PerNode<T> {
         for (slot, known) in slots.iter().zip(&mut self.0) {
             let version = slot.version.load(Ordering::Acquire);
             if known.as_ref().is_none_or(|(seen, _)| *seen != version) {
-                let (seen, found) =
-                    slot.look(|books| books.is_of_classes(classes).then(|| measure(books)));
+                let (seen, found) = slot.look(|version, books| {
+                    (version, books.is_of_classes(classes).then(|| measure(books)))
+                });
                 *known = found.map(|found| (seen, found));
             }
         }

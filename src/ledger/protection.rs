@@ -115,8 +115,13 @@ impl Protections {
         protection(books, held, seen.map(|seen| seen.told).unwrap_or_default(), limits)
     }
 
+    /// Forgets devices that the books do not have.
+    pub(super) fn prune(&mut self, books: &NodeLedger) {
+        self.devices.retain(|id, _| books.devices().iter().any(|it| it.device().id == *id));
+    }
+
     /// Takes in what the driver tells, for each device whose processes were listed.
-    fn take(
+    pub(super) fn take(
         &mut self,
         books: &NodeLedger,
         (uses, told): (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, Told>>),
@@ -124,7 +129,6 @@ impl Protections {
         now: Timestamp,
     ) -> Vec<Effect> {
         let mut effects = Vec::new();
-        self.devices.retain(|id, _| books.devices().iter().any(|it| it.device().id == *id));
         for device in books.devices() {
             let id = &device.device().id;
             let list = uses.iter().find(|seen| seen.id == *id).and_then(|it| it.processes.as_ref());
@@ -210,15 +214,15 @@ fn protection(books: &DeviceBooks, held: Demand, told: Told, limits: DriverLimit
 /// It is missing where the driver has no limits at all or the daemon of MPS takes no clients, and where a
 /// tenant that should be held is known to be held by nothing, or to more than its share, for longer than
 /// [`VERIFIED_WITHIN`]. What cannot be read proves nothing.
-fn evidence(books: &NodeLedger, details: &NodeDetails) -> Vec<(DeviceId, Evidence)> {
+pub(super) fn evidence(books: &NodeLedger, details: &NodeDetails) -> Vec<(DeviceId, Evidence)> {
     let of = |device: &DeviceBooks| {
         let id = &device.device().id;
         let is_told_of = details.driver.is_some();
-        let can_limit = details.devices.get(id).is_some_and(|known| known.can_limit_memory);
-        let condition = details.conditions.get(id).copied().unwrap_or_default();
+        let can_limit = || details.devices.get(id).is_some_and(|known| known.can_limit_memory);
+        let condition = || details.conditions.get(id).copied().unwrap_or_default();
         let (mode, is_hopeless) = match device.promised_guard() {
-            PoolGuard::Driver => (Mode::Driver, is_told_of && !can_limit),
-            PoolGuard::Mps => (Mode::Mps, condition.is_mps_away()),
+            PoolGuard::Driver => (Mode::Driver, is_told_of && !can_limit()),
+            PoolGuard::Mps => (Mode::Mps, condition().is_mps_away()),
             PoolGuard::None | PoolGuard::Hardware => return Evidence::Intended,
         };
         if is_hopeless {
@@ -253,34 +257,20 @@ fn evidence(books: &NodeLedger, details: &NodeDetails) -> Vec<(DeviceId, Evidenc
 pub type Census = BTreeMap<Mode, (u64, u64)>;
 
 impl Ledger {
-    /// Notes what an accepted report of `node` tells of its tenants, and says whose intended protection
-    /// was not verified in time.
-    pub fn note_protection(
-        &self,
-        node: &str,
-        seen: (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, Told>>),
-        limits: DriverLimits,
-        now: Timestamp,
-    ) -> Vec<Effect> {
-        let Some(at) = self.position(node) else { return Vec::new() };
-        let slot = self.slot(at);
-        let (mut effects, found) = {
-            let books = slot.read();
-            let mut details = locked(&slot.details);
-            let effects = details.protections.take(&books, seen, limits, now);
-            (effects, evidence(&books, &details))
-        };
-        if !found.is_empty() {
-            // Whoever was kept away for want of protection may fit again, though nothing became free.
-            if found.iter().any(|(_, evidence)| *evidence != Evidence::Missing) {
-                effects.push(Effect::Room(slot.name.clone()));
-            }
-            effects.extend(self.change_slot(at, |books| {
-                for (id, evidence) in &found {
-                    books.see_evidence(id, *evidence);
-                }
-            }));
+    /// Notes what is known now of the protection of devices, and says what follows.
+    pub(super) fn see_evidence(&self, at: usize, found: &[(DeviceId, Evidence)]) -> Vec<Effect> {
+        if found.is_empty() {
+            return Vec::new();
         }
+        // Whoever was kept away for want of protection may fit again, though nothing became free.
+        let is_room = found.iter().any(|(_, evidence)| *evidence != Evidence::Missing);
+        let mut effects: Vec<Effect> =
+            is_room.then(|| Effect::Room(self.slot(at).name.clone())).into_iter().collect();
+        effects.extend(self.change_slot(at, |books| {
+            for (id, evidence) in found {
+                books.see_evidence(id, *evidence);
+            }
+        }));
         effects
     }
 

@@ -71,8 +71,13 @@ impl Ledger {
         readiness
     }
 
+    /// Whether pods and nodes have been listed.
+    pub fn is_listed(&self) -> bool {
+        self.is_listed.load(Ordering::Acquire)
+    }
+
     fn look_whether_ready(&self, now: Timestamp) -> Readiness {
-        if !self.is_listed.load(Ordering::Acquire) {
+        if !self.is_listed() {
             return Readiness::NotListed;
         }
         let listed_at = Timestamp::from_millis(self.listed_at.load(Ordering::Acquire));

@@ -9,10 +9,10 @@ use std::sync::atomic::Ordering;
 
 use super::books::{Ledger, locked};
 use super::effect::{Effect, Standing};
-use crate::packing::device::{DeviceId, Health, InventoryError, NodeInventory, NodeName, PodUid};
-use crate::packing::node::{DeviceUse, NodeLedger, NodeState};
+use crate::packing::device::{DeviceId, InventoryError, NodeInventory, NodeName, PodUid};
+use crate::packing::node::{DeviceUse, NodeState};
 use crate::packing::reservation::Reservation;
-use crate::packing::units::{MemMib, Timestamp};
+use crate::packing::units::Timestamp;
 
 /// What an agent reports, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct NodeReport {
     pub inventory: Option<NodeInventory>,
     /// Use of the devices.
     pub uses: Vec<DeviceUse>,
+    /// The version of the bookings that the agent has.
+    pub bookings_version: Option<u64>,
 }
 
 /// The agent that speaks for a node now.
@@ -44,8 +46,12 @@ pub struct Receipt {
     pub session: u64,
     /// Whether it was taken in; a repeated or late report is not.
     pub is_taken: bool,
-    /// What is booked on the node.
-    pub bookings: Vec<Reservation>,
+    /// When the report before it was received.
+    pub last_report: Option<Timestamp>,
+    /// The version of what is booked on the node.
+    pub bookings_version: u64,
+    /// What is booked on the node; none where that is what the report says that its agent has.
+    pub bookings: Option<Vec<Reservation>>,
     /// What the change means beyond the books.
     pub effects: Vec<Effect>,
 }
@@ -95,9 +101,13 @@ impl Ledger {
         let unknown = || ReportRefusal::UnknownNode { node: node.to_owned() };
         let at = self.position(node).ok_or_else(unknown)?;
         let slot = self.slot(at);
-        if slot.read().is_forgettable() {
-            return Err(unknown());
-        }
+        let last_report = {
+            let books = slot.read();
+            if books.is_forgettable() {
+                return Err(unknown());
+            }
+            books.last_report()
+        };
         let mut session = locked(&slot.session);
         let is_known_agent = session.agent == report.agent && session.id.is_some();
         let is_repeated = is_known_agent && report.sequence <= session.sequence;
@@ -114,22 +124,30 @@ impl Ledger {
                 effects.extend(self.take_inventory(at, inventory)?);
             }
             let (freed, told) = slot.change_if(|books| {
-                let (before, standing) = (outlook(books), Standing::of(books));
+                let before = Standing::of(books);
                 let freed: Vec<PodUid> = books.observe(&report.uses, now);
-                let is_news = !freed.is_empty() || outlook(books) != before;
-                ((freed, standing.effects(books)), is_news)
+                // Nearly every report changes nothing; then what is known about the node stays known.
+                let is_news = !freed.is_empty() || !before.is_that_of(books);
+                let told = if is_news { before.effects(books) } else { Vec::new() };
+                ((freed, told), is_news)
             });
             effects.extend(told);
-            *session = Session {
-                id: Some(current),
-                agent: report.agent.clone(),
-                sequence: report.sequence,
-            };
+            if !is_known_agent {
+                session.agent.clone_from(&report.agent);
+            }
+            (session.id, session.sequence) = (Some(current), report.sequence);
             drop(session);
-            self.drop_index(at, &freed);
+            if !freed.is_empty() {
+                self.drop_index(at, &freed);
+            }
         }
-        let bookings = slot.read().reservations().values().cloned().collect();
-        Ok(Receipt { session: current, is_taken: !is_repeated, bookings, effects })
+        let known = report.bookings_version.filter(|_| report.session.is_some());
+        let (bookings_version, bookings) = slot.look(|version, books| {
+            let held = || books.reservations().values().cloned().collect();
+            (version, (known != Some(version)).then(held))
+        });
+        let is_taken = !is_repeated;
+        Ok(Receipt { session: current, is_taken, last_report, bookings_version, bookings, effects })
     }
 
     /// Replaces a node's inventory. A device moves here from another node only when that one is
@@ -177,13 +195,6 @@ impl Ledger {
         });
         Ok(effects)
     }
-}
-
-/// What a report may change of the answers to questions, beside the room of pods that it frees. Nearly
-/// every report changes nothing of it, and then what is known about the node stays known.
-fn outlook(books: &NodeLedger) -> (NodeState, Vec<(Health, MemMib)>) {
-    let devices = books.devices().iter();
-    (books.state(), devices.map(|device| (device.health(), device.unbooked())).collect())
 }
 
 #[cfg(test)]

@@ -88,18 +88,27 @@ impl Sightings {
         self.devices.iter()
     }
 
-    /// Takes in a report. Use within `tolerance` of what is allowed is nobody's fault: the driver's
-    /// own figures move by some MiB.
-    fn take(&mut self, books: &NodeLedger, uses: &[DeviceUse], tolerance: MemMib) -> Vec<Effect> {
+    /// Forgets devices and pods that the books do not have.
+    pub(super) fn prune(&mut self, books: &NodeLedger) {
+        let has = |id: &DeviceId| books.devices().iter().any(|known| known.device().id == *id);
+        self.devices.retain(|id, _| has(id));
+        for (_, on) in self.devices.iter_mut() {
+            on.pods.retain(|uid, _| books.reservation(uid).is_some());
+        }
+    }
+
+    /// Takes in the lists of a report. Use within `tolerance` of what is allowed is nobody's fault.
+    pub(super) fn take(
+        &mut self,
+        books: &NodeLedger,
+        uses: &[DeviceUse],
+        tolerance: MemMib,
+    ) -> Vec<Effect> {
         // What is kept shares the texts of the books: those of a report are of no use beyond it.
         let device = |id: &DeviceId| {
             let mut devices = books.devices().iter().map(|known| &known.device().id);
             devices.find(|known| *known == id).cloned()
         };
-        self.devices.retain(|id, _| device(id).is_some());
-        for (_, on) in self.devices.iter_mut() {
-            on.pods.retain(|uid, _| books.reservation(uid).is_some());
-        }
         let mut effects = Vec::new();
         for seen in uses {
             let (Some(id), Some(list)) = (device(&seen.id), &seen.processes) else { continue };
@@ -202,14 +211,6 @@ fn allowed(books: &NodeLedger, held: &Reservation, device: &DeviceId) -> MemMib 
 }
 
 impl Ledger {
-    /// Notes what the lists of an accepted report of `node` show, and says what is new in it.
-    pub fn note_use(&self, node: &str, uses: &[DeviceUse], tolerance: MemMib) -> Vec<Effect> {
-        let Some(at) = self.position(node) else { return Vec::new() };
-        let slot = self.slot(at);
-        let books = slot.read();
-        locked(&slot.details).sightings.take(&books, uses, tolerance)
-    }
-
     /// All over-users, node by node in no particular order.
     pub fn over_users(&self) -> Vec<OverUser> {
         let slots = self.slots();
@@ -242,11 +243,16 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::details::{DetailsReport, Rules};
     use crate::ledger::fixture::{bound, hello, ledger, report, say, seconds, uid};
+    use crate::ledger::protection::DriverLimits;
     use crate::packing::node::ProcessUse;
     use crate::packing::units::Timestamp;
 
-    const TOLERANCE: MemMib = MemMib::new(50);
+    fn note(ledger: &Ledger, node: &str, uses: &[DeviceUse]) -> Vec<Effect> {
+        let rules = Rules { tolerance: MemMib::new(50), limits: DriverLimits::Unused };
+        ledger.note(node, (uses, DetailsReport::default()), rules, Timestamp::START)
+    }
 
     /// A report of one device with these processes; `?` is an amount that the driver cannot say.
     fn list(device: &str, processes: &str) -> Vec<DeviceUse> {
@@ -282,7 +288,7 @@ mod tests {
     }
 
     fn check(ledger: &Ledger, processes: &str, effects: &str, over: &str) {
-        let told = ledger.note_use("n", &list("A", processes), TOLERANCE);
+        let told = note(ledger, "n", &list("A", processes));
         assert_eq!(shown(&told), effects, "{processes}");
         let found = ledger.over_users();
         let rows = found
@@ -309,7 +315,7 @@ mod tests {
         check(&ledger, "p=600", "p 600/500 on A", "p +100 x1");
         let mut uses = list("A", "");
         uses[0].processes = None;
-        assert_eq!(ledger.note_use("n", &uses, TOLERANCE), []);
+        assert_eq!(note(&ledger, "n", &uses), []);
         assert_eq!(ledger.over_users().len(), 1);
     }
 
@@ -357,14 +363,14 @@ mod tests {
         let ledger = tenanted();
         check(&ledger, "p=600", "p 600/500 on A", "p +100 x1");
         ledger.end_pod(&uid("p"), seconds(1));
-        let told = ledger.note_use("n", &list("A", "p=700"), TOLERANCE);
+        let told = note(&ledger, "n", &list("A", "p=700"));
         assert_eq!(shown(&told), "", "it is ending");
         say(&ledger, &report("x", 7, 2, "A B")).unwrap();
         say(&ledger, &report("x", 7, 3, "A B")).unwrap();
         assert_eq!(ledger.over_users(), [], "it is out of the books");
         say(&ledger, &hello("y", 1, "B")).unwrap();
-        assert_eq!(ledger.note_use("n", &list("A", "host=900"), TOLERANCE), []);
+        assert_eq!(note(&ledger, "n", &list("A", "host=900")), []);
         assert_eq!(ledger.outside(), Outside::default());
-        assert_eq!(ledger.note_use("nobody", &list("A", "host=900"), TOLERANCE), []);
+        assert_eq!(note(&ledger, "nobody", &list("A", "host=900")), []);
     }
 }

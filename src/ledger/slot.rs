@@ -75,9 +75,9 @@ impl Slot {
     }
 
     /// What `look` sees in the books, with their version.
-    pub(super) fn look<T>(&self, look: impl FnOnce(&NodeLedger) -> T) -> (u64, T) {
+    pub(super) fn look<T>(&self, look: impl FnOnce(u64, &NodeLedger) -> T) -> T {
         let books = self.read();
-        (self.version.load(Ordering::Acquire), look(&books))
+        look(self.version.load(Ordering::Acquire), &books)
     }
 
     /// The same with the worth of their free room under the mix of a generation, as far as it is known.

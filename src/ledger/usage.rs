@@ -174,15 +174,19 @@ impl Usages {
         self.0.get(uid)
     }
 
-    /// Takes in the lists of a report. A pod whose use the driver cannot say, or of which a device was not
+    /// Forgets pods that the books do not hold.
+    pub(super) fn prune(&mut self, books: &NodeLedger) {
+        self.0.retain(|uid, _| books.reservation(uid).is_some());
+    }
+
+    /// Takes in the lists of a report, after the sightings did. A pod whose use the driver cannot say, or of which a device was not
     /// listed, is left as it was.
-    fn take(
+    pub(super) fn take(
         &mut self,
         books: &NodeLedger,
         (uses, sightings): (&[DeviceUse], &Sightings),
         now: Timestamp,
     ) {
-        self.0.retain(|uid, _| books.reservation(uid).is_some());
         for (uid, held) in books.reservations() {
             if held.state != ReservationState::Confirmed {
                 continue;
@@ -249,15 +253,6 @@ fn booked(held: &Reservation) -> MemMib {
 }
 
 impl Ledger {
-    /// Notes what the lists of an accepted report of `node` show, after [`Ledger::note_use`] took them in.
-    pub fn note_usage(&self, node: &str, uses: &[DeviceUse], now: Timestamp) {
-        let Some(at) = self.position(node) else { return };
-        let slot = self.slot(at);
-        let books = slot.read();
-        let details = &mut *locked(&slot.details);
-        details.usages.take(&books, (uses, &details.sightings), now);
-    }
-
     /// The pods that are placed, of which nothing is known from before the start of the process.
     pub fn pods_without_history(&self) -> Vec<PodUid> {
         let mut pods = Vec::new();

@@ -84,8 +84,8 @@ impl DeviceId {
     /// # Errors
     /// [`InventoryError::DeviceId`] when it is empty, too long or has other characters.
     pub fn new(id: &str) -> Result<Self, InventoryError> {
-        let legal = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '/';
-        if id.is_empty() || id.len() > 96 || !id.chars().all(legal) {
+        let legal = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'/';
+        if id.is_empty() || id.len() > 96 || !id.bytes().all(legal) {
             let shown: String = id.chars().take(96).collect();
             return Err(InventoryError::DeviceId { id: shown });
         }

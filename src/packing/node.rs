@@ -207,13 +207,20 @@ impl NodeLedger {
         for uid in &freed {
             self.remove(uid);
         }
-        for seen in uses {
-            let tolerance = self.unmanaged_tolerance;
-            if let Some(books) = self.devices.iter_mut().find(|books| books.device.id == seen.id) {
-                books.observe(seen, tolerance);
-            }
+        let mut has_changed = false;
+        for (at, seen) in uses.iter().enumerate() {
+            // Agents name the devices in their order, nearly always.
+            let is_it = |books: &DeviceBooks| books.device.id == seen.id;
+            let there = self.devices.get(at).is_some_and(is_it).then_some(at);
+            let Some(at) = there.or_else(|| self.devices.iter().position(is_it)) else { continue };
+            let books = &mut self.devices[at];
+            let before = (books.health, books.unbooked);
+            books.observe(seen, self.unmanaged_tolerance);
+            has_changed |= before != (books.health, books.unbooked);
         }
-        self.recompute_rooms();
+        if has_changed {
+            self.recompute_rooms();
+        }
         freed
     }
 
@@ -224,7 +231,7 @@ impl NodeLedger {
     fn count_clean_report(&mut self, uses: &[DeviceUse]) -> Vec<PodUid> {
         let is_parent = |seen: &DeviceUse| {
             let is_it =
-                |device: &Device| device.id == seen.id && device.kind == DeviceKind::MigParent;
+                |device: &Device| device.kind == DeviceKind::MigParent && device.id == seen.id;
             self.devices.iter().any(|books| is_it(&books.device))
         };
         if uses.iter().any(|seen| seen.processes.is_none() && !is_parent(seen)) {

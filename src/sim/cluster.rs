@@ -280,8 +280,14 @@ fn add_node(ledger: &Ledger, rank: usize, node: &TraceNode) -> Result<NodeReport
     };
     let uses = devices.iter().map(idle).collect();
     let inventory = Some(NodeInventory::new(devices)?);
-    let mut report =
-        NodeReport { agent: name.to_string(), session: None, sequence: 1, inventory, uses };
+    let mut report = NodeReport {
+        agent: name.to_string(),
+        session: None,
+        sequence: 1,
+        inventory,
+        uses,
+        bookings_version: None,
+    };
     let receipt = ledger.report(name.as_str(), &report, Timestamp::START)?;
     report.session = Some(receipt.session);
     report.inventory = None;

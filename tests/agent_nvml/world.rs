@@ -117,6 +117,7 @@ pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, P
         sequence: 1,
         inventory: Some(sample.inventory.to_vec()),
         driver: sample.driver.clone(),
+        bookings_version: None,
         devices: sample.uses.clone(),
     };
     report.checked().unwrap();

@@ -108,6 +108,7 @@ fn settle(ledger: &Ledger) {
         let name = node.name().as_str();
         let devices = gpus(name, 2, "T4", DEVICE_MIB);
         let hello = NodeReport {
+            bookings_version: None,
             agent: "settler".to_owned(),
             session: None,
             sequence: 1,
@@ -229,8 +230,14 @@ fn wild() -> impl Strategy<Value = Vec<Wild>> {
 
 fn wild_report(player: &Player, at: usize, devices: Option<Vec<Device>>, uses: Vec<DeviceUse>) {
     let inventory = devices.and_then(|devices| NodeInventory::new(devices).ok());
-    let report =
-        NodeReport { agent: "wild".to_owned(), session: None, sequence: u64::MAX, inventory, uses };
+    let report = NodeReport {
+        agent: "wild".to_owned(),
+        session: None,
+        sequence: u64::MAX,
+        inventory,
+        uses,
+        bookings_version: None,
+    };
     drop(player.ledger.report(NODES[at], &report, player.now));
 }
 

@@ -19,7 +19,9 @@ use gpupack::packing::node::{DeviceUse, NodeLedger, ProcessUse};
 use gpupack::packing::policy::{Policy, Strategy as Ranking};
 use gpupack::packing::pool::{Guard, InstanceUse, PoolRule, PoolRules, Replicas};
 use gpupack::packing::request::{Amount, GpuRequest, Isolation, ModelFilter};
+use gpupack::packing::reservation::Reservation;
 use gpupack::packing::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use gpupack::report::Booking;
 use proptest::prelude::*;
 
 use crate::common::{device_id, fraction, host, pod, settings};
@@ -209,6 +211,8 @@ pub(crate) struct Player {
     kinds: [usize; 4],
     pub(crate) pools: [usize; 4],
     sessions: [Option<u64>; 4],
+    /// What each agent was told of the bookings in its session, with their version.
+    told: [Option<(u64, Vec<Booking>)>; 4],
     sequence: u64,
     lives: [usize; PODS],
 }
@@ -224,6 +228,7 @@ impl Player {
             kinds: [0; 4],
             pools: [0; 4],
             sessions: [None; 4],
+            told: [const { None }; 4],
             sequence: 0,
             lives: [0; PODS],
         };
@@ -253,6 +258,7 @@ impl Player {
             kinds,
             pools,
             sessions: [None; 4],
+            told: [const { None }; 4],
             sequence: 0,
             lives,
         }
@@ -367,6 +373,7 @@ impl Player {
         let devices = inventory(NODES[at], self.kinds[at]);
         let is_hello = self.sessions[at].is_none();
         let report = NodeReport {
+            bookings_version: self.told[at].as_ref().map(|(version, _)| *version),
             agent: format!("agent-{at}"),
             session: self.sessions[at],
             sequence: self.sequence,
@@ -375,7 +382,17 @@ impl Player {
         };
         let receipt = self.ledger.report(NODES[at], &report, self.now);
         self.sessions[at] = receipt.as_ref().ok().map(|receipt| receipt.session);
-        receipt.ok().map(|receipt| receipt.effects)
+        let before = self.told[at].take();
+        let receipt = receipt.ok()?;
+        let held =
+            |all: &[Reservation]| all.iter().map(Booking::from_reservation).collect::<Vec<_>>();
+        let bookings = receipt.bookings.as_deref().map(held);
+        let known = bookings.or(before.map(|(_, known)| known)).expect("they are told in a hello");
+        let books = self.ledger.node(NODES[at]).expect("it has reported");
+        let now: Vec<Reservation> = books.reservations().values().cloned().collect();
+        assert_eq!(known, held(&now), "what the agent knows is what is booked");
+        self.told[at] = Some((receipt.bookings_version, known));
+        Some(receipt.effects)
     }
 
     fn use_of(&self, device: &Device, seen: &Seen) -> DeviceUse {

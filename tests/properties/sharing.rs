@@ -248,6 +248,7 @@ impl Bed {
             ..seen(&device.id, [])
         });
         let report = NodeReport {
+            bookings_version: None,
             agent: "agent-a".to_owned(),
             session: None,
             sequence: self.reports,

@@ -268,6 +268,7 @@ impl Agent {
     ) {
         self.sequence += 1;
         let report = NodeReport {
+            bookings_version: None,
             agent: format!("{}-{}", NODES[at], self.starts),
             session: self.session,
             sequence: self.sequence,

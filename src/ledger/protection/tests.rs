@@ -1,4 +1,4 @@
-use super::super::details::{Condition, DetailsReport, Driver};
+use super::super::details::{Condition, DetailsReport, Driver, Rules};
 use super::*;
 use crate::ledger::fixture::{bound, ledger, node, seconds, uid, uses};
 use crate::packing::details::DeviceDetails;
@@ -11,11 +11,28 @@ fn tenanted(share: u64) -> Ledger {
     ledger
 }
 
+fn note(
+    ledger: &Ledger,
+    (node, uses): (&str, &[DeviceUse]),
+    report: DetailsReport,
+    limits: DriverLimits,
+    at: u64,
+) -> Vec<Effect> {
+    let rules = Rules { tolerance: MemMib::new(u64::MAX), limits };
+    ledger.note(node, (uses, report), rules, seconds(at))
+}
+
+/// A report that leaves what ails devices as it is.
+fn known(ledger: &Ledger) -> DetailsReport {
+    DetailsReport { conditions: ledger.details("n").conditions, ..DetailsReport::default() }
+}
+
 /// A list with a process of `p`, of which this is told. Gives whether the lack is an effect now.
 fn list(ledger: &Ledger, told: Option<Told>, limits: DriverLimits, at: u64) -> bool {
     let told = told.map(|told| (uid("p"), told)).into_iter().collect();
     let told = BTreeMap::from([(DeviceId::new("A").unwrap(), told)]);
-    let effects = ledger.note_protection("n", (&uses("A", &["p"]), &told), limits, seconds(at));
+    let report = DetailsReport { tenants: told, ..known(ledger) };
+    let effects = note(ledger, ("n", &uses("A", &["p"])), report, limits, at);
     let is_news = |it: &Effect| matches!(it, Effect::Unprotected { .. });
     let is_room = |it: &Effect| matches!(it, Effect::Room(_));
     assert!(effects.iter().all(|it| is_news(it) || is_room(it)), "{effects:?}");
@@ -137,7 +154,7 @@ fn what_a_pool_promises_is_held_against_what_was_found() {
         let devices = BTreeMap::from([(id.clone(), known)]);
         let inventory = Some((Some(driver.clone()), devices));
         let report = DetailsReport { inventory, ..DetailsReport::default() };
-        ledger.note_details("n", report);
+        note(&ledger, ("n", &[]), report, DriverLimits::Intended, 120);
         list(&ledger, limit(500), DriverLimits::Intended, 120);
         assert_eq!(evidence(), expected, "the driver knows limits: {can_limit_memory}");
     }
@@ -153,7 +170,8 @@ fn what_a_pool_promises_is_held_against_what_was_found() {
     ] {
         let condition = Condition { mps: Some(daemon), ..Condition::default() };
         let conditions = BTreeMap::from([(id.clone(), condition)]);
-        ledger.note_details("n", DetailsReport { conditions, ..DetailsReport::default() });
+        let report = DetailsReport { conditions, ..DetailsReport::default() };
+        note(&ledger, ("n", &[]), report, limits, at);
         list(&ledger, told, limits, at);
         assert_eq!(evidence(), expected, "{told:?} {daemon} at {at}");
     }
@@ -167,14 +185,12 @@ fn what_a_pool_promises_is_held_against_what_was_found() {
 #[test]
 fn a_pod_without_processes_is_not_waited_for() {
     let ledger = tenanted(500_000);
-    let told = BTreeMap::new();
     for at in [0, 99] {
-        let seen = (&uses("A", &[])[..], &told);
-        let effects = ledger.note_protection("n", seen, DriverLimits::Intended, seconds(at));
+        let seen = ("n", &uses("A", &[])[..]);
+        let effects = note(&ledger, seen, known(&ledger), DriverLimits::Intended, at);
         assert_eq!(effects, []);
     }
     assert_eq!(modes(&ledger, DriverLimits::Intended), "driver none");
-    let seen = (&uses("A", &["p"])[..], &told);
-    let limits = DriverLimits::Intended;
-    assert_eq!(ledger.note_protection("nobody", seen, limits, seconds(0)), []);
+    let seen = ("nobody", &uses("A", &["p"])[..]);
+    assert_eq!(note(&ledger, seen, known(&ledger), DriverLimits::Intended, 0), []);
 }

@@ -4,7 +4,9 @@ use super::super::fixture::{
     asks, bound, free, hello, inventory, ledger, node, report, say, seconds, see_node, uid, uses,
 };
 use super::*;
+use crate::packing::device::Health;
 use crate::packing::fit::Misfit;
+use crate::packing::units::MemMib;
 
 #[test]
 fn a_repeated_or_late_report_changes_nothing() {
@@ -17,7 +19,8 @@ fn a_repeated_or_late_report_changes_nothing() {
         let receipt = say(&ledger, &late).unwrap();
         assert_eq!((receipt.session, receipt.is_taken), (7, false), "sequence {sequence}");
         assert_eq!(receipt.effects, []);
-        assert_eq!(receipt.bookings.len(), 1, "the agent learns what is booked all the same");
+        let told = receipt.bookings.map(|held| held.len());
+        assert_eq!(told, Some(1), "the agent learns what is booked all the same");
         assert_eq!(free(&ledger), [500]);
     }
     assert!(say(&ledger, &report("x", 7, 6, "A")).unwrap().is_taken);
@@ -26,8 +29,38 @@ fn a_repeated_or_late_report_changes_nothing() {
     assert_eq!(free(&ledger), [500], "nor is the same one twice");
     let receipt = say(&ledger, &report("x", 7, 7, "A")).unwrap();
     assert_eq!(receipt.effects, [Effect::Room(NodeName::new("n"))]);
-    assert_eq!(receipt.bookings, []);
+    assert_eq!(receipt.bookings, Some(Vec::new()));
     assert_eq!(free(&ledger), [1000]);
+}
+
+#[test]
+fn bookings_are_told_when_they_changed_and_to_whoever_does_not_say_what_it_knows() {
+    let ledger = ledger("A");
+    let told = |sequence, bookings_version, session: Option<u64>| {
+        let report = match session {
+            Some(session) => report("x", session, sequence, "A"),
+            None => hello("x", sequence, "A"),
+        };
+        let report = NodeReport { bookings_version, ..report };
+        let receipt = say(&ledger, &report).unwrap();
+        (receipt.bookings.map(|held| held.len()), receipt.bookings_version)
+    };
+    let (none, first) = told(2, None, Some(7));
+    assert_eq!(none, Some(0));
+    assert_eq!(told(3, Some(first), Some(7)), (None, first));
+    ledger.see_pod(&bound("p", "n", "A", 500_000), seconds(0));
+    let (one, second) = told(4, Some(first), Some(7));
+    assert_eq!(one, Some(1));
+    assert_eq!(told(5, Some(second), Some(7)).0, None);
+    assert_eq!(told(5, Some(first), Some(7)).0, Some(1), "the reply before was lost");
+    ledger.end_pod(&uid("p"), seconds(0));
+    assert_eq!(told(6, Some(second), Some(7)).0, Some(1), "it is draining now");
+    let (_, third) = told(7, None, Some(7));
+    assert_eq!(
+        told(8, Some(third), None).0,
+        Some(0),
+        "a hello names a version of nobody knows whom"
+    );
 }
 
 #[test]

@@ -1,11 +1,13 @@
 use super::*;
 use crate::ledger::advice::{PoolAdvice, by_pool};
+use crate::ledger::details::{DetailsReport, Rules};
 use crate::ledger::fixture::{bound, ledger, seconds, uid, uses};
+use crate::ledger::protection::DriverLimits;
 use crate::packing::node::ProcessUse;
 
 fn note(ledger: &Ledger, seen: &[DeviceUse], at: u64) {
-    ledger.note_use("n", seen, MemMib::ZERO);
-    ledger.note_usage("n", seen, seconds(at));
+    let rules = Rules { tolerance: MemMib::ZERO, limits: DriverLimits::Unused };
+    ledger.note("n", (seen, DetailsReport::default()), rules, seconds(at));
 }
 
 /// A list of A: what `p` uses (none: no process), and how busy the GPU is.

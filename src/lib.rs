@@ -141,6 +141,7 @@ pub mod extender {
     mod search;
     mod stream;
     mod page;
+    mod connections;
     pub mod wakes;
     mod series;
     mod history;

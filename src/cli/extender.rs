@@ -137,13 +137,16 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         tokio::pin!(serving);
         // Without its loops the books grow old unnoticed: better to end, and be started again.
         let ended = tokio::select! {
-            served = &mut serving => return served.context("the HTTP service failed"),
+            () = &mut serving => return Ok(()),
             ended = writing => ("writer of events", ended),
             ended = beating => ("background loops", ended),
             ended = watching => ("watch of pods and nodes", ended),
         };
         match ended {
-            (_, Ok(_)) if *has_stopped.borrow() => serving.await.context("the HTTP service failed"),
+            (_, Ok(_)) if *has_stopped.borrow() => {
+                serving.await;
+                Ok(())
+            }
             (name, Ok(_)) => anyhow::bail!("the {name} ended by itself"),
             (name, Err(fault)) => Err(fault).with_context(|| format!("the {name} failed")),
         }

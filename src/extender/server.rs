@@ -9,7 +9,6 @@ use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
-use axum::serve::ListenerExt;
 use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
@@ -21,7 +20,7 @@ use super::inspect;
 use super::protocol::{ProtocolError, to_json};
 use super::verbs::{self, VerbAnswer};
 use super::waiting::{self, WaitingQuery};
-use super::{advice, bind, page, proposals, reports, scrape};
+use super::{advice, bind, connections, page, proposals, reports, scrape};
 use crate::ledger::reading::Readiness;
 use crate::metrics::{Outcome, Verb};
 use crate::report;
@@ -69,37 +68,17 @@ pub fn router(service: Service) -> Router {
 }
 
 /// Serves until `stop`; requests on their way are answered first, as far as somebody takes the answer.
-///
-/// # Errors
-/// What the operating system says about the listener.
-pub async fn serve(
-    service: Service,
-    listener: TcpListener,
-    stop: watch::Receiver<bool>,
-) -> std::io::Result<()> {
-    // Without this a head and a body in two segments cost 40 ms per call (delayed acknowledgement).
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "no TCP_NODELAY on a connection");
-        }
-    });
+pub async fn serve(service: Service, listener: TcpListener, stop: watch::Receiver<bool>) {
     let app = Arc::clone(&service.app);
-    let (mut stopped, mut late) = (stop.clone(), stop);
-    // A plain router is copied for each connection, 10 KB each; there is one for every agent.
-    let routes = router(service).into_make_service();
-    let serving = axum::serve(listener, routes).with_graceful_shutdown(async move {
+    let mut stopped = stop.clone();
+    let late = async move {
         let _ = stopped.wait_for(|stop| *stop).await;
         app.live.close(); // a browser would listen for ever
-    });
+        tokio::time::sleep(LAST_ANSWERS_WITHIN).await;
+    };
     tokio::select! {
-        served = serving => served,
-        () = async {
-            let _ = late.wait_for(|stop| *stop).await;
-            tokio::time::sleep(LAST_ANSWERS_WITHIN).await;
-        } => {
-            tracing::warn!("somebody does not take an answer: not waiting any longer");
-            Ok(())
-        }
+        () = connections::serve(listener, router(service), stop) => {}
+        () = late => tracing::warn!("somebody does not take an answer: not waiting any longer"),
     }
 }
 

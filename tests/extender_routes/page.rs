@@ -374,5 +374,5 @@ async fn a_browser_that_listens_does_not_hold_the_end_up() {
     assert_eq!(&head, b"HTTP/1.1 200 OK");
     stop.send_replace(true);
     let ended = tokio::time::timeout(Duration::from_secs(5), serving).await;
-    ended.expect("it ends in time").unwrap().unwrap();
+    ended.expect("it ends in time").unwrap();
 }

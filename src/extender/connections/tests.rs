@@ -1,0 +1,204 @@
+//! What is said over one connection, byte by byte.
+
+use std::time::Duration;
+
+use axum::routing::{get, post};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::*;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// As long as answers on the loopback take, many times over.
+const A_WHILE: Duration = Duration::from_millis(50);
+
+fn routes() -> Router {
+    Router::new()
+        .route("/hello", get(|| async { "hello" }))
+        .route("/length", post(|body: Bytes| async move { format!("{} bytes", body.len()) }))
+        .route("/deaf", post(|| async { "deaf" }))
+        .route("/large", get(|| async { vec![b'x'; 8 << 20] }))
+        .route("/smuggled", get(|| async { "smuggled" }))
+        .route(
+            "/slow",
+            get(|| async {
+                tokio::time::sleep(4 * A_WHILE).await;
+                "slow"
+            }),
+        )
+}
+
+async fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    (client, listener.accept().await.unwrap().0)
+}
+
+/// A connection that is attended, until the sender says stop.
+async fn attended() -> (TcpStream, watch::Sender<bool>, JoinHandle<()>) {
+    let (client, server) = pair().await;
+    let (stop, stopped) = watch::channel(false);
+    (client, stop, tokio::spawn(attend(server, routes(), stopped)))
+}
+
+/// Reads until `part` was there, and gives all of it.
+async fn hear(client: &mut TcpStream, part: &str) -> String {
+    let mut heard = Vec::new();
+    let all = async {
+        let mut bytes = [0; 1_024];
+        while !String::from_utf8_lossy(&heard).contains(part) {
+            let count = client.read(&mut bytes).await.unwrap();
+            assert!(count > 0, "it ended: {}", String::from_utf8_lossy(&heard));
+            heard.extend_from_slice(&bytes[..count]);
+        }
+    };
+    timeout(SOON, all).await.unwrap();
+    String::from_utf8(heard).unwrap()
+}
+
+/// What still comes until the end.
+async fn rest(client: &mut TcpStream) -> String {
+    let mut heard = String::new();
+    // A reset after the answer is an end as well.
+    let _ = timeout(SOON, client.read_to_string(&mut heard)).await.unwrap();
+    heard
+}
+
+#[tokio::test]
+async fn between_requests_nothing_but_the_socket_is_kept() {
+    let (mut client, mut server) = pair().await;
+    let (_stop, stopped) = watch::channel(false);
+    for (request, answer) in [
+        ("GET /hello HTTP/1.1\r\nhost: a\r\n\r\n", "hello"),
+        ("POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc", "3 bytes"),
+        ("GET /slow HTTP/1.1\r\nhost: a\r\n\r\n", "slow"),
+        ("GET /nowhere HTTP/1.1\r\nhost: a\r\n\r\n", "404"),
+        ("GET /hello HTTP/1.0\r\nconnection: keep-alive\r\n\r\n", "hello"),
+    ] {
+        client.write_all(request.as_bytes()).await.unwrap();
+        server.readable().await.unwrap();
+        let talk = timeout(SOON, converse(server, routes(), stopped.clone()));
+        server = talk.await.unwrap().unwrap_or_else(|| panic!("it ended: {request}"));
+        hear(&mut client, answer).await;
+    }
+    client.write_all(b"GET /hello HTTP/1.0\r\n\r\n").await.unwrap();
+    server.readable().await.unwrap();
+    let talk = timeout(SOON, converse(server, routes(), stopped));
+    assert!(talk.await.unwrap().is_none(), "who asks for one answer gets one");
+    assert!(rest(&mut client).await.ends_with("hello"));
+}
+
+#[tokio::test]
+async fn whoever_sends_long_requests_keeps_what_was_learnt_for_some_more() {
+    let (mut client, server) = pair().await;
+    let (_stop, stopped) = watch::channel(false);
+    let talk = tokio::spawn(converse(server, routes(), stopped));
+    let long = "x".repeat(100_000);
+    let (head, length) = ("POST /length HTTP/1.1\r\nhost: a\r\n", long.len());
+    let long = format!("{head}content-length: {length}\r\n\r\n{long}");
+    let chunked =
+        format!("{head}transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n");
+    for (request, answer) in [(&long, "100000 bytes"), (&chunked, "5 bytes")] {
+        client.write_all(request.as_bytes()).await.unwrap();
+        hear(&mut client, answer).await;
+    }
+    for _ in 0..STAYS_FOR {
+        tokio::time::sleep(A_WHILE / 10).await;
+        assert!(!talk.is_finished());
+        client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        hear(&mut client, "hello").await;
+    }
+    assert!(timeout(SOON, talk).await.unwrap().unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_request_may_come_in_pieces_and_two_at_once() {
+    let (mut client, stop, task) = attended().await;
+    for piece in ["GET /hel", "lo HTTP/1.1\r\nho", "st: a\r\n\r", "\n"] {
+        client.write_all(piece.as_bytes()).await.unwrap();
+        tokio::time::sleep(A_WHILE).await;
+    }
+    hear(&mut client, "\r\n\r\nhello").await;
+    let head = "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\n";
+    client.write_all(format!("{head}abcd{head}ab").as_bytes()).await.unwrap();
+    hear(&mut client, "4 bytes").await;
+    client.write_all(format!("cd{head}").as_bytes()).await.unwrap();
+    hear(&mut client, "4 bytes").await;
+    client.write_all(b"abcdGET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    hear(&mut client, "\r\n\r\nhello").await;
+    stop.send_replace(true);
+    timeout(SOON, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_body_that_nobody_reads_is_never_taken_for_a_request() {
+    let smuggled = "GET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n";
+    let head =
+        format!("POST /deaf HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", smuggled.len());
+    for (first, later) in [(smuggled.len(), 0), (0, smuggled.len()), (9, smuggled.len() - 9)] {
+        let (mut client, stop, task) = attended().await;
+        client.write_all(format!("{head}{}", &smuggled[..first]).as_bytes()).await.unwrap();
+        let mut heard = hear(&mut client, "deaf").await;
+        tokio::time::sleep(A_WHILE).await;
+        // Whoever does not read may also hang up.
+        let _ = client.write_all(&smuggled.as_bytes()[smuggled.len() - later..]).await;
+        let _ = client.write_all(b"GET /hello HTTP/1.0\r\n\r\n").await;
+        heard.push_str(&rest(&mut client).await);
+        assert!(!heard.contains("smuggled"), "{first} {later}: {heard}");
+        stop.send_replace(true);
+        timeout(SOON, task).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_read_slowly_arrives_whole() {
+    let (mut client, stop, task) = attended().await;
+    for _ in 0..2 {
+        client.write_all(b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        tokio::time::sleep(A_WHILE).await;
+        let (mut length, mut bytes) = (0, vec![0; 1 << 20]);
+        while length < 8 << 20 {
+            let count = timeout(SOON, client.read(&mut bytes)).await.unwrap().unwrap();
+            assert!(count > 0, "it ended after {length} bytes");
+            length += bytes[..count].iter().filter(|byte| **byte == b'x').count();
+        }
+    }
+    stop.send_replace(true);
+    timeout(SOON, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_is_no_request_is_told_so_and_ends() {
+    for nonsense in ["\u{16}\u{3}\u{1}\r\n\r\n", "GET\r\n\r\n", "POST / HTTP/9.9\r\n\r\n"] {
+        let (mut client, _stop, task) = attended().await;
+        client.write_all(nonsense.as_bytes()).await.unwrap();
+        assert!(rest(&mut client).await.starts_with("HTTP/1.1 400"), "{nonsense:?}");
+        timeout(SOON, task).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_end_waits_for_answers_and_not_for_those_who_ask_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let serving = tokio::spawn(serve(listener, routes(), stopped));
+    let mut clients = Vec::new();
+    for said in ["", "GET /hel", "GET /hello HTTP/1.1\r\nhost: a\r\n\r\n"] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(said.as_bytes()).await.unwrap();
+        clients.push(client);
+    }
+    let mut slow = TcpStream::connect(address).await.unwrap();
+    slow.write_all(b"GET /slow HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    tokio::time::sleep(A_WHILE).await;
+    stop.send_replace(true);
+    assert!(rest(&mut slow).await.ends_with("slow"), "it was under way");
+    for client in &mut clients {
+        rest(client).await;
+    }
+    timeout(SOON, serving).await.unwrap().unwrap();
+    assert!(TcpStream::connect(address).await.is_err(), "nobody listens");
+}

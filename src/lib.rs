@@ -54,6 +54,7 @@ pub mod ledger {
     pub mod choice;
     mod slot;
     mod slots;
+    mod ranking;
     mod shapes;
     mod kept;
     pub mod effect;

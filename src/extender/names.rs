@@ -66,6 +66,12 @@ impl<'a> Names<'a> {
         self.places.iter().map(|place| self.at(*place))
     }
 
+    /// The same as bytes.
+    pub fn bytes(&self) -> impl Iterator<Item = &[u8]> {
+        let text = self.text.as_bytes();
+        self.places.iter().map(|(start, end)| &text[*start as usize..*end as usize])
+    }
+
     /// The name at a position of the list.
     ///
     /// # Panics

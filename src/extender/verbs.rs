@@ -108,7 +108,7 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
     if let Some(most) = app.config.keep_best
         && names.len() > NARROW_FROM
     {
-        let choice = app.ledger.choose(question, names.iter(), most.get());
+        let choice = app.ledger.choose(question, names.bytes(), most.get());
         let kept: Vec<&str> = choice.kept.iter().map(NodeName::as_str).collect();
         if !kept.is_empty() {
             app.metrics.refused(&choice.refused);

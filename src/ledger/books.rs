@@ -223,7 +223,7 @@ impl Ledger {
     }
 
     pub(super) fn position(&self, node: &str) -> Option<usize> {
-        self.slots.read().unwrap_or_else(PoisonError::into_inner).position(node)
+        self.slots.read().unwrap_or_else(PoisonError::into_inner).position(node.as_bytes())
     }
 
     /// The position of a node, made where it is new.
@@ -232,7 +232,7 @@ impl Ledger {
             return at;
         }
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = slots.position(name.as_str()) {
+        if let Some(at) = slots.position(name.as_str().as_bytes()) {
             return at; // another thread was quicker
         }
         let mut books = NodeLedger::new(name.clone(), self.settings.unmanaged_tolerance);

@@ -26,7 +26,10 @@ impl Changes {
     /// The nodes that changed since `seen`, by position, which is brought up to now; one may be named
     /// several times. `None` where it is too long ago to remember: then any may have. A newcomer begins
     /// with zero.
-    pub(super) fn since(&self, seen: &mut u64) -> Option<impl Iterator<Item = usize>> {
+    pub(super) fn since<'a>(
+        &'a self,
+        seen: &mut u64,
+    ) -> Option<impl ExactSizeIterator<Item = usize> + use<'a>> {
         let remembered = u64::try_from(self.nodes.len()).expect("lengths fit into 64 bits");
         let known = std::mem::replace(seen, self.forgotten + remembered);
         let skipped = known.checked_sub(self.forgotten)?;

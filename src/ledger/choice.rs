@@ -5,10 +5,11 @@
 //! (a volume that cannot be attached in that zone), so the best nodes of several failure domains are among
 //! the few.
 
-use std::collections::BinaryHeap;
+use fixedbitset::FixedBitSet;
 
+use super::ranking::Candidate;
+use super::shapes::Refused;
 use crate::packing::device::NodeName;
-use crate::packing::fit::Misfit;
 
 /// Which nodes of a list to keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,64 +17,47 @@ pub struct Choice {
     /// The nodes to keep, the best first: the best of each failure domain, for at most half of them, and else
     /// the best of all. None where no node fits.
     pub kept: Vec<NodeName>,
-    /// How many nodes do not fit, by reason, in the order of [`Misfit::LABELS`].
-    pub refused: [usize; Misfit::LABELS.len()],
+    /// How many nodes do not fit, by reason.
+    pub refused: Refused,
 }
 
-/// A node that fits. The better one is less.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Candidate {
-    /// How good it is: the key of its rank.
-    pub(super) key: u128,
-    /// Its place in the order of all names: decides between equals.
-    pub(super) order: u32,
-}
-
-/// A choice that is being made, one node after the other.
+/// A choice that is being made.
 pub(super) struct Choosing {
     most: usize,
-    /// The best so far, the worst of them on top.
-    best: BinaryHeap<Candidate>,
-    /// The best of each failure domain.
+    /// The best nodes, in their order.
+    best: Vec<Candidate>,
+    /// The best node of each failure domain.
     by_domain: Vec<Option<Candidate>>,
-    refused: [usize; Misfit::LABELS.len()],
+    /// Domains whose best node is one of the best of all.
+    led: FixedBitSet,
 }
 
 impl Choosing {
-    pub(super) fn new(most: usize) -> Self {
-        Self {
-            most: most.max(1),
-            best: BinaryHeap::new(),
-            by_domain: Vec::new(),
-            refused: [0; Misfit::LABELS.len()],
+    /// Begins with the best nodes of all, in their order.
+    pub(super) fn new(most: usize, best: Vec<Candidate>, domain: impl Fn(usize) -> u32) -> Self {
+        let (most, by_domain) = (most.max(1), Vec::new());
+        let mut choosing = Self { most, best: Vec::new(), by_domain, led: FixedBitSet::new() };
+        for node in &best {
+            choosing.leads(*node, domain(node.at));
         }
+        choosing.best = best;
+        let led = choosing.by_domain.iter().enumerate().filter(|(_, first)| first.is_some());
+        choosing.led = led.map(|(domain, _)| domain).collect();
+        choosing
     }
 
-    /// Notes nodes that do not fit.
+    /// Whether the best node of the domain of that number is known; of no domain there is none.
     #[inline]
-    pub(super) fn refused(&mut self, misfit: &Misfit, nodes: usize) {
-        self.refused[misfit.position()] += nodes;
+    pub(super) fn is_led(&self, domain: u32) -> bool {
+        domain == 0 || self.led.contains(index(domain))
     }
 
-    /// Notes a node that fits, in the failure domain of that number; zero for none.
-    #[inline]
-    pub(super) fn fits(&mut self, node: Candidate, domain: u32) {
-        if domain > 0 {
-            self.leads(node, domain);
+    /// Notes a node that may be the best one of its failure domain; zero for none.
+    pub(super) fn leads(&mut self, node: Candidate, domain: u32) {
+        if domain == 0 {
+            return;
         }
-        if self.best.len() < self.most {
-            self.best.push(node);
-        } else if self.best.peek().is_some_and(|worst| node < *worst)
-            && let Some(mut worst) = self.best.peek_mut()
-        {
-            *worst = node;
-        }
-    }
-
-    /// Notes a node that may be the best one of its failure domain.
-    #[inline]
-    fn leads(&mut self, node: Candidate, domain: u32) {
-        let domain = usize::try_from(domain).expect("a number in memory");
+        let domain = index(domain);
         if self.by_domain.len() <= domain {
             self.by_domain.resize(domain + 1, None);
         }
@@ -83,18 +67,21 @@ impl Choosing {
         }
     }
 
-    /// The choice. `name` tells the names by their order.
-    pub(super) fn end(self, name: impl Fn(u32) -> NodeName) -> Choice {
+    /// The positions of the chosen nodes, the best first.
+    pub(super) fn end(self) -> Vec<usize> {
         let mut kept: Vec<Candidate> = self.by_domain.into_iter().flatten().collect();
         kept.sort_unstable();
         kept.truncate(self.most / 2);
-        for node in self.best.into_sorted_vec() {
+        for node in self.best {
             if kept.len() < self.most && !kept.contains(&node) {
                 kept.push(node);
             }
         }
         kept.sort_unstable();
-        let kept = kept.iter().map(|node| name(node.order)).collect();
-        Choice { kept, refused: self.refused }
+        kept.iter().map(|node| node.at).collect()
     }
+}
+
+fn index(domain: u32) -> usize {
+    usize::try_from(domain).expect("a number in memory")
 }

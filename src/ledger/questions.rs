@@ -10,8 +10,9 @@ use dashmap::Entry;
 use fixedbitset::FixedBitSet;
 
 use super::books::{Ledger, World, locked};
-use super::choice::{Candidate, Choice, Choosing};
+use super::choice::{Choice, Choosing};
 use super::effect::Effect;
+use super::ranking::Candidate;
 use super::shapes::{Kept, Shape, ShapeTable};
 use super::slots::Slots;
 use crate::packing::device::{DeviceClasses, NodeName, PodUid};
@@ -65,7 +66,9 @@ impl Asked<'_> {
     /// The answer for a node.
     #[inline]
     fn answer(&mut self, name: &str) -> Answer {
-        self.slots.position(name).map_or(Err(Misfit::UnknownNode), |at| self.answer_at(at))
+        self.slots
+            .position(name.as_bytes())
+            .map_or(Err(Misfit::UnknownNode), |at| self.answer_at(at))
     }
 
     /// The answer for the node at a position.
@@ -100,14 +103,31 @@ impl Asked<'_> {
                 plan::evaluate_with(books, &self.ask, strategy, mix, claims, outlook)
             });
         let answer = answer.map(|place| place.merit);
-        self.table.keep(at, version, answer);
+        self.table.keep(at, self.slots.order(at), version, answer);
         answer
     }
 
-    /// The key of the rank of each of `nodes` that fits, with its position: see [`Rank::key`].
-    fn keys(&self, nodes: &FixedBitSet) -> impl Iterator<Item = (usize, u128)> {
-        let fitting = self.table.fitting(nodes);
-        fitting.map(|(at, merit)| (at, merit.key(&self.prices)))
+    /// Where the node at a position stands among others, if it is known to fit.
+    fn candidate(&self, at: usize) -> Option<Candidate> {
+        let merit = self.table.get(at)?.as_ref().ok()?;
+        Some(Candidate { key: merit.key(&self.prices), order: self.slots.order(at), at })
+    }
+
+    /// The best of `nodes`, at most `most`, in the order of their ranks.
+    fn best_of(&mut self, nodes: &FixedBitSet, most: usize) -> Vec<Candidate> {
+        self.look_at_all(nodes);
+        if let Some(ranking) = self.table.ranking(self.slots) {
+            let in_order = ranking.in_order(&self.prices);
+            return in_order.filter(|node| nodes.contains(node.at)).take(most).collect();
+        }
+        let fitting = self.table.fitting(nodes).into_ones();
+        let mut all: Vec<Candidate> = fitting.filter_map(|at| self.candidate(at)).collect();
+        if all.len() > most {
+            all.select_nth_unstable(most);
+            all.truncate(most);
+        }
+        all.sort_unstable();
+        all
     }
 }
 
@@ -122,10 +142,10 @@ impl Ledger {
     pub fn keys(
         &self,
         question: &Question,
-        nodes: impl Iterator<Item: AsRef<str>>,
+        nodes: impl Iterator<Item: AsRef<[u8]>>,
     ) -> Vec<Option<u128>> {
         self.asked(question, |asked| {
-            let mut key = |node: &str| {
+            let mut key = |node: &[u8]| {
                 let merit = asked.kept_at(asked.slots.position(node)?).ok()?;
                 Some(merit.key(&asked.prices))
             };
@@ -138,20 +158,28 @@ impl Ledger {
     pub fn choose(
         &self,
         question: &Question,
-        nodes: impl Iterator<Item: AsRef<str>>,
+        nodes: impl Iterator<Item: AsRef<[u8]>>,
         most: usize,
     ) -> Choice {
         self.asked(question, |asked| {
             let slots = asked.slots;
             let (listed, unknown) = slots.listed(nodes);
-            asked.look_at_all(&listed);
-            let mut choosing = Choosing::new(most);
-            for (at, key) in asked.keys(&listed) {
-                choosing.fits(Candidate { key, order: slots.order(at) }, slots.domain(at));
+            let best = asked.best_of(&listed, most.max(1));
+            let mut choosing = Choosing::new(most, best, |at| slots.domain(at));
+            if slots.have_domains() {
+                for at in asked.table.fitting(&listed).ones() {
+                    let domain = slots.domain(at);
+                    if !choosing.is_led(domain)
+                        && let Some(node) = asked.candidate(at)
+                    {
+                        choosing.leads(node, domain);
+                    }
+                }
             }
-            asked.table.misfits(&listed).for_each(|misfit| choosing.refused(misfit, 1));
-            choosing.refused(&Misfit::UnknownNode, unknown);
-            choosing.end(|order| slots.in_order(order).name.clone())
+            let mut refused = asked.table.refused(&listed);
+            refused[Misfit::UnknownNode.position()] += unknown;
+            let kept = choosing.end().into_iter().map(|at| slots[at].name.clone());
+            Choice { kept: kept.collect(), refused }
         })
     }
 
@@ -161,9 +189,7 @@ impl Ledger {
             let slots = asked.slots;
             let mut all = FixedBitSet::with_capacity(slots.len());
             all.insert_range(..);
-            asked.look_at_all(&all);
-            let keys = asked.keys(&all).map(|(at, key)| (key, slots.order(at), at));
-            let (_, _, at) = keys.min()?;
+            let at = asked.best_of(&all, 1).first()?.at;
             Some((slots[at].name.clone(), asked.answer_at(at).ok()?))
         })
     }

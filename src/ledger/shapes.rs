@@ -8,13 +8,15 @@ use dashmap::DashMap;
 use fixedbitset::FixedBitSet;
 
 use super::changes::Changes;
-use super::slot::Slot;
+use super::ranking::Ranking;
+use super::slots::Slots;
 use crate::packing::fit::{HostRule, Misfit};
 use crate::packing::policy::{Merit, Strategy};
 use crate::packing::request::GpuRequest;
 use crate::packing::units::HostAmount;
 
-/// Answers that are kept in all, 48 bytes each: 64 shapes on 5,000 nodes take 15 MiB.
+/// Answers that are kept in all, 48 bytes each, and as much for the order of those that fit: 64 shapes on 5,000
+/// nodes take 30 MiB at most.
 const KEPT_ANSWERS: usize = 64 * 5_000;
 
 /// Shapes whose answers are kept: on few nodes as many as the answers allow, up to 1,024; on many at
@@ -47,10 +49,27 @@ pub(super) struct ShapeTable {
     answers: Vec<(u64, Kept)>,
     /// The nodes with an answer.
     known: FixedBitSet,
-    /// Those of them that fit. To go through these alone costs half of a look at each answer: what an
-    /// answer is like cannot be foreseen by the processor.
+    /// Those of them that fit.
     fitting: FixedBitSet,
+    /// How many of them do not, by reason.
+    refused: Refused,
+    /// Those that fit in the order of their ranks, where that is kept.
+    ranking: Option<Ranking>,
+    /// Questions since many nodes had changed at once.
+    calm: u32,
 }
+
+/// Questions, one after the other, before which few nodes have changed each: from then on the order of ranks
+/// is kept. To make it takes as long as some looks at all nodes.
+const CALM: u32 = 4;
+
+/// How many nodes may have changed since the last question for the order of ranks to be worth keeping.
+fn few(nodes: usize) -> usize {
+    (nodes / 64).max(2)
+}
+
+/// Numbers of nodes, in the order of [`Misfit::LABELS`].
+pub(super) type Refused = [usize; Misfit::LABELS.len()];
 
 impl ShapeTable {
     /// The answer for the node at a position.
@@ -59,11 +78,29 @@ impl ShapeTable {
         self.known.contains(at).then(|| &self.answers[at].1)
     }
 
-    /// Keeps an answer, found on books of that version.
-    pub(super) fn keep(&mut self, at: usize, version: u64, answer: Kept) {
+    /// Keeps an answer that was not known, found on books of that version.
+    pub(super) fn keep(&mut self, at: usize, order: u32, version: u64, answer: Kept) {
         self.answers[at] = (version, answer);
         self.known.insert(at);
         self.fitting.set(at, answer.is_ok());
+        match (&answer, &mut self.ranking) {
+            (Ok(merit), Some(ranking)) => ranking.insert(at, order, merit),
+            (Ok(_), None) => {}
+            (Err(misfit), _) => self.refused[misfit.position()] += 1,
+        }
+    }
+
+    /// Forgets an answer.
+    fn forget(&mut self, at: usize, order: impl FnOnce(usize) -> u32) {
+        if !self.known.contains(at) {
+            return;
+        }
+        self.known.remove(at);
+        match (&self.answers[at].1, &mut self.ranking) {
+            (Ok(merit), Some(ranking)) => ranking.remove(at, order(at), merit),
+            (Ok(_), None) => {}
+            (Err(misfit), _) => self.refused[misfit.position()] -= 1,
+        }
     }
 
     /// Which of `nodes` have no answer.
@@ -73,19 +110,49 @@ impl ShapeTable {
         unknown
     }
 
-    /// What is known of those of `nodes` that fit, with their positions.
-    pub(super) fn fitting(&self, nodes: &FixedBitSet) -> impl Iterator<Item = (usize, &Merit)> {
+    /// Which of `nodes` fit.
+    pub(super) fn fitting(&self, nodes: &FixedBitSet) -> FixedBitSet {
         let mut fitting = nodes.clone();
         fitting.intersect_with(&self.fitting);
-        fitting.into_ones().filter_map(|at| Some((at, self.answers[at].1.as_ref().ok()?)))
+        fitting
     }
 
-    /// Why those of `nodes` that are known not to fit do not.
-    pub(super) fn misfits(&self, nodes: &FixedBitSet) -> impl Iterator<Item = &Misfit> {
-        let mut misfits = nodes.clone();
-        misfits.intersect_with(&self.known);
-        misfits.difference_with(&self.fitting);
-        misfits.into_ones().filter_map(|at| self.answers[at].1.as_ref().err())
+    /// How many of `nodes`, all of them known, do not fit, by reason.
+    pub(super) fn refused(&self, nodes: &FixedBitSet) -> Refused {
+        let count = |nodes: FixedBitSet| {
+            let mut refused = Refused::default();
+            for at in nodes.into_ones() {
+                if let Err(misfit) = &self.answers[at].1 {
+                    refused[misfit.position()] += 1;
+                }
+            }
+            refused
+        };
+        let (mut among, mut others) = (self.known.clone(), self.known.clone());
+        among.difference_with(&self.fitting);
+        others.difference_with(&self.fitting);
+        others.difference_with(nodes);
+        among.intersect_with(nodes);
+        // Nearly always nearly all nodes are asked about.
+        if among.count_ones(..) < others.count_ones(..) {
+            return count(among);
+        }
+        let others = count(others);
+        std::array::from_fn(|reason| self.refused[reason] - others[reason])
+    }
+
+    /// Those that fit in the order of their ranks, where that order is worth keeping: to keep one node in its
+    /// place takes as long as a look at fifty.
+    pub(super) fn ranking(&mut self, slots: &Slots) -> Option<&Ranking> {
+        if self.ranking.is_none() && self.calm >= CALM {
+            let merit = |at: usize| {
+                let merit = self.answers[at].1.as_ref().ok()?;
+                Some((at, slots.order(at), merit))
+            };
+            let fitting = self.fitting.ones().take_while(|at| *at < slots.len());
+            self.ranking = Some(Ranking::of(slots.len(), fitting.filter_map(merit)));
+        }
+        self.ranking.as_ref()
     }
 
     /// Forgets the ranks that the strategy would not find again, under the mix of this generation. A misfit
@@ -95,30 +162,44 @@ impl ShapeTable {
         if !strategy.is_repeatable() || (strategy.uses_mix() && is_other_mix) {
             self.known.difference_with(&self.fitting);
             self.fitting.clear();
+            (self.ranking, self.calm) = (None, 0);
         }
         self.mix_generation = generation;
     }
 
     /// Forgets the answers for nodes that have changed, and makes room for new ones.
-    pub(super) fn catch_up(&mut self, changes: &Changes, slots: &[Arc<Slot>]) {
-        match changes.since(&mut self.seen) {
+    pub(super) fn catch_up(&mut self, changes: &Changes, slots: &Slots) {
+        let (known, mut seen) = (self.answers.len(), self.seen);
+        let changed = changes.since(&mut seen);
+        // With a node its name has come, and the order of names is another one.
+        let is_of_other_names = |ranking: &Ranking| ranking.nodes != slots.len();
+        let is_calm = changed.as_ref().is_some_and(|nodes| nodes.len() <= few(slots.len()))
+            && !self.ranking.as_ref().is_some_and(is_of_other_names);
+        self.calm = if is_calm { self.calm.saturating_add(1) } else { 0 };
+        if !is_calm {
+            self.ranking = None;
+        }
+        match changed {
             Some(nodes) => {
-                for at in nodes.filter(|at| *at < self.answers.len()) {
-                    self.known.remove(at);
+                for at in nodes.filter(|at| *at < known) {
+                    self.forget(at, |at| slots.order(at));
                 }
             }
             None => {
-                for (at, (slot, (version, _))) in slots.iter().zip(&self.answers).enumerate() {
-                    if *version != slot.version.load(Ordering::Acquire) {
-                        self.known.remove(at);
+                for (at, slot) in slots.iter().enumerate().take(known) {
+                    if self.answers[at].0 != slot.version.load(Ordering::Acquire) {
+                        self.forget(at, |at| slots.order(at));
                     }
                 }
                 // Of nodes that came later than these slots nothing can be said.
-                self.known.remove_range(self.answers.len().min(slots.len())..);
+                for at in slots.len()..known {
+                    self.forget(at, |_| 0);
+                }
             }
         }
+        self.seen = seen;
         self.fitting.intersect_with(&self.known);
-        let nodes = self.answers.len().max(slots.len());
+        let nodes = known.max(slots.len());
         self.answers.resize(nodes, (0, Err(Misfit::UnknownNode)));
         self.known.grow(nodes);
         self.fitting.grow(nodes);

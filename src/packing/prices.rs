@@ -47,6 +47,11 @@ pub struct Prices {
 }
 
 impl Prices {
+    #[cfg(test)]
+    pub(crate) fn of(several: i64, by_class: &[i64]) -> Self {
+        Self { several, by_class: by_class.to_vec() }
+    }
+
     /// What a place costs, in billionths of a GPU: less is better.
     #[inline]
     pub fn cost(&self, worth: &Worth) -> i64 {

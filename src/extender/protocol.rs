@@ -12,7 +12,6 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
 use serde_json::value::RawValue;
 
 use crate::cluster::pod::{PodFault, SeenPod};
@@ -196,6 +195,8 @@ pub struct ExtenderFilterResult<'a> {
     pub failed_and_unresolvable: Vec<(&'a str, &'static str)>,
     /// Why the question cannot be answered now; empty otherwise. The attempt then ends as an error.
     pub error: &'a str,
+    /// Whether it is known that no name needs an escape.
+    pub are_plain: bool,
 }
 
 /// The nodes that pass a filter.
@@ -211,40 +212,64 @@ pub enum Passed<'a> {
 }
 
 impl ExtenderFilterResult<'_> {
-    /// The body of the answer.
+    /// The body of the answer. Written piece by piece, since it may have an entry for each of thousands of
+    /// nodes.
     pub fn to_json(&self) -> Vec<u8> {
-        to_json(self)
+        let nothing = || to_json(&());
+        let (nodes, names) = match &self.passed {
+            Passed::Nothing => (nothing(), nothing()),
+            Passed::Names(names) => (nothing(), to_json(names)),
+            Passed::Objects(items) => (to_json(&NodeListOut { items }), nothing()),
+        };
+        let mut json = b"{\"Nodes\":".to_vec();
+        json.extend_from_slice(&nodes);
+        json.extend_from_slice(b",\"NodeNames\":");
+        json.extend_from_slice(&names);
+        json.extend_from_slice(b",\"FailedNodes\":");
+        self.push_reasons(&mut json, &self.failed);
+        json.extend_from_slice(b",\"FailedAndUnresolvableNodes\":");
+        self.push_reasons(&mut json, &self.failed_and_unresolvable);
+        json.extend_from_slice(b",\"Error\":");
+        json.extend_from_slice(&to_json(self.error));
+        json.push(b'}');
+        json
+    }
+
+    /// Writes why each of some nodes is refused.
+    fn push_reasons(&self, json: &mut Vec<u8>, reasons: &[(&str, &'static str)]) {
+        let mut written: Vec<(&'static str, Vec<u8>)> = Vec::new(); // few are different
+        json.reserve(reasons.len() * 80 + 64);
+        json.push(b'{');
+        for (at, (name, reason)) in reasons.iter().enumerate() {
+            json.extend_from_slice(if at == 0 { b"\"" } else { b",\"" });
+            push_name(json, name, self.are_plain);
+            json.extend_from_slice(b"\":");
+            match written.iter().find(|(known, _)| std::ptr::eq(*known, *reason)) {
+                Some((_, text)) => json.extend_from_slice(text),
+                None => {
+                    let text = to_json(reason);
+                    json.extend_from_slice(&text);
+                    written.push((reason, text));
+                }
+            }
+        }
+        json.push(b'}');
     }
 }
 
-impl Serialize for ExtenderFilterResult<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (names, nodes) = match &self.passed {
-            Passed::Nothing => (None, None),
-            Passed::Names(names) => (Some(names), None),
-            Passed::Objects(items) => (None, Some(NodeListOut { items })),
-        };
-        let mut map = serializer.serialize_map(Some(5))?;
-        map.serialize_entry("Nodes", &nodes)?;
-        map.serialize_entry("NodeNames", &names)?;
-        map.serialize_entry("FailedNodes", &Reasons(&self.failed))?;
-        map.serialize_entry("FailedAndUnresolvableNodes", &Reasons(&self.failed_and_unresolvable))?;
-        map.serialize_entry("Error", self.error)?;
-        map.end()
+/// Writes a name without its quotes.
+fn push_name(json: &mut Vec<u8>, name: &str, is_plain: bool) {
+    if is_plain {
+        json.extend_from_slice(name.as_bytes());
+    } else {
+        let quoted = to_json(name);
+        json.extend_from_slice(&quoted[1..quoted.len() - 1]);
     }
 }
 
 #[derive(Serialize)]
 struct NodeListOut<'a> {
     items: &'a [&'a RawValue],
-}
-
-struct Reasons<'a>(&'a [(&'a str, &'static str)]);
-
-impl Serialize for Reasons<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().copied())
-    }
 }
 
 /// One entry of the answer to *prioritize*.
@@ -266,12 +291,7 @@ pub fn host_priorities_json<'a>(
     json.push(b'[');
     for HostPriority { host, score } in priorities {
         json.extend_from_slice(if json.len() == 1 { b"{\"Host\":\"" } else { b",{\"Host\":\"" });
-        if are_plain {
-            json.extend_from_slice(host.as_bytes());
-        } else {
-            let quoted = to_json(host);
-            json.extend_from_slice(&quoted[1..quoted.len() - 1]);
-        }
+        push_name(&mut json, host, are_plain);
         json.extend_from_slice(b"\",\"Score\":");
         json.extend_from_slice(itoa::Buffer::new().format(score).as_bytes());
         json.push(b'}');

@@ -18,6 +18,7 @@ use super::protocol::{
 use super::template;
 use crate::cluster::events::NoticeReason;
 use crate::cluster::pod::SeenPod;
+use crate::ledger::choice::Keys;
 use crate::ledger::questions::Question;
 use crate::ledger::reading::Readiness;
 use crate::metrics::Outcome;
@@ -54,13 +55,14 @@ pub type VerbAnswer = (Vec<u8>, Outcome);
 pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let args = ExtenderArgs::parse(body)?;
     let pod = &args.pod;
-    let names = || args.nodes.names();
+    let (names, are_plain) = (|| args.nodes.names(), args.nodes.are_plain());
     if let Err(error) = &pod.request {
         app.metrics.refused_request();
         app.tell(&pod.pod, NoticeReason::GpuRequestRefused, error.to_string());
         let result = ExtenderFilterResult {
             passed: passed(&args.nodes, &[]),
             failed_and_unresolvable: names().iter().map(|name| (*name, error.reason())).collect(),
+            are_plain,
             ..Default::default()
         };
         return Ok((result.to_json(), Outcome::Refused));
@@ -69,7 +71,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         // No GPU is asked for: nothing to object to, ready or not.
         let names = names();
         let answers = vec![None; names.len()];
-        return Ok(encode_filter(passed(&args.nodes, &answers), &names, &answers));
+        return Ok(encode_filter(passed(&args.nodes, &answers), (&names, are_plain), &answers));
     };
     if app.readiness() != Readiness::Ready {
         let result = ExtenderFilterResult { error: WARMING_UP, ..Default::default() };
@@ -79,7 +81,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         NodesArg::Objects(objects) => {
             let answers = template::answers(app, &question, objects);
             let answers: Vec<_> = answers.into_iter().map(Result::err).collect();
-            Ok(encode_filter(passed(&args.nodes, &answers), &names(), &answers))
+            Ok(encode_filter(passed(&args.nodes, &answers), (&names(), are_plain), &answers))
         }
         NodesArg::Names(names) => Ok(ask(app, pod, &question, names)),
     }
@@ -118,6 +120,7 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
             return (result.to_json(), Outcome::Ok);
         }
     }
+    let are_plain = names.are_plain();
     let names: Vec<&str> = names.iter().collect();
     let answers = app.ledger.answers(question, &names);
     let answers: Vec<Option<Misfit>> = answers.into_iter().map(Result::err).collect();
@@ -127,16 +130,20 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
     let fitting = names.iter().zip(&answers).filter(|(_, misfit)| misfit.is_none());
     let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
     if fitting.is_empty() {
-        let mut misfits: BTreeMap<Misfit, usize> = BTreeMap::new();
+        let mut misfits: Vec<(Misfit, usize)> = Vec::new(); // few are different
         for misfit in answers.iter().flatten() {
-            *misfits.entry(*misfit).or_default() += 1;
+            match misfits.iter_mut().find(|(known, _)| known == misfit) {
+                Some((_, nodes)) => *nodes += 1,
+                None => misfits.push((*misfit, 1)),
+            }
         }
+        let misfits: BTreeMap<Misfit, usize> = misfits.into_iter().collect();
         app.waiting.refuse(uid, misfits);
         app.reasons.refused(uid);
     } else {
         hold(app, uid, &fitting, question, now);
     }
-    encode_filter(Passed::Names(fitting), &names, &answers)
+    encode_filter(Passed::Names(fitting), (&names, are_plain), &answers)
 }
 
 /// Notes that the pod fits somewhere, and claims the only node that is left to it.
@@ -157,13 +164,18 @@ fn passed<'a>(nodes: &'a NodesArg<'_>, answers: &[Option<Misfit>]) -> Passed<'a>
     }
 }
 
-fn encode_filter(passed: Passed<'_>, names: &[&str], answers: &[Option<Misfit>]) -> VerbAnswer {
+fn encode_filter(
+    passed: Passed<'_>,
+    (names, are_plain): (&[&str], bool),
+    answers: &[Option<Misfit>],
+) -> VerbAnswer {
     let fits = answers.iter().any(Option::is_none);
     let outcome = if fits { Outcome::Ok } else { Outcome::Refused };
     let refused = names.iter().zip(answers);
     let refused = refused.filter_map(|(name, answer)| answer.map(|it| (*name, it.reason())));
     let failed_and_unresolvable = refused.collect();
-    let result = ExtenderFilterResult { passed, failed_and_unresolvable, ..Default::default() };
+    let result =
+        ExtenderFilterResult { passed, failed_and_unresolvable, are_plain, ..Default::default() };
     (result.to_json(), outcome)
 }
 
@@ -182,53 +194,51 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         let level = names.iter().map(|host| HostPriority { host, score: 0 });
         return Ok((host_priorities_json(level, args.nodes.are_plain()), Outcome::Ok));
     };
-    let keys: Vec<Option<u128>> = match &args.nodes {
-        NodesArg::Names(_) => {
+    let keys = match &args.nodes {
+        NodesArg::Names(names) => {
             app.outbox.push(app.ledger.drop_claim(&pod.pod.uid));
-            app.ledger.keys(&question, names.iter().copied())
+            app.ledger.keys(&question, names.bytes())
         }
         NodesArg::Objects(objects) => {
             let answers = template::answers(app, &question, objects);
-            answers.iter().map(|answer| answer.as_ref().ok().map(Rank::key)).collect()
+            let keys = answers.iter().map(|answer| answer.as_ref().ok().map(Rank::key));
+            Keys::of(names.iter().copied().zip(keys))
         }
     };
-    let best = favourite(&names, &keys);
-    if let (Some(best), NodesArg::Names(_)) = (best, &args.nodes) {
+    let is_best = |place: &Option<u32>| place.is_some_and(|at| keys.best == Some(index(at)));
+    if let (NodesArg::Names(_), Some(best)) = (&args.nodes, keys.places.iter().position(is_best)) {
         let now = app.clock.now();
         app.outbox.push(app.ledger.claim(&pod.pod.uid, names[best], &question, now));
     }
-    let outcome = if best.is_some() { Outcome::Ok } else { Outcome::Refused };
-    let scores = scores(&keys, best);
-    let priorities = names.iter().zip(scores).map(|(host, score)| HostPriority { host, score });
+    let outcome = if keys.best.is_some() { Outcome::Ok } else { Outcome::Refused };
+    let scores = scores(&keys);
+    let score = |place: &Option<u32>| place.map_or(0, |at| scores[index(at)]);
+    let scored = names.iter().zip(keys.places.iter().map(score));
+    let priorities = scored.map(|(host, score)| HostPriority { host, score });
     Ok((host_priorities_json(priorities, args.nodes.are_plain()), outcome))
 }
 
-/// Position of the best node that fits, by the keys of ranks; ties go to the first name.
-fn favourite(names: &[&str], keys: &[Option<u128>]) -> Option<usize> {
-    let best = keys.iter().flatten().min()?;
-    let is_best = |(_, key): &(usize, &Option<u128>)| key.as_ref() == Some(best);
-    let ties = keys.iter().enumerate().filter(is_best);
-    ties.map(|(at, _)| at).min_by_key(|at| names[*at])
+fn index(place: u32) -> usize {
+    usize::try_from(place).expect("a position in memory")
 }
 
-/// A score for every node: the best has [`BEST_SCORE`], the others follow in the order of their ranks,
-/// equal ranks with equal scores, and those that do not fit have 0.
-fn scores(keys: &[Option<u128>], best: Option<usize>) -> Vec<i64> {
+/// A score for each node that fits: the best has [`BEST_SCORE`], the others follow in the order of their
+/// ranks, equal ranks with equal scores. Those that do not fit get 0.
+fn scores(Keys { keys, best, .. }: &Keys) -> Vec<i64> {
     let scale = scale(keys);
     let levels = i64::try_from(scale.len()).unwrap_or(i64::MAX).max(1);
     let by_level: Vec<i64> = (0..=levels).map(|at| NEXT_SCORE * (levels - at) / levels).collect();
-    let score = |(at, key): (usize, &Option<u128>)| match key {
-        Some(_) if best == Some(at) => BEST_SCORE,
-        Some(key) => by_level[scale.partition_point(|better| better < key)],
-        None => 0,
+    let score = |(at, key): (usize, &u128)| match best {
+        Some(best) if *best == at => BEST_SCORE,
+        _ => by_level[scale.partition_point(|better| better < key)],
     };
     keys.iter().enumerate().map(score).collect()
 }
 
 /// The ranks that tell the scores apart, in order: all of few nodes, an even part of many.
-fn scale(keys: &[Option<u128>]) -> Vec<u128> {
+fn scale(keys: &[u128]) -> Vec<u128> {
     let every = keys.len().div_ceil(SCALE_OF).max(1);
-    let mut scale: Vec<u128> = keys.iter().flatten().copied().step_by(every).collect();
+    let mut scale: Vec<u128> = keys.iter().copied().step_by(every).collect();
     scale.sort_unstable();
     scale.dedup();
     scale
@@ -243,24 +253,32 @@ mod tests {
         Some(Rank::Fragmentation { cost, reach: Reach::default() }.key())
     }
 
+    fn score(nodes: &[(&str, Option<u128>)]) -> Vec<i64> {
+        let keys = Keys::of(nodes.iter().copied());
+        let scores = scores(&keys);
+        keys.places.iter().map(|place| place.map_or(0, |at| scores[index(at)])).collect()
+    }
+
     #[test]
     fn the_best_node_stands_out_and_every_node_is_scored() {
-        let names = ["d", "c", "b", "a"];
-        let score = |keys: &[Option<u128>]| scores(keys, favourite(&names, keys));
-        assert_eq!(score(&[rank(7), rank(5), rank(9), None]), [33, 100, 16, 0]);
-        assert_eq!(score(&[None, rank(5), None, None]), [0, 100, 0, 0]);
-        assert_eq!(score(&[None; 4]), [0, 0, 0, 0]);
+        let score = |keys: [Option<u128>; 4]| {
+            let nodes: Vec<_> = ["d", "c", "b", "a"].into_iter().zip(keys).collect();
+            score(&nodes)
+        };
+        assert_eq!(score([rank(7), rank(5), rank(9), None]), [33, 100, 16, 0]);
+        assert_eq!(score([None, rank(5), None, None]), [0, 100, 0, 0]);
+        assert_eq!(score([None; 4]), [0, 0, 0, 0]);
         let ties = [rank(5), rank(5), rank(5), rank(6)];
-        assert_eq!(score(&ties), [50, 50, 100, 25], "of equal ranks the first name");
+        assert_eq!(score(ties), [50, 50, 100, 25], "of equal ranks the first name");
     }
 
     #[test]
     fn scores_of_very_many_nodes_are_in_the_order_of_their_ranks() {
-        let keys: Vec<_> = (0..5_000_i64).map(|at| rank(at * 7_919 % 5_003)).collect();
+        let keys = (0..5_000_i64).map(|at| rank(at * 7_919 % 5_003));
         let names: Vec<String> = (0..5_000).map(|at| format!("{at}")).collect();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let scores = scores(&keys, favourite(&names, &keys));
-        let mut seen: Vec<_> = keys.iter().zip(&scores).collect();
+        let nodes: Vec<_> = names.iter().map(String::as_str).zip(keys).collect();
+        let scores = score(&nodes);
+        let mut seen: Vec<_> = nodes.iter().map(|(_, key)| key).zip(&scores).collect();
         seen.sort_unstable();
         assert_eq!((seen[0].1, seen[1].1, seen[4_999].1), (&100, &49, &0));
         assert!(seen.is_sorted_by(|a, b| a.1 >= b.1));

@@ -21,6 +21,38 @@ pub struct Choice {
     pub refused: Refused,
 }
 
+/// Which nodes of a list fit, with the keys of their ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Keys {
+    /// For each name of the list, where its node is in `keys`; none where the request does not fit.
+    pub places: Vec<Option<u32>>,
+    /// The keys, each node once, in no particular order. See [`Rank::key`](crate::packing::policy::Rank::key).
+    pub keys: Vec<u128>,
+    /// Where the best one is; of equals that with the first name.
+    pub best: Option<usize>,
+}
+
+impl Keys {
+    /// Of names that stand for one node each, with the key of each that fits.
+    pub fn of<'a>(nodes: impl Iterator<Item = (&'a str, Option<u128>)>) -> Self {
+        let (mut all, mut first) = (Self::default(), None);
+        for (name, key) in nodes {
+            let place = key.map(|key| {
+                all.keys.push(key);
+                all.keys.len() - 1
+            });
+            if let Some((key, place)) = key.zip(place)
+                && first.is_none_or(|first| (key, name) < first)
+            {
+                (first, all.best) = (Some((key, name)), Some(place));
+            }
+            all.places
+                .push(place.map(|place| u32::try_from(place).expect("a body has fewer nodes")));
+        }
+        all
+    }
+}
+
 /// A choice that is being made.
 pub(super) struct Choosing {
     most: usize,

@@ -10,7 +10,7 @@ use dashmap::Entry;
 use fixedbitset::FixedBitSet;
 
 use super::books::{Ledger, World, locked};
-use super::choice::{Choice, Choosing};
+use super::choice::{Choice, Choosing, Keys};
 use super::effect::Effect;
 use super::ranking::Candidate;
 use super::shapes::{Kept, Shape, ShapeTable};
@@ -137,19 +137,26 @@ impl Ledger {
         self.asked(question, |asked| nodes.iter().map(|name| asked.answer(name.as_ref())).collect())
     }
 
-    /// The key of the rank of each of `nodes`, in their order; none where the request does not fit. See
-    /// [`Rank::key`].
-    pub fn keys(
-        &self,
-        question: &Question,
-        nodes: impl Iterator<Item: AsRef<[u8]>>,
-    ) -> Vec<Option<u128>> {
+    /// Which of `nodes` fit, with the keys of their ranks.
+    pub fn keys(&self, question: &Question, nodes: impl Iterator<Item: AsRef<[u8]>>) -> Keys {
         self.asked(question, |asked| {
-            let mut key = |node: &[u8]| {
-                let merit = asked.kept_at(asked.slots.position(node)?).ok()?;
-                Some(merit.key(&asked.prices))
-            };
-            nodes.map(|node| key(node.as_ref())).collect()
+            let slots = asked.slots;
+            let at: Vec<Option<usize>> = nodes.map(|name| slots.position(name.as_ref())).collect();
+            let mut listed = FixedBitSet::with_capacity(slots.len());
+            listed.extend(at.iter().flatten().copied());
+            asked.look_at_all(&listed);
+            // First in the order of the answers, since that of the list leads all over the memory.
+            let (mut places, mut keys) = (vec![None; slots.len()], Vec::new());
+            let mut best: Option<(Candidate, usize)> = None;
+            for node in asked.table.fitting(&listed).ones().filter_map(|at| asked.candidate(at)) {
+                if best.is_none_or(|(best, _)| node < best) {
+                    best = Some((node, keys.len()));
+                }
+                places[node.at] = u32::try_from(keys.len()).ok();
+                keys.push(node.key);
+            }
+            let places = at.into_iter().map(|at| places[at?]).collect();
+            Keys { places, keys, best: best.map(|(_, place)| place) }
         })
     }
 

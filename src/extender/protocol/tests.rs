@@ -90,6 +90,20 @@ fn answers_have_gos_field_names() {
         String::from_utf8(answer.to_json()).unwrap(),
         r#"{"Nodes":null,"NodeNames":["b"],"FailedNodes":{},"FailedAndUnresolvableNodes":{"a":"no \"room\""},"Error":""}"#
     );
+    for (first, shown, are_plain) in [("a", "a", true), ("a", "a", false), ("a\"", "a\\\"", false)]
+    {
+        let answer = ExtenderFilterResult {
+            failed_and_unresolvable: vec![(first, "\n"), ("b", "no"), ("c", "\n")],
+            error: "\t",
+            are_plain,
+            ..ExtenderFilterResult::default()
+        };
+        let refused = format!(r#"{{"{shown}":"\n","b":"no","c":"\n"}}"#);
+        let expected = format!(
+            r#"{{"Nodes":null,"NodeNames":null,"FailedNodes":{{}},"FailedAndUnresolvableNodes":{refused},"Error":"\t"}}"#
+        );
+        assert_eq!(String::from_utf8(answer.to_json()).unwrap(), expected);
+    }
     assert_eq!(
         String::from_utf8(host_priorities_json(
             [HostPriority { host: "b", score: -1 }].into_iter(),

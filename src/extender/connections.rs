@@ -12,6 +12,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, HttpBody};
@@ -25,6 +26,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 use tower::ServiceExt;
 
 /// Bytes of a body from which a request is long: several times what an agent sends each second.
@@ -32,6 +34,10 @@ const LONG: u64 = 32 << 10;
 
 /// For how many requests hyper stays after a long one.
 const STAYS_FOR: usize = 16;
+
+/// How long nothing may be said: the peer may have vanished without a word. Clients let go of idle connections
+/// sooner, agents after 90 s.
+const SILENT_FOR: Duration = Duration::from_secs(600);
 
 /// Serves whoever connects until `stop`, and then whoever still waits for an answer.
 pub(super) async fn serve(
@@ -63,13 +69,12 @@ pub(super) async fn serve(
 /// Serves one connection to its end.
 async fn attend(mut stream: TcpStream, routes: Router, mut stop: watch::Receiver<bool>) {
     loop {
-        let is_readable = tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => false,
-            readable = stream.readable() => readable.is_ok(),
+        let said = tokio::select! {
+            biased; // what was said before the end is answered
+            said = timeout(SILENT_FOR, stream.readable()) => said,
+            _ = stop.wait_for(|stop| *stop) => return,
         };
-        if !is_readable {
-            return;
-        }
+        let Ok(Ok(())) = said else { return };
         // In a box, so that the task is small while nothing is said.
         match Box::pin(converse(stream, routes.clone(), stop.clone())).await {
             Some(silent) => stream = silent,
@@ -89,21 +94,23 @@ async fn converse(
     });
     let (mut stream, mut read_ahead, mut is_stopped) = (stream, Bytes::new(), false);
     loop {
-        // Whoever sends half a request, or one before the last is answered, is hyper's to the end.
+        // Whoever sent more than was answered is hyper's to the end.
         let is_sound = read_ahead.is_empty();
         let may_rest = |seen: &Progress| is_sound && seen.stays_for.load(Ordering::Acquire) == 0;
         let progress = Arc::<Progress>::default();
         let seen = Arc::clone(&progress);
-        let answer = service_fn(|request| answer(&seen, &routes, request));
+        let answer = service_fn(|request| answer(Turn::begin(&seen), &routes, request));
         let socket =
             Observed { socket: TokioIo::new(stream), read_ahead, progress: Arc::clone(&progress) };
         let mut connection = http1::Builder::new().serve_connection(socket, answer);
         let ended = poll_fn(|context| {
-            if !is_stopped && stop.as_mut().poll(context).is_ready() {
+            let mut poll = Pin::new(&mut connection).poll(context);
+            if poll.is_pending() && !is_stopped && stop.as_mut().poll(context).is_ready() {
                 is_stopped = true;
                 Pin::new(&mut connection).graceful_shutdown();
+                poll = Pin::new(&mut connection).poll(context);
             }
-            match Pin::new(&mut connection).poll(context) {
+            match poll {
                 Poll::Pending if progress.is_at_rest() && (is_stopped || may_rest(&progress)) => {
                     Poll::Ready(None)
                 }
@@ -154,22 +161,15 @@ impl Progress {
     }
 }
 
-async fn answer(
-    progress: &Arc<Progress>,
-    routes: &Router,
-    request: Request<Incoming>,
-) -> Result<Response<Answer>, Infallible> {
-    progress.under_way.fetch_add(1, Ordering::AcqRel);
-    progress.note(request.body());
-    let turn = Turn(Arc::clone(progress));
-    let request = request
-        .map(|body| Body::new(Asked { body, is_read: false, progress: Arc::clone(progress) }));
-    let response = routes.clone().oneshot(request).await?;
-    Ok(response.map(|body| Answer { body, _turn: turn }))
-}
-
-/// A request under way.
+/// A request under way: as long as it is not answered, or something of its bodies is left.
 struct Turn(Arc<Progress>);
+
+impl Turn {
+    fn begin(progress: &Arc<Progress>) -> Self {
+        progress.under_way.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(progress))
+    }
+}
 
 impl Drop for Turn {
     fn drop(&mut self) {
@@ -177,17 +177,29 @@ impl Drop for Turn {
     }
 }
 
+async fn answer(
+    turn: Turn,
+    routes: &Router,
+    request: Request<Incoming>,
+) -> Result<Response<Answer>, Infallible> {
+    turn.0.note(request.body());
+    let asked = Turn::begin(&turn.0);
+    let request = request.map(|body| Body::new(Asked { body, is_read: false, turn: asked }));
+    let response = routes.clone().oneshot(request).await?;
+    Ok(response.map(|body| Answer { body, _turn: turn }))
+}
+
 /// The body of a request.
 struct Asked {
     body: Incoming,
     is_read: bool,
-    progress: Arc<Progress>,
+    turn: Turn,
 }
 
 impl Drop for Asked {
     fn drop(&mut self) {
         if !self.is_end_stream() {
-            self.progress.is_cut.store(true, Ordering::Release);
+            self.turn.0.is_cut.store(true, Ordering::Release);
         }
     }
 }

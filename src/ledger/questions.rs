@@ -116,7 +116,9 @@ impl Asked<'_> {
     /// The best of `nodes`, at most `most`, in the order of their ranks.
     fn best_of(&mut self, nodes: &FixedBitSet, most: usize) -> Vec<Candidate> {
         self.look_at_all(nodes);
-        if let Some(ranking) = self.table.ranking(self.slots) {
+        // Of a few names only these are gone through, instead of all nodes until these are found.
+        let are_many = nodes.count_ones(..) > self.slots.len() / 8;
+        if let Some(ranking) = self.table.ranking(self.slots).filter(|_| are_many) {
             let in_order = ranking.in_order(&self.prices);
             return in_order.filter(|node| nodes.contains(node.at)).take(most).collect();
         }

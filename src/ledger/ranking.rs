@@ -104,12 +104,18 @@ impl Ranking {
     /// Takes a node out that stands there with this merit.
     pub(super) fn remove(&mut self, at: usize, order: u32, merit: &Merit) {
         let (family, member) = member(merit, order, at);
-        if let Some(members) = self.families.get_mut(&family) {
-            members.remove(&member);
-            if members.is_empty() {
-                self.families.remove(&family);
-            }
+        let members = self.families.get_mut(&family);
+        let (was_there, is_last) =
+            members.map_or((false, false), |all| (all.remove(&member), all.is_empty()));
+        debug_assert!(was_there, "node {at} was not in its place");
+        if is_last {
+            self.families.remove(&family);
         }
+    }
+
+    /// Whether so many families have hardly a member each that a look at all nodes takes as long, and less room.
+    pub(super) fn is_scattered(&self) -> bool {
+        self.families.len() > (self.nodes / 8).max(16)
     }
 
     /// The nodes with their ranks at these prices, the best first. O(families), and O(log families) for each

@@ -15,8 +15,8 @@ use crate::packing::policy::{Merit, Strategy};
 use crate::packing::request::GpuRequest;
 use crate::packing::units::HostAmount;
 
-/// Answers that are kept in all, 48 bytes each, and as much for the order of those that fit: 64 shapes on 5,000
-/// nodes take 30 MiB at most.
+/// Answers that are kept in all, 48 bytes each, and about as much for the order of those that fit: 64 shapes on
+/// 5,000 nodes take some 30 MiB.
 const KEPT_ANSWERS: usize = 64 * 5_000;
 
 /// Shapes whose answers are kept: on few nodes as many as the answers allow, up to 1,024; on many at
@@ -56,12 +56,15 @@ pub(super) struct ShapeTable {
     /// Those that fit in the order of their ranks, where that is kept.
     ranking: Option<Ranking>,
     /// Questions since many nodes had changed at once.
-    calm: u32,
+    calm: i32,
 }
 
 /// Questions, one after the other, before which few nodes have changed each: from then on the order of ranks
 /// is kept. To make it takes as long as some looks at all nodes.
-const CALM: u32 = 4;
+const CALM: i32 = 4;
+
+/// Questions after which the order is tried again where it was found to be of hardly any use.
+const AFTER_SCATTERED: i32 = 1_000;
 
 /// How many nodes may have changed since the last question for the order of ranks to be worth keeping.
 fn few(nodes: usize) -> usize {
@@ -97,8 +100,11 @@ impl ShapeTable {
         }
         self.known.remove(at);
         match (&self.answers[at].1, &mut self.ranking) {
-            (Ok(merit), Some(ranking)) => ranking.remove(at, order(at), merit),
-            (Ok(_), None) => {}
+            // One that came later than the list of nodes that the ranking is of is not in it.
+            (Ok(merit), Some(ranking)) if at < ranking.nodes => {
+                ranking.remove(at, order(at), merit);
+            }
+            (Ok(_), _) => {}
             (Err(misfit), _) => self.refused[misfit.position()] -= 1,
         }
     }
@@ -144,6 +150,9 @@ impl ShapeTable {
     /// Those that fit in the order of their ranks, where that order is worth keeping: to keep one node in its
     /// place takes as long as a look at fifty.
     pub(super) fn ranking(&mut self, slots: &Slots) -> Option<&Ranking> {
+        if self.ranking.as_ref().is_some_and(Ranking::is_scattered) {
+            (self.ranking, self.calm) = (None, CALM - AFTER_SCATTERED);
+        }
         if self.ranking.is_none() && self.calm >= CALM {
             let merit = |at: usize| {
                 let merit = self.answers[at].1.as_ref().ok()?;
@@ -175,7 +184,7 @@ impl ShapeTable {
         let is_of_other_names = |ranking: &Ranking| ranking.nodes != slots.len();
         let is_calm = changed.as_ref().is_some_and(|nodes| nodes.len() <= few(slots.len()))
             && !self.ranking.as_ref().is_some_and(is_of_other_names);
-        self.calm = if is_calm { self.calm.saturating_add(1) } else { 0 };
+        self.calm = if is_calm { self.calm.saturating_add(1) } else { self.calm.min(0) };
         if !is_calm {
             self.ranking = None;
         }
@@ -237,3 +246,70 @@ impl ShapeTables {
 }
 
 const _: () = assert!(size_of::<(u64, Kept)>() <= 48);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::slot::Slot;
+    use crate::packing::device::NodeName;
+    use crate::packing::nearness::Reach;
+    use crate::packing::node::NodeLedger;
+    use crate::packing::policy::Rank;
+    use crate::packing::units::MemMib;
+
+    fn slots(count: usize) -> Slots {
+        let mut slots = Slots::default();
+        for name in (0..count).map(|at| format!("{at:03}")) {
+            let books = NodeLedger::new(NodeName::new(name.as_str()), MemMib::ZERO);
+            slots.add(&name, |at| Slot::new(at, books, Arc::default()));
+        }
+        slots
+    }
+
+    fn fits(cost: i64) -> Kept {
+        Ok(Merit::Ranked(Rank::Fragmentation { cost, reach: Reach::default() }))
+    }
+
+    /// The positions in the order of ranks, where that order is kept.
+    fn order(table: &mut ShapeTable, slots: &Slots) -> Option<Vec<usize>> {
+        let ranking = table.ranking(slots)?;
+        Some(ranking.in_order(&Default::default()).map(|node| node.at).collect())
+    }
+
+    #[test]
+    fn the_order_is_kept_after_some_calm_and_only_while_few_nodes_change() {
+        let (mut table, mut changes, slots) = (ShapeTable::default(), Changes::default(), slots(3));
+        table.catch_up(&changes, &slots);
+        for (at, answer) in [fits(7), Err(Misfit::Silent), fits(5)].into_iter().enumerate() {
+            table.keep(at, slots.order(at), 1, answer);
+        }
+        assert_eq!(order(&mut table, &slots), None);
+        (1..CALM).for_each(|_| table.catch_up(&changes, &slots));
+        assert_eq!(order(&mut table, &slots), Some(vec![2, 0]));
+        changes.note(2);
+        table.catch_up(&changes, &slots);
+        assert_eq!(order(&mut table, &slots), Some(vec![0]), "of that node nothing is known");
+        table.keep(2, slots.order(2), 2, fits(9));
+        assert_eq!(order(&mut table, &slots), Some(vec![0, 2]));
+        let refused = |table: &ShapeTable| table.refused[Misfit::Silent.position()];
+        assert_eq!(refused(&table), 1);
+        (0..3).for_each(|at| changes.note(at));
+        table.catch_up(&changes, &slots);
+        assert_eq!((order(&mut table, &slots), refused(&table)), (None, 0));
+    }
+
+    #[test]
+    fn who_has_an_older_list_of_nodes_does_not_stumble_over_newer_ones() {
+        let (mut table, mut changes) = (ShapeTable::default(), Changes::default());
+        let (older, newer) = (slots(2), slots(3));
+        table.catch_up(&changes, &newer);
+        (0..3).for_each(|at| table.keep(at, newer.order(at), 1, fits(1)));
+        (0..CALM).for_each(|_| table.catch_up(&changes, &older));
+        assert_eq!(order(&mut table, &older), Some(vec![0, 1]));
+        changes.note(2);
+        table.catch_up(&changes, &older);
+        assert_eq!(order(&mut table, &older), Some(vec![0, 1]));
+        table.catch_up(&changes, &newer);
+        assert_eq!(order(&mut table, &newer), None, "with the node the order of names has changed");
+    }
+}

@@ -179,8 +179,8 @@ impl Usages {
         self.0.retain(|uid, _| books.reservation(uid).is_some());
     }
 
-    /// Takes in the lists of a report, after the sightings did. A pod whose use the driver cannot say, or of which a device was not
-    /// listed, is left as it was.
+    /// Takes in the lists of a report, after the sightings did. A pod whose use the driver cannot say, or of
+    /// which a device was not listed, is left as it was.
     pub(super) fn take(
         &mut self,
         books: &NodeLedger,

@@ -1,11 +1,8 @@
 //! What is said over one connection, byte by byte.
 
-use std::time::Duration;
-
 use axum::routing::{get, post};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 
 use super::*;
 
@@ -21,6 +18,7 @@ fn routes() -> Router {
         .route("/deaf", post(|| async { "deaf" }))
         .route("/large", get(|| async { vec![b'x'; 8 << 20] }))
         .route("/smuggled", get(|| async { "smuggled" }))
+        .route("/nothing", get(|| async { axum::http::StatusCode::NO_CONTENT }))
         .route(
             "/slow",
             get(|| async {
@@ -133,6 +131,60 @@ async fn a_request_may_come_in_pieces_and_two_at_once() {
 }
 
 #[tokio::test]
+async fn many_requests_may_come_at_once() {
+    let (mut client, stop, task) = attended().await;
+    let count = 100;
+    let all = "GET /hello HTTP/1.1\r\nhost: a\r\n\r\n".repeat(count - 1);
+    client.write_all(all.as_bytes()).await.unwrap();
+    client.write_all(b"GET /hello HTTP/1.0\r\n\r\n").await.unwrap();
+    assert_eq!(rest(&mut client).await.matches("\r\n\r\nhello").count(), count);
+    stop.send_replace(true);
+    timeout(SOON, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_was_asked_before_the_end_is_answered() {
+    let (mut client, server) = pair().await;
+    client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    server.readable().await.unwrap();
+    let (_stop, stopped) = watch::channel(true);
+    timeout(SOON, attend(server, routes(), stopped)).await.unwrap();
+    assert!(rest(&mut client).await.ends_with("hello"));
+}
+
+#[tokio::test]
+async fn answers_without_a_body_end_as_well() {
+    let (mut client, mut server) = pair().await;
+    let (_stop, stopped) = watch::channel(false);
+    for (request, answer) in [
+        ("HEAD /hello HTTP/1.1\r\nhost: a\r\n\r\n", "content-length: 5"),
+        ("GET /nothing HTTP/1.1\r\nhost: a\r\n\r\n", "204"),
+    ] {
+        client.write_all(request.as_bytes()).await.unwrap();
+        server.readable().await.unwrap();
+        let talk = timeout(SOON, converse(server, routes(), stopped.clone()));
+        server = talk.await.unwrap().unwrap_or_else(|| panic!("it ended: {request}"));
+        hear(&mut client, answer).await;
+    }
+}
+
+#[tokio::test]
+async fn a_body_comes_when_it_is_asked_for() {
+    let (mut client, stop, task) = attended().await;
+    let head =
+        "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\nexpect: 100-continue\r\n\r\n";
+    for _ in 0..2 {
+        client.write_all(head.as_bytes()).await.unwrap();
+        hear(&mut client, "100 Continue").await;
+        tokio::time::sleep(A_WHILE).await;
+        client.write_all(b"abc").await.unwrap();
+        hear(&mut client, "3 bytes").await;
+    }
+    stop.send_replace(true);
+    timeout(SOON, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn a_body_that_nobody_reads_is_never_taken_for_a_request() {
     let smuggled = "GET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n";
     let head =
@@ -196,9 +248,12 @@ async fn the_end_waits_for_answers_and_not_for_those_who_ask_nothing() {
     tokio::time::sleep(A_WHILE).await;
     stop.send_replace(true);
     assert!(rest(&mut slow).await.ends_with("slow"), "it was under way");
+    let mut heard = Vec::new();
     for client in &mut clients {
-        rest(client).await;
+        heard.push(rest(client).await);
     }
+    assert_eq!(heard[..2], ["", ""], "they have not asked yet");
+    assert!(heard[2].ends_with("hello"));
     timeout(SOON, serving).await.unwrap().unwrap();
     assert!(TcpStream::connect(address).await.is_err(), "nobody listens");
 }

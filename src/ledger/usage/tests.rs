@@ -80,7 +80,7 @@ fn what_the_driver_cannot_say_and_what_is_over_are_forgotten() {
     ledger.end_pod(&uid("p"), seconds(3));
     list(&ledger, None, None, 4);
     ledger.tick(seconds(1_000));
-    list(&ledger, None, None, 1_001);
+    note(&ledger, &seen, 1_001);
     assert!(ledger.details("n").usages.of(&uid("p")).is_none());
 }
 

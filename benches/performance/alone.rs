@@ -213,7 +213,9 @@ fn under_load(bed: &Bed, wrk: &Wrk, nodes: usize, rows: &mut [Row]) {
         for ((verb, is_few), row) in VERBS.into_iter().zip(rows) {
             wrk.ask_about(if is_few { few } else { &bed.names });
             let (started, before) = (bed.clock.precise(), arrivals.as_ref().map(Arrivals::bound));
-            let Some(took) = wrk.measure(&bed.extender.address, verb) else { continue };
+            let Some(took) = wrk.measure(&bed.extender.address, &format!("/v1/{verb}")) else {
+                continue;
+            };
             let mut cell = took.shown();
             if let Some((arrivals, before)) = arrivals.as_ref().zip(before) {
                 let seconds = (bed.clock.precise() - started).as_secs_f64();

@@ -19,6 +19,7 @@ pub(crate) fn measure(sizes: &[usize], curves: &mut Vec<Curve>) -> Vec<Row> {
     const GOAL: &str = "median ≤ 250 µs, p99 ≤ 1 ms";
     let row = |verb: &str| Row::new(&format!("the demo: `{verb}`, whole HTTP call"), GOAL);
     let mut verbs = [("filter", row("filter")), ("prioritize", row("prioritize"))];
+    let mut empty = Row::new("the demo: `GET /healthz`, whole HTTP call (what HTTP costs)", "");
     let mut memory = Row::new("the demo: peak memory, fleet on paper included", "");
     let first = curves.len();
     let curve = |verb: &str| Curve { label: format!("{verb} of the demo"), points: Vec::new() };
@@ -31,15 +32,18 @@ pub(crate) fn measure(sizes: &[usize], curves: &mut Vec<Curve>) -> Vec<Row> {
         let demo = demo(nodes);
         until_filled(&demo, nodes);
         for (at, (verb, row)) in verbs.iter_mut().enumerate() {
-            if let Some(took) = wrk.measure(&demo.address, verb) {
+            if let Some(took) = wrk.measure(&demo.address, &format!("/v1/{verb}")) {
                 row.measured.push((nodes, took.shown()));
                 curves[first + at].points.push((nodes as f64, took.median));
             }
         }
+        if let Some(took) = wrk.measure(&demo.address, "/healthz") {
+            empty.measured.push((nodes, took.shown()));
+        }
         memory.measured.push((nodes, format!("{} MiB", demo.peak_mib())));
     }
     let [(_, filter), (_, prioritize)] = verbs;
-    vec![filter, prioritize, memory]
+    vec![filter, prioritize, empty, memory]
 }
 
 /// Waits until the demo is ready and its base load is booked.

@@ -7,10 +7,14 @@ use tempfile::TempDir;
 use super::bodies::bodies;
 use super::shown;
 
-/// Takes the bodies in turn. The path comes as argument.
+/// Takes the bodies in turn. The path comes as argument; what is no verb has no body.
 const SCRIPT: &str = r#"
 local requests, at = {}, 0
 init = function(args)
+  if not args[1]:find("^/v1/") then
+    requests[1] = wrk.format("GET", args[1])
+    return
+  end
   for body in io.lines(os.getenv("BODIES")) do
     requests[#requests + 1] = wrk.format("POST", args[1], {["Content-Type"] = "application/json"}, body)
   end
@@ -65,10 +69,10 @@ impl Wrk {
             .expect("the folder is writable");
     }
 
-    /// What a verb of the extender at `address` takes, one call after the other for some seconds. None where
+    /// What a path of the extender at `address` takes, one call after the other for some seconds. None where
     /// a run says nothing: the figure would be that of the good moments.
-    pub(crate) fn measure(&self, address: &str, verb: &str) -> Option<Took> {
-        let runs: Vec<Took> = (0..RUNS).map(|_| self.run(address, verb)).collect::<Option<_>>()?;
+    pub(crate) fn measure(&self, address: &str, path: &str) -> Option<Took> {
+        let runs: Vec<Took> = (0..RUNS).map(|_| self.run(address, path)).collect::<Option<_>>()?;
         let middle = |of: fn(&Took) -> f64| {
             let mut all: Vec<f64> = runs.iter().map(of).collect();
             all.sort_unstable_by(f64::total_cmp);
@@ -77,12 +81,12 @@ impl Wrk {
         Some(Took { median: middle(|run| run.median), p99: middle(|run| run.p99) })
     }
 
-    fn run(&self, address: &str, verb: &str) -> Option<Took> {
+    fn run(&self, address: &str, path: &str) -> Option<Took> {
         let run = Command::new("wrk")
             .env("BODIES", self.folder.path().join("bodies"))
             .args(["-t1", "-c1", "-d4s", "--timeout", "10s", "-s"])
             .arg(self.folder.path().join("ask.lua"))
-            .args([&format!("http://{address}"), "--", &format!("/v1/{verb}")])
+            .args([&format!("http://{address}"), "--", path])
             .stderr(Stdio::inherit())
             .output();
         let out = String::from_utf8(run.ok()?.stdout).ok()?;

@@ -1,7 +1,7 @@
 //! How long *filter* takes from the body to its answer, without HTTP, and how long the decision in it.
 //!
 //! *decision* is `Ledger::choose` for a shape that was asked before, after one bind elsewhere; *call* is
-//! `verbs::filter` on bodies of 4.4 KB and all names, that keeps the best 16 nodes; *call-all* keeps all
+//! `verbs::filter` on bodies of 4.4 KB and all names, that keeps the best 50 nodes; *call-all* keeps all
 //! that fit. Run with `cargo bench --bench filter`.
 
 #[path = "common/bodies.rs"]
@@ -51,10 +51,10 @@ fn check(app: &App, body: &[u8], keep: usize) {
 
 fn filter(criterion: &mut Criterion) {
     for nodes in SIZES {
-        let (app, names) = extender(nodes, 16);
+        let (app, names) = extender(nodes, 50);
         let bodies = bodies(&names);
         if nodes > 100 {
-            check(&app, &bodies[0], 16);
+            check(&app, &bodies[0], 50);
         }
         let (pod, mut rng) = (pod("elsewhere"), ChaCha8Rng::seed_from_u64(3));
         let elsewhere = asks(some_request(&mut rng), Policy::Fragmentation);
@@ -70,7 +70,7 @@ fn filter(criterion: &mut Criterion) {
             bencher.iter(|| {
                 bind_elsewhere();
                 app.ledger.forget(&pod.uid);
-                app.ledger.choose(black_box(&known), listed.iter(), 16)
+                app.ledger.choose(black_box(&known), listed.iter(), 50)
             });
         });
         let mut turn = 0;

@@ -47,7 +47,7 @@ fn check(app: &App, body: &[u8]) {
 
 fn prioritize(criterion: &mut Criterion) {
     for nodes in SIZES {
-        let (app, names) = extender(nodes, 16);
+        let (app, names) = extender(nodes, 50);
         let bodies = bodies(&names);
         check(&app, &bodies[0]);
         let mut turn = 0;

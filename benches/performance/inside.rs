@@ -60,7 +60,7 @@ fn decide(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
         bind();
         black_box(ledger.best(black_box(&known)));
     });
-    assert_eq!(ledger.choose(&known, names.iter(), 16).kept.len(), 16);
+    assert_eq!(ledger.choose(&known, names.iter(), 50).kept.len(), 50);
     both - alone
 }
 
@@ -122,14 +122,14 @@ impl Reporter {
 }
 
 fn reported(clock: Clock, nodes: usize) -> f64 {
-    let (app, names) = extender(nodes, 16);
+    let (app, names) = extender(nodes, 50);
     let mut reporter = Reporter::greet(&app, nodes / 2, &names[nodes / 2]);
     median_us(clock, 2_001, || reporter.report(&app))
 }
 
 /// What a question takes without and with reports of all nodes beside it, one after the other.
 fn beside_reports(clock: Clock, nodes: usize) -> String {
-    let (app, names) = extender(nodes, 16);
+    let (app, names) = extender(nodes, 50);
     let mut reporters: Vec<Reporter> =
         names.iter().enumerate().map(|(at, name)| Reporter::greet(&app, at, name)).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -158,7 +158,7 @@ fn questions(clock: Clock, app: &App, names: &[&str]) -> String {
             let node = names[number * 7 % names.len()];
             let is_bound = app.ledger.reserve(&pod, node, &question, Timestamp::START).is_ok();
             let started = clock.precise();
-            black_box(app.ledger.choose(black_box(&question), names.iter(), 16));
+            black_box(app.ledger.choose(black_box(&question), names.iter(), 50));
             let took = (clock.precise() - started).as_secs_f64() * 1e6;
             if is_bound {
                 app.ledger.forget(&pod.uid);

@@ -60,7 +60,7 @@ fn limit(instructions: u64) -> LibraryBenchmarkConfig {
     config
 }
 
-#[library_benchmark(config = limit(395_000))]
+#[library_benchmark(config = limit(375_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn decision(bench: Bench) -> (usize, Bench) {
     let names: Vec<&str> = bench.names.iter().map(String::as_str).collect();

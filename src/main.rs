@@ -12,7 +12,7 @@ use gpupack::cli::{
 };
 use gpupack::clock::Clock;
 
-/// Takes a quarter less time for reports than that of the C library, and less memory (`docs/performance.md`).
+/// Takes a quarter less time for reports than that of the C library (`docs/performance.md`).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -67,13 +67,11 @@ fn check_answers(ledger: &Ledger, question: &Question) -> Result<(), TestCaseErr
     let keys = ledger.keys(question, NODES.iter());
     let fresh =
         NODES.map(|node| (ledger.fresh_answer(question, node).ok().map(|it| it.key()), node));
-    let found = keys.places.iter().map(|place| place.map(|at| keys.keys[at as usize]));
+    let found = keys.places.iter().map(|place| place.map(|at| keys.keys[at]));
     prop_assert!(found.eq(fresh.iter().map(|(key, _)| *key)), "{:?}, {:?}", keys, fresh);
     let first = fresh.iter().filter(|(key, _)| key.is_some()).min();
     let first = first.and_then(|first| fresh.iter().position(|node| node == first));
-    let best = keys.best.and_then(|best| {
-        keys.places.iter().position(|place| place.is_some_and(|at| at as usize == best))
-    });
+    let best = keys.best.and_then(|best| keys.places.iter().position(|at| *at == Some(best)));
     prop_assert_eq!(best, first);
     let best = ledger.best(question).map(|(_, rank)| rank);
     let all = ledger.answers(question, &NODES);

@@ -73,7 +73,7 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
 /// take could otherwise be given away twice.
 async fn fence(app: &Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return app.set_fenced() };
-    while app.ledger.readiness(app.clock.now()) == Readiness::NotListed {
+    while !app.ledger.is_listed() {
         tokio::time::sleep(GATHER_FOR).await;
     }
     let started = app.clock.now();

@@ -17,6 +17,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
+use super::connections::send_at_once;
+
 /// Most connections at a time; an API server keeps a handful.
 const MAX_CONNECTIONS: usize = 512;
 
@@ -176,9 +178,7 @@ async fn shaken_hands(
     acceptor: &TlsAcceptor,
     stream: TcpStream,
 ) -> Option<tokio_rustls::server::TlsStream<TcpStream>> {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "no TCP_NODELAY on a connection");
-    }
+    send_at_once(&stream);
     match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {

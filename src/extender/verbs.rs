@@ -205,21 +205,17 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
             Keys::of(names.iter().copied().zip(keys))
         }
     };
-    let is_best = |place: &Option<u32>| place.is_some_and(|at| keys.best == Some(index(at)));
+    let is_best = |place: &Option<usize>| place.is_some() && *place == keys.best;
     if let (NodesArg::Names(_), Some(best)) = (&args.nodes, keys.places.iter().position(is_best)) {
         let now = app.clock.now();
         app.outbox.push(app.ledger.claim(&pod.pod.uid, names[best], &question, now));
     }
     let outcome = if keys.best.is_some() { Outcome::Ok } else { Outcome::Refused };
     let scores = scores(&keys);
-    let score = |place: &Option<u32>| place.map_or(0, |at| scores[index(at)]);
+    let score = |place: &Option<usize>| place.map_or(0, |at| scores[at]);
     let scored = names.iter().zip(keys.places.iter().map(score));
     let priorities = scored.map(|(host, score)| HostPriority { host, score });
     Ok((host_priorities_json(priorities, args.nodes.are_plain()), outcome))
-}
-
-fn index(place: u32) -> usize {
-    usize::try_from(place).expect("a position in memory")
 }
 
 /// A score for each node that fits: the best has [`BEST_SCORE`], the others follow in the order of their
@@ -256,7 +252,7 @@ mod tests {
     fn score(nodes: &[(&str, Option<u128>)]) -> Vec<i64> {
         let keys = Keys::of(nodes.iter().copied());
         let scores = scores(&keys);
-        keys.places.iter().map(|place| place.map_or(0, |at| scores[index(at)])).collect()
+        keys.places.iter().map(|place| place.map_or(0, |at| scores[at])).collect()
     }
 
     #[test]

@@ -9,6 +9,7 @@ use fixedbitset::FixedBitSet;
 
 use super::ranking::Candidate;
 use super::shapes::Refused;
+use super::slots::index;
 use crate::packing::device::NodeName;
 
 /// Which nodes of a list to keep.
@@ -25,7 +26,7 @@ pub struct Choice {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keys {
     /// For each name of the list, where its node is in `keys`; none where the request does not fit.
-    pub places: Vec<Option<u32>>,
+    pub places: Vec<Option<usize>>,
     /// The keys, each node once, in no particular order. See [`Rank::key`](crate::packing::policy::Rank::key).
     pub keys: Vec<u128>,
     /// Where the best one is; of equals that with the first name.
@@ -46,8 +47,7 @@ impl Keys {
             {
                 (first, all.best) = (Some((key, name)), Some(place));
             }
-            all.places
-                .push(place.map(|place| u32::try_from(place).expect("a body has fewer nodes")));
+            all.places.push(place);
         }
         all
     }
@@ -67,8 +67,8 @@ pub(super) struct Choosing {
 impl Choosing {
     /// Begins with the best nodes of all, in their order.
     pub(super) fn new(most: usize, best: Vec<Candidate>, domain: impl Fn(usize) -> u32) -> Self {
-        let (most, by_domain) = (most.max(1), Vec::new());
-        let mut choosing = Self { most, best: Vec::new(), by_domain, led: FixedBitSet::new() };
+        let (by_domain, led) = (Vec::new(), FixedBitSet::new());
+        let mut choosing = Self { most, best: Vec::new(), by_domain, led };
         for node in &best {
             choosing.leads(*node, domain(node.at));
         }
@@ -101,19 +101,13 @@ impl Choosing {
 
     /// The positions of the chosen nodes, the best first.
     pub(super) fn end(self) -> Vec<usize> {
-        let mut kept: Vec<Candidate> = self.by_domain.into_iter().flatten().collect();
-        kept.sort_unstable();
-        kept.truncate(self.most / 2);
-        for node in self.best {
-            if kept.len() < self.most && !kept.contains(&node) {
-                kept.push(node);
-            }
-        }
+        let mut first: Vec<Candidate> = self.by_domain.into_iter().flatten().collect();
+        first.sort_unstable();
+        first.truncate(self.most / 2);
+        let others = self.best.into_iter().filter(|node| !first.contains(node));
+        let mut kept: Vec<Candidate> = others.take(self.most - first.len()).collect();
+        kept.extend(first);
         kept.sort_unstable();
         kept.iter().map(|node| node.at).collect()
     }
-}
-
-fn index(domain: u32) -> usize {
-    usize::try_from(domain).expect("a number in memory")
 }

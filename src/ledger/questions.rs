@@ -154,7 +154,7 @@ impl Ledger {
                 if best.is_none_or(|(best, _)| node < best) {
                     best = Some((node, keys.len()));
                 }
-                places[node.at] = u32::try_from(keys.len()).ok();
+                places[node.at] = Some(keys.len());
                 keys.push(node.key);
             }
             let places = at.into_iter().map(|at| places[at?]).collect();
@@ -172,8 +172,8 @@ impl Ledger {
     ) -> Choice {
         self.asked(question, |asked| {
             let slots = asked.slots;
-            let (listed, unknown) = slots.listed(nodes);
-            let best = asked.best_of(&listed, most.max(1));
+            let ((listed, unknown), most) = (slots.listed(nodes), most.max(1));
+            let best = asked.best_of(&listed, most);
             let mut choosing = Choosing::new(most, best, |at| slots.domain(at));
             if slots.have_domains() {
                 for at in asked.table.fitting(&listed).ones() {

@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, btree_set};
 
+use super::slots::{index, number};
 use crate::packing::device::ClassId;
 use crate::packing::nearness::Reach;
 use crate::packing::policy::Merit;
@@ -70,13 +71,9 @@ fn rank_key(family: Family, key: u128, prices: &Prices) -> u128 {
     }
 }
 
-fn small(number: usize) -> u32 {
-    u32::try_from(number).expect("a cluster has fewer nodes")
-}
-
 fn member(merit: &Merit, order: u32, at: usize) -> (Family, Member) {
     let (family, key) = family_and_key(merit);
-    (family, Member { key, order, at: small(at) })
+    (family, Member { key, order, at: number(at) })
 }
 
 impl Ranking {
@@ -125,8 +122,7 @@ impl Ranking {
             self.families.iter().map(|(family, members)| (*family, members.iter())).collect();
         let next = |(family, members): &mut (Family, btree_set::Iter<'_, Member>)| {
             let Member { key, order, at } = *members.next()?;
-            let at = usize::try_from(at).expect("a position in memory");
-            Some(Candidate { key: rank_key(*family, key, prices), order, at })
+            Some(Candidate { key: rank_key(*family, key, prices), order, at: index(at) })
         };
         let heads = families.iter_mut().enumerate();
         let heads = heads.filter_map(|(at, family)| Some(Reverse((next(family)?, at))));
@@ -191,13 +187,13 @@ mod tests {
             (several, prices) in (0..5_000_i64, prop::array::uniform2(0..5_000_i64)),
         ) {
             let prices = Prices::of(several, &prices);
-            let order = |at: usize| small(merits.len() - at); // any other than that of positions
+            let order = |at: usize| number(merits.len() - at); // any other than that of positions
             let mut is_in: Vec<bool> = merits.iter().enumerate().map(|(at, _)| at % 2 == 0).collect();
             let fitting = merits.iter().enumerate().step_by(2);
             let mut ranking =
                 Ranking::of(merits.len(), fitting.map(|(at, merit)| (at, order(at), merit)));
-            for (index, is_wanted) in changes.into_iter().filter(|_| !merits.is_empty()) {
-                let at = index.index(merits.len());
+            for (which, is_wanted) in changes.into_iter().filter(|_| !merits.is_empty()) {
+                let at = which.index(merits.len());
                 match (is_in[at], is_wanted) {
                     (false, true) => ranking.insert(at, order(at), &merits[at]),
                     (true, false) => ranking.remove(at, order(at), &merits[at]),

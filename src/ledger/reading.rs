@@ -125,11 +125,6 @@ impl Ledger {
         self.slots().iter().map(|slot| slot.read().state()).collect()
     }
 
-    /// When a node's last report was received.
-    pub fn last_report(&self, node: &str) -> Option<Timestamp> {
-        self.position(node).and_then(|at| self.slot(at).read().last_report())
-    }
-
     /// The pods that hold part of a device.
     pub fn tenants(&self, node: &str, device: &DeviceId) -> Vec<PodRef> {
         let Some(at) = self.position(node) else { return Vec::new() };

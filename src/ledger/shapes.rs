@@ -94,7 +94,7 @@ impl ShapeTable {
     }
 
     /// Forgets an answer.
-    fn forget(&mut self, at: usize, order: impl FnOnce(usize) -> u32) {
+    fn forget(&mut self, at: usize, slots: &Slots) {
         if !self.known.contains(at) {
             return;
         }
@@ -102,7 +102,7 @@ impl ShapeTable {
         match (&self.answers[at].1, &mut self.ranking) {
             // One that came later than the list of nodes that the ranking is of is not in it.
             (Ok(merit), Some(ranking)) if at < ranking.nodes => {
-                ranking.remove(at, order(at), merit);
+                ranking.remove(at, slots.order(at), merit);
             }
             (Ok(_), _) => {}
             (Err(misfit), _) => self.refused[misfit.position()] -= 1,
@@ -134,9 +134,9 @@ impl ShapeTable {
             }
             refused
         };
-        let (mut among, mut others) = (self.known.clone(), self.known.clone());
+        let mut among = self.known.clone();
         among.difference_with(&self.fitting);
-        others.difference_with(&self.fitting);
+        let mut others = among.clone();
         others.difference_with(nodes);
         among.intersect_with(nodes);
         // Nearly always nearly all nodes are asked about.
@@ -191,18 +191,18 @@ impl ShapeTable {
         match changed {
             Some(nodes) => {
                 for at in nodes.filter(|at| *at < known) {
-                    self.forget(at, |at| slots.order(at));
+                    self.forget(at, slots);
                 }
             }
             None => {
                 for (at, slot) in slots.iter().enumerate().take(known) {
                     if self.answers[at].0 != slot.version.load(Ordering::Acquire) {
-                        self.forget(at, |at| slots.order(at));
+                        self.forget(at, slots);
                     }
                 }
                 // Of nodes that came later than these slots nothing can be said.
                 for at in slots.len()..known {
-                    self.forget(at, |_| 0);
+                    self.forget(at, slots);
                 }
             }
         }

@@ -140,12 +140,12 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
         && words.iter().zip(other_words).all(|(word, other)| word == other)
 }
 
-fn number(at: usize) -> u32 {
-    u32::try_from(at).expect("all names of a cluster have less than 4 GiB")
+pub(super) fn number(at: usize) -> u32 {
+    u32::try_from(at).expect("a cluster has fewer nodes, and less than 4 GiB of names")
 }
 
 #[inline]
-fn index(at: u32) -> usize {
+pub(super) fn index(at: u32) -> usize {
     usize::try_from(at).expect("a position in memory")
 }
 

@@ -60,7 +60,7 @@ fn limit(instructions: u64) -> LibraryBenchmarkConfig {
     config
 }
 
-#[library_benchmark(config = limit(375_000))]
+#[library_benchmark(config = limit(311_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn decision(bench: Bench) -> (usize, Bench) {
     let names: Vec<&str> = bench.names.iter().map(String::as_str).collect();
@@ -69,7 +69,7 @@ fn decision(bench: Bench) -> (usize, Bench) {
     (choice.kept.len(), bench)
 }
 
-#[library_benchmark(config = limit(820_000))]
+#[library_benchmark(config = limit(750_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn filter(bench: Bench) -> (Vec<u8>, Bench) {
     let answer = verbs::filter(&bench.app, black_box(&bench.bodies[1]));

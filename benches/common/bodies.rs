@@ -15,24 +15,28 @@ const SIZES: [&str; 6] = ["0.1", "0.2", "0.25", "0.5", "0.75", "1"];
 
 /// Bodies of questions about all of `names`, each by another pod and in another order.
 pub(crate) fn bodies(names: &[String]) -> Vec<Vec<u8>> {
+    bodies_of(names, |number| format!(r#""gpu-fraction":"{}""#, SIZES[number % SIZES.len()]))
+}
+
+/// The same for pods with such annotations.
+pub(crate) fn bodies_of(names: &[String], annotations: impl Fn(usize) -> String) -> Vec<Vec<u8>> {
     let mut rng = ChaCha8Rng::seed_from_u64(7);
     let mut names = names.to_vec();
     let body = |number: usize| {
         names.shuffle(&mut rng);
         let list = serde_json::to_string(&names).expect("a list of texts");
-        format!(r#"{{"Pod":{},"Nodes":null,"NodeNames":{list}}}"#, pod_json(number)).into_bytes()
+        let pod = pod_json(number, &annotations(number));
+        format!(r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{list}}}"#).into_bytes()
     };
     (0..ORDERS).map(body).collect()
 }
 
-/// The pod of the body with that number.
-pub(crate) fn pod_json(number: usize) -> String {
-    let size = SIZES[number % SIZES.len()];
+fn pod_json(number: usize, annotations: &str) -> String {
     filled(POD, |piece| match piece {
         "name" => format!("infer-{number}"),
         "uid" => format!("0b6e0000-0000-4000-8000-{number:012}"),
         "version" => "8123".to_owned(),
-        "annotations" => format!(r#","gpu-fraction":"{size}""#),
+        "annotations" => format!(",{annotations}"),
         other => usual(other).to_owned(),
     })
 }

@@ -13,7 +13,8 @@ use super::Row;
 use super::agents::Agents;
 use super::api::{self, Stage};
 use super::arrivals::Arrivals;
-use super::objects::{PODS, node_name};
+use super::bodies::{bodies, bodies_of};
+use super::objects::{GPUS, PODS, node_name};
 use super::served::Served;
 use super::wrk::Wrk;
 
@@ -138,11 +139,52 @@ fn until(what: &str, clock: Clock, is_so: impl Fn() -> bool) {
 const BESIDE: [&str; 3] =
     ["nothing beside it", "each node reports", "each node reports, 50 binds a second"];
 
-/// Verbs with what they are asked about.
-const VERBS: [(&str, bool); 3] = [("filter", false), ("prioritize", false), ("prioritize", true)];
+/// Verbs with what they are asked.
+const VERBS: [(&str, About); 4] = [
+    ("filter", About::All),
+    ("filter", About::NothingFits),
+    ("prioritize", About::All),
+    ("prioritize", About::Few),
+];
 
-/// Nodes that *filter* leaves to *prioritize*, if nothing else is configured.
+/// What a question is about.
+#[derive(Clone, Copy)]
+enum About {
+    /// All nodes, and each request fits on some of them.
+    All,
+    /// All nodes, for requests that fit on none: each is named with its reason.
+    NothingFits,
+    /// The nodes that *filter* leaves to *prioritize*, if nothing else is configured.
+    Few,
+}
+
+/// How many these are.
 const KEPT: usize = 50;
+
+impl About {
+    /// For a line of the table.
+    fn text(self) -> String {
+        match self {
+            Self::All => String::new(),
+            Self::NothingFits => " for pods that fit on no node".to_owned(),
+            Self::Few => format!(" about {KEPT} nodes"),
+        }
+    }
+
+    fn bodies(self, names: &[String]) -> Vec<Vec<u8>> {
+        match self {
+            Self::All => bodies(names),
+            // One GPU of each node is free.
+            Self::NothingFits => bodies_of(names, |number| {
+                format!(
+                    r#""gpu-fraction":"1","gpu-fraction-num-devices":"{}""#,
+                    2 + number % (GPUS - 1)
+                )
+            }),
+            Self::Few => bodies(&names[..KEPT]),
+        }
+    }
+}
 
 /// The lines of the table.
 pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
@@ -160,10 +202,9 @@ pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
         "an extender alone: `GET /healthz` as often, over the same connections (what HTTP costs)",
         "",
     );
-    let mut at_end =
-        Row::new("an extender alone: peak memory at the end of all below", "≤ 150 MiB");
-    let verb_row = |(verb, is_few): (&str, bool), beside: &str| {
-        let about = if is_few { format!(" about {KEPT} nodes") } else { String::new() };
+    let mut at_end = Row::new("an extender alone: peak memory at the end of all this", "≤ 150 MiB");
+    let verb_row = |(verb, about): (&str, About), beside: &str| {
+        let about = about.text();
         let what = format!("an extender alone: `{verb}`{about}, whole HTTP call, {beside}");
         Row::new(&what, "median ≤ 250 µs, p99 ≤ 1 ms")
     };
@@ -201,7 +242,6 @@ pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
 
 /// Measures each verb with more and more beside it.
 fn under_load(bed: &Bed, wrk: &Wrk, nodes: usize, rows: &mut [Row]) {
-    let few = &bed.names[..KEPT];
     for (beside, rows) in rows.chunks_mut(VERBS.len()).enumerate() {
         if beside > 0 {
             bed.agents.report();
@@ -210,8 +250,8 @@ fn under_load(bed: &Bed, wrk: &Wrk, nodes: usize, rows: &mut [Row]) {
         let arrivals = (beside > 1)
             .then(|| Arrivals::start(Arc::clone(&bed.stage), &bed.extender.address, &bed.names));
         drop(guard);
-        for ((verb, is_few), row) in VERBS.into_iter().zip(rows) {
-            wrk.ask_about(if is_few { few } else { &bed.names });
+        for ((verb, about), row) in VERBS.into_iter().zip(rows) {
+            wrk.ask(about.bodies(&bed.names));
             let (started, before) = (bed.clock.precise(), arrivals.as_ref().map(Arrivals::bound));
             let Some(took) = wrk.measure(&bed.extender.address, &format!("/v1/{verb}")) else {
                 continue;

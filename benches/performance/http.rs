@@ -4,6 +4,7 @@
 use gpupack::sim::chart::Curve;
 
 use super::Row;
+use super::bodies::bodies;
 use super::served::Served;
 use super::wrk::Wrk;
 
@@ -28,7 +29,7 @@ pub(crate) fn measure(sizes: &[usize], curves: &mut Vec<Curve>) -> Vec<Row> {
     for (&nodes, wrk) in sizes.iter().filter_map(|nodes| Some((nodes, wrk.as_ref()?))) {
         eprintln!("the demo: {nodes} nodes");
         // The demo counts its nodes from zero, with five digits.
-        wrk.ask_about(&(0..nodes).map(|node| format!("node-{node:05}")).collect::<Vec<_>>());
+        wrk.ask(bodies(&(0..nodes).map(|node| format!("node-{node:05}")).collect::<Vec<_>>()));
         let demo = demo(nodes);
         until_filled(&demo, nodes);
         for (at, (verb, row)) in verbs.iter_mut().enumerate() {

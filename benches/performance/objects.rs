@@ -16,20 +16,27 @@ use super::bodies::{POD, filled, usual};
 /// GPUs of each node.
 pub(crate) const GPUS: usize = 8;
 
-/// Placed pods of each node: two on each GPU.
-pub(crate) const PODS: usize = 16;
-
-/// What the two pods of a GPU ask for, in millionths. Half of all is booked with them.
-const PAIRS: [[u64; 2]; 8] = [
-    [100_000, 500_000],
-    [200_000, 250_000],
-    [250_000, 250_000],
-    [500_000, 250_000],
-    [100_000, 200_000],
-    [500_000, 100_000],
-    [250_000, 100_000],
-    [500_000, 200_000],
+/// What the pods of each GPU of a node ask for, in millionths: half of all is booked, and one GPU is free.
+const BOOKED: [&[u64]; GPUS] = [
+    &[100_000, 500_000, 200_000],
+    &[200_000, 250_000, 250_000],
+    &[250_000, 250_000, 250_000, 250_000],
+    &[500_000, 250_000],
+    &[250_000],
+    &[200_000, 100_000],
+    &[200_000],
+    &[],
 ];
+
+/// Placed pods of each node.
+pub(crate) const PODS: usize = {
+    let (mut pods, mut gpu) = (0, 0);
+    while gpu < GPUS {
+        pods += BOOKED[gpu].len();
+        gpu += 1;
+    }
+    pods
+};
 
 /// Models with their memory, and whether NVLink connects the GPUs of a node.
 const MODELS: [(&str, u64, bool); 4] = [
@@ -81,17 +88,22 @@ fn gpu_uuid(node: usize, gpu: usize) -> String {
 pub(crate) struct Placed(usize);
 
 impl Placed {
-    fn on(node: usize, gpu: usize) -> [Self; 2] {
-        let first = node * PODS + gpu * 2;
-        [Self(first), Self(first + 1)]
+    fn on(node: usize, gpu: usize) -> impl Iterator<Item = Self> {
+        let row = (node + gpu) % GPUS;
+        let first = node * PODS + BOOKED[..row].iter().map(|pods| pods.len()).sum::<usize>();
+        (first..first + BOOKED[row].len()).map(Self)
     }
 
     fn node(self) -> usize {
         self.0 / PODS
     }
 
-    fn gpu(self) -> usize {
-        self.0 % PODS / 2
+    /// Its GPU, and what it asks for.
+    fn place(self) -> (usize, u64) {
+        let all = BOOKED.iter().enumerate();
+        let mut all = all.flat_map(|(row, pods)| pods.iter().map(move |share| (row, *share)));
+        let (row, share) = all.nth(self.0 % PODS).expect("a node has so many");
+        ((row + GPUS - self.node() % GPUS) % GPUS, share)
     }
 
     fn uid(self) -> String {
@@ -99,7 +111,7 @@ impl Placed {
     }
 
     fn share(self) -> Share {
-        Share::from_millionths(PAIRS[(self.node() + self.gpu()) % PAIRS.len()][self.0 % 2])
+        Share::from_millionths(self.place().1)
     }
 
     fn memory(self) -> MemMib {
@@ -109,7 +121,7 @@ impl Placed {
 
     /// The annotations that bind wrote.
     fn annotations(self) -> BTreeMap<String, String> {
-        let id = DeviceId::new(&gpu_uuid(self.node(), self.gpu())).expect("a legal id");
+        let id = DeviceId::new(&gpu_uuid(self.node(), self.place().0)).expect("a legal id");
         let placement = Placement {
             node: NodeName::new(node_name(self.node())),
             devices: vec![PlacedDevice {
@@ -242,7 +254,7 @@ pub(crate) fn uses(node: usize, has_lists: bool) -> Vec<DeviceUse> {
             pod_uid: Some(pod.uid()),
             memory_mib: Some(pod.memory().mib() * 3 / 5),
         };
-        let processes: Vec<ProcessUse> = Placed::on(node, gpu).map(process).into();
+        let processes: Vec<ProcessUse> = Placed::on(node, gpu).map(process).collect();
         DeviceUse {
             uuid: gpu_uuid(node, gpu),
             used_mib: Some(processes.iter().filter_map(|process| process.memory_mib).sum()),

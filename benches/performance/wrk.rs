@@ -4,7 +4,6 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-use super::bodies::bodies;
 use super::shown;
 
 /// Takes the bodies in turn. The path comes as argument; what is no verb has no body.
@@ -60,9 +59,9 @@ impl Wrk {
         Some(Self { folder })
     }
 
-    /// Asks about these nodes from now on.
-    pub(crate) fn ask_about(&self, names: &[String]) {
-        let lines = bodies(names).into_iter();
+    /// Sends these bodies from now on.
+    pub(crate) fn ask(&self, bodies: Vec<Vec<u8>>) {
+        let lines = bodies.into_iter();
         let lines: Vec<String> =
             lines.map(|body| String::from_utf8(body).expect("JSON is text")).collect();
         std::fs::write(self.folder.path().join("bodies"), lines.join("\n"))

@@ -6,6 +6,8 @@
 //! A *claim* is what a question may leave behind, beside the books: room held back for the pod until
 //! its bind, so that the next pod's question does not see the same room.
 
+use std::collections::BinaryHeap;
+
 use dashmap::Entry;
 use fixedbitset::FixedBitSet;
 
@@ -123,14 +125,19 @@ impl Asked<'_> {
             return in_order.filter(|node| nodes.contains(node.at)).take(most).collect();
         }
         let fitting = self.table.fitting(nodes).into_ones();
-        let mut all: Vec<Candidate> = fitting.filter_map(|at| self.candidate(at)).collect();
-        if all.len() > most {
-            all.select_nth_unstable(most);
-            all.truncate(most);
-        }
-        all.sort_unstable();
-        all
+        least(fitting.filter_map(|at| self.candidate(at)), most)
     }
+}
+
+/// The least of `all`, at most `most` and at least one, in their order.
+fn least<T: Ord>(mut all: impl Iterator<Item = T>, most: usize) -> Vec<T> {
+    let mut kept: BinaryHeap<T> = all.by_ref().take(most.max(1)).collect();
+    for one in all {
+        if let Some(mut greatest) = kept.peek_mut().filter(|greatest| one < **greatest) {
+            *greatest = one;
+        }
+    }
+    kept.into_sorted_vec()
 }
 
 impl Ledger {

@@ -16,7 +16,7 @@ use super::arrivals::Arrivals;
 use super::bodies::{bodies, bodies_of};
 use super::objects::{GPUS, PODS, node_name};
 use super::served::Served;
-use super::wrk::Wrk;
+use super::wrk::{Took, Wrk};
 
 /// Longest time until an extender is ready.
 const READY_WITHIN: Duration = Duration::from_secs(600);
@@ -111,6 +111,12 @@ impl Bed {
         (Self { extender, _folder: folder, agents, stage, runtime, clock, names }, started)
     }
 
+    /// What a verb takes.
+    fn took(&self, wrk: &Wrk, (verb, about): (&str, About)) -> Option<Took> {
+        wrk.ask(about.bodies(&self.names));
+        wrk.measure(&self.extender.address, &format!("/v1/{verb}"))
+    }
+
     /// What it costs that the agents do something: share of a core, processor time each, and how many a
     /// second.
     fn cost(&self, begin: impl FnOnce(&Agents)) -> String {
@@ -140,12 +146,11 @@ const BESIDE: [&str; 3] =
     ["nothing beside it", "each node reports", "each node reports, 50 binds a second"];
 
 /// Verbs with what they are asked.
-const VERBS: [(&str, About); 4] = [
-    ("filter", About::All),
-    ("filter", About::NothingFits),
-    ("prioritize", About::All),
-    ("prioritize", About::Few),
-];
+const VERBS: [(&str, About); 3] =
+    [("filter", About::All), ("prioritize", About::All), ("prioritize", About::Few)];
+
+/// The dearest answer, measured with nothing beside it.
+const NOWHERE: (&str, About) = ("filter", About::NothingFits);
 
 /// What a question is about.
 #[derive(Clone, Copy)]
@@ -208,6 +213,7 @@ pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
         let what = format!("an extender alone: `{verb}`{about}, whole HTTP call, {beside}");
         Row::new(&what, "median ≤ 250 µs, p99 ≤ 1 ms")
     };
+    let mut nowhere = verb_row(NOWHERE, BESIDE[0]);
     let mut verbs: Vec<Row> =
         BESIDE.iter().flat_map(|beside| VERBS.map(|verb| verb_row(verb, beside))).collect();
     let wrk = Wrk::find();
@@ -230,11 +236,14 @@ pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
         reports.measured.push((nodes, bed.cost(Agents::report)));
         knocks.measured.push((nodes, bed.cost(Agents::knock)));
         if let Some(wrk) = &wrk {
+            if let Some(took) = bed.took(wrk, NOWHERE) {
+                nowhere.measured.push((nodes, took.shown()));
+            }
             under_load(&bed, wrk, nodes, &mut verbs);
             at_end.measured.push((nodes, format!("{} MiB", bed.extender.peak_mib())));
         }
     }
-    let mut rows = vec![start, memory, reports, knocks];
+    let mut rows = vec![start, memory, reports, knocks, nowhere];
     rows.extend(verbs);
     rows.push(at_end);
     rows
@@ -250,12 +259,9 @@ fn under_load(bed: &Bed, wrk: &Wrk, nodes: usize, rows: &mut [Row]) {
         let arrivals = (beside > 1)
             .then(|| Arrivals::start(Arc::clone(&bed.stage), &bed.extender.address, &bed.names));
         drop(guard);
-        for ((verb, about), row) in VERBS.into_iter().zip(rows) {
-            wrk.ask(about.bodies(&bed.names));
+        for (verb, row) in VERBS.into_iter().zip(rows) {
             let (started, before) = (bed.clock.precise(), arrivals.as_ref().map(Arrivals::bound));
-            let Some(took) = wrk.measure(&bed.extender.address, &format!("/v1/{verb}")) else {
-                continue;
-            };
+            let Some(took) = bed.took(wrk, verb) else { continue };
             let mut cell = took.shown();
             if let Some((arrivals, before)) = arrivals.as_ref().zip(before) {
                 let seconds = (bed.clock.precise() - started).as_secs_f64();

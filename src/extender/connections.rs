@@ -11,7 +11,7 @@ use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use axum::Router;
@@ -19,6 +19,7 @@ use axum::body::{Body, HttpBody};
 use axum::http::{Request, Response};
 use axum::serve::Listener;
 use bytes::Bytes;
+use futures::task::AtomicWaker;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::server::conn::http1;
@@ -107,7 +108,7 @@ async fn converse(
         let socket =
             Observed { socket: TokioIo::new(stream), read_ahead, progress: Arc::clone(&progress) };
         let mut connection = http1::Builder::new().serve_connection(socket, answer);
-        let ended = poll_fn(|context| {
+        let ended = awake(|context| {
             let mut poll = Pin::new(&mut connection).poll(context);
             if poll.is_pending() && !is_stopped && stop.as_mut().poll(context).is_ready() {
                 is_stopped = true;
@@ -132,6 +133,53 @@ async fn converse(
         read_ahead = parts.read_buf;
         if read_ahead.is_empty() || is_stopped {
             return Some(stream);
+        }
+    }
+}
+
+/// How often something may call itself before others have their turn.
+const MOST_TURNS: usize = 8;
+
+/// Polls until there is nothing left to do. What calls itself has another turn at once: hyper does so with
+/// each body, since who hands it on and who reads it are one task here. tokio would take that for work to share,
+/// and wake another thread for it.
+async fn awake<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
+    let bell = Arc::<Bell>::default();
+    let waker = Waker::from(Arc::clone(&bell));
+    poll_fn(|context| {
+        bell.task.register(context.waker());
+        bell.has_rung.store(false, Ordering::SeqCst);
+        for _ in 0..MOST_TURNS {
+            bell.is_heard.store(true, Ordering::SeqCst);
+            let polled = poll(&mut Context::from_waker(&waker));
+            bell.is_heard.store(false, Ordering::SeqCst);
+            if polled.is_ready() || !bell.has_rung.swap(false, Ordering::SeqCst) {
+                return polled;
+            }
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await
+}
+
+/// Wakes a task, unless that is awake and will look whether it has rung.
+#[derive(Default)]
+struct Bell {
+    task: AtomicWaker,
+    is_heard: AtomicBool,
+    has_rung: AtomicBool,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.has_rung.store(true, Ordering::SeqCst);
+        if !self.is_heard.load(Ordering::SeqCst) {
+            self.task.wake();
         }
     }
 }

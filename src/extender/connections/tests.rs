@@ -257,3 +257,78 @@ async fn the_end_waits_for_answers_and_not_for_those_who_ask_nothing() {
     timeout(SOON, serving).await.unwrap().unwrap();
     assert!(TcpStream::connect(address).await.is_err(), "nobody listens");
 }
+
+/// How often a task was woken.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn what_calls_itself_has_another_turn_and_its_task_is_woken_from_outside_only() {
+    let woken = Arc::<Woken>::default();
+    let waker = Waker::from(Arc::clone(&woken));
+    let (mut turns, called) = (0, AtomicWaker::new());
+    let mut future = pin!(awake(|context| {
+        turns += 1;
+        called.register(context.waker());
+        match turns {
+            1..=3 => context.waker().wake_by_ref(),
+            4 => {}
+            _ => return Poll::Ready(turns),
+        }
+        Poll::Pending
+    }));
+    let mut context = Context::from_waker(&waker);
+    assert_eq!(future.as_mut().poll(&mut context), Poll::Pending);
+    assert_eq!(woken.0.load(Ordering::SeqCst), 0, "it had its turns at once");
+    called.wake();
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+    assert_eq!(future.as_mut().poll(&mut context), Poll::Ready(5));
+}
+
+#[test]
+fn what_calls_itself_for_ever_lets_others_have_their_turn() {
+    let woken = Arc::<Woken>::default();
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut turns = 0;
+    let poll = pin!(awake(|context| {
+        turns += 1;
+        context.waker().wake_by_ref();
+        Poll::<()>::Pending
+    }))
+    .poll(&mut Context::from_waker(&waker));
+    assert_eq!((poll, turns), (Poll::Pending, MOST_TURNS));
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1, "its own turn comes again");
+}
+
+#[tokio::test]
+async fn no_call_from_another_thread_is_missed() {
+    const CALLS: usize = 20_000;
+    let (said, heard) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let bell = Arc::<AtomicWaker>::default();
+    let caller = {
+        let (said, heard, bell) = (Arc::clone(&said), Arc::clone(&heard), Arc::clone(&bell));
+        std::thread::spawn(move || {
+            for call in 1..=CALLS {
+                said.store(call, Ordering::SeqCst);
+                bell.wake();
+                while call % 7 == 0 && heard.load(Ordering::SeqCst) < call {
+                    std::thread::yield_now(); // until it is asleep again, or nearly
+                }
+            }
+        })
+    };
+    let all = awake(|context| {
+        bell.register(context.waker());
+        let call = said.load(Ordering::SeqCst);
+        heard.store(call, Ordering::SeqCst);
+        if call == CALLS { Poll::Ready(()) } else { Poll::Pending }
+    });
+    timeout(SOON, all).await.expect("each call is heard");
+    caller.join().unwrap();
+}

@@ -140,9 +140,8 @@ async fn converse(
 /// How often something may call itself before others have their turn.
 const MOST_TURNS: usize = 8;
 
-/// Polls until there is nothing left to do. What calls itself has another turn at once: hyper does so with
-/// each body, since who hands it on and who reads it are one task here. tokio would take that for work to share,
-/// and wake another thread for it.
+/// Polls until there is nothing left to do. What calls itself has another turn at once, as happens with each
+/// body: tokio would take that for work to share, and wake another thread for it.
 async fn awake<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
     let bell = Arc::<Bell>::default();
     let waker = Waker::from(Arc::clone(&bell));

@@ -129,9 +129,9 @@ impl Asked<'_> {
     }
 }
 
-/// The least of `all`, at most `most` and at least one, in their order.
+/// The least of `all`, at most `most`, in their order.
 fn least<T: Ord>(mut all: impl Iterator<Item = T>, most: usize) -> Vec<T> {
-    let mut kept: BinaryHeap<T> = all.by_ref().take(most.max(1)).collect();
+    let mut kept: BinaryHeap<T> = all.by_ref().take(most).collect();
     for one in all {
         if let Some(mut greatest) = kept.peek_mut().filter(|greatest| one < **greatest) {
             *greatest = one;

@@ -48,8 +48,7 @@ pub fn evaluate_with(
     claims: ClaimRule,
     outlook: &KeptOutlook,
 ) -> Result<Place, Misfit> {
-    let mut fits = Fits::new();
-    fits_on(node, ask, claims, &mut fits)?;
+    let fits = fits_on(node, ask, claims)?;
     let (rooms, host_free) = (node.rooms(claims), node.host_room(claims));
     let scene = Scene { node, rooms, ask, fits: &fits, host_free, outlook };
     let (merit, taken) = strategy.choose(&scene, mix);
@@ -61,14 +60,12 @@ pub fn evaluate_with(
 /// # Errors
 /// As [`evaluate`].
 pub fn fitting(node: &NodeLedger, ask: &Ask, claims: ClaimRule) -> Result<Vec<usize>, Misfit> {
-    let mut fits = Fits::new();
-    fits_on(node, ask, claims, &mut fits)?;
-    Ok(fits.into_iter().map(|(position, _)| position).collect())
+    Ok(fits_on(node, ask, claims)?.into_iter().map(|(position, _)| position).collect())
 }
 
 /// Whether `ask` fits on `node`, wherever there.
 pub fn fits(node: &NodeLedger, ask: &Ask, claims: ClaimRule) -> bool {
-    fits_on(node, ask, claims, &mut Fits::new()).is_ok()
+    fits_on(node, ask, claims).is_ok()
 }
 
 /// Whether it would fit, claims of other pods respected, if these pods were not there.
@@ -84,21 +81,23 @@ pub fn fits_without<'a>(
     fits(&node, ask, ClaimRule::Respected)
 }
 
+/// The devices of `node` that fit, where all that `ask` wants of the node fits.
+fn fits_on(node: &NodeLedger, ask: &Ask, claims: ClaimRule) -> Result<Fits, Misfit> {
+    let mut fits = Fits::new();
+    if ask.count() > 0 {
+        node.placeable()?;
+        fits = fitting_devices(ask, node.rooms(claims))?;
+    }
+    fit_host(ask, node.host_room(claims))?;
+    Ok(fits)
+}
+
 /// Devices that fit. Nodes have eight as a rule.
 type Fits = SmallVec<[Taken; 8]>;
 
-/// Finds the devices of `node` that fit, where all that `ask` wants of the node fits. `fits` is empty before;
-/// to hand it back would take a tenth of the time, as thousands of nodes are asked.
-fn fits_on(node: &NodeLedger, ask: &Ask, claims: ClaimRule, fits: &mut Fits) -> Result<(), Misfit> {
-    if ask.count() > 0 {
-        node.placeable()?;
-        fitting_devices(ask, node.rooms(claims), fits)?;
-    }
-    fit_host(ask, node.host_room(claims))
-}
-
-/// Finds the devices that fit, at least as many as are asked for.
-fn fitting_devices(ask: &Ask, rooms: &[Room], fits: &mut Fits) -> Result<(), Misfit> {
+/// The devices that fit, at least as many as are asked for.
+fn fitting_devices(ask: &Ask, rooms: &[Room]) -> Result<Fits, Misfit> {
+    let mut fits = Fits::new();
     let mut closest: Option<Misfit> = None;
     for (position, room) in rooms.iter().enumerate() {
         match fit(ask, room) {
@@ -114,7 +113,7 @@ fn fitting_devices(ask: &Ask, rooms: &[Room], fits: &mut Fits) -> Result<(), Mis
             let least = fits.iter().map(|(_, demand)| demand.memory).min();
             fits.retain(|(_, demand)| Some(demand.memory) == least);
         }
-        return Ok(());
+        return Ok(fits);
     }
     let count = |number: usize| u32::try_from(number).expect("a node has few devices");
     let suitable = rooms.iter().filter(|room| ask.demand_on(room.class).is_ok()).count();

@@ -121,6 +121,7 @@ pub mod extender {
     pub mod app;
     pub mod template;
     pub mod verbs;
+    pub mod preempt;
     pub mod bind;
     pub mod reports;
     pub mod proposals;

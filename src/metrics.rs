@@ -153,7 +153,7 @@ impl Metrics {
 
     /// Makes every series exist before its first event.
     fn preset(&self) {
-        for verb in [Verb::Filter, Verb::Prioritize, Verb::Bind] {
+        for verb in [Verb::Filter, Verb::Prioritize, Verb::Bind, Verb::Preempt] {
             for outcome in [Outcome::Ok, Outcome::Refused, Outcome::Error] {
                 self.verb_duration.with_label_values(&[verb.label(), outcome.label()]);
             }

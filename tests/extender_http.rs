@@ -177,6 +177,33 @@ async fn a_body_beyond_the_limit_is_413_and_one_below_is_read() {
 }
 
 #[tokio::test]
+async fn preempt_plans_nothing_for_gpu_pods_and_leaves_the_plan_for_others_ready_or_not() {
+    let plan = json!({"gpu-a": {"Pods": [{"UID": "1"}, {"UID": "2"}], "NumPDBViolations": 0}});
+    for bed in [Bed::cold(), Bed::warm().await] {
+        for (annotations, expected) in [
+            (json!({}), &plan),
+            (json!({"gpu-fraction": "0.5"}), &json!({})),
+            (json!({"gpu-fraction": "half"}), &json!({})),
+        ] {
+            let pod = pod("a", annotations);
+            let body =
+                json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": plan});
+            let (status, answer) = bed.post("/v1/preempt", body.to_string()).await;
+            let expected = json!({"NodeNameToMetaVictims": expected});
+            assert_eq!((status, answer), (StatusCode::OK, expected));
+        }
+        let (status, answer) = bed.post("/v1/preempt", "{}").await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+        let (_, metrics) = bed.get("/metrics").await;
+        for (outcome, count) in [("ok", 1), ("refused", 2), ("error", 1)] {
+            let labels = format!(r#"{{outcome="{outcome}",verb="preempt"}} {count}"#);
+            let line = format!("gpupack_verb_duration_seconds_count{labels}");
+            assert!(metrics.contains(&line), "{line} in {metrics}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_is_not_there_is_404_and_a_wrong_method_405() {
     let bed = Bed::warm().await;
     let (status, answer) = bed.post("/v1/preempt-everything", "{}").await;

@@ -82,7 +82,9 @@ impl Board {
     /// Notes a call.
     pub(super) fn called(&self, verb: Verb, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.figures().times_mut(verb).add(micros);
+        if let Some(times) = self.figures().times_mut(verb) {
+            times.add(micros);
+        }
     }
 }
 
@@ -93,6 +95,8 @@ impl Figures {
             Verb::Filter => self.filter.latency(),
             Verb::Prioritize => self.prioritize.latency(),
             Verb::Bind => self.bind.latency(),
+            // The demo's scheduler evicts no pod.
+            Verb::Preempt => Latency::default(),
         }
     }
 
@@ -107,11 +111,12 @@ impl Figures {
         counts
     }
 
-    fn times_mut(&mut self, verb: Verb) -> &mut Times {
+    fn times_mut(&mut self, verb: Verb) -> Option<&mut Times> {
         match verb {
-            Verb::Filter => &mut self.filter,
-            Verb::Prioritize => &mut self.prioritize,
-            Verb::Bind => &mut self.bind,
+            Verb::Filter => Some(&mut self.filter),
+            Verb::Prioritize => Some(&mut self.prioritize),
+            Verb::Bind => Some(&mut self.bind),
+            Verb::Preempt => None,
         }
     }
 }

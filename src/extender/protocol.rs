@@ -321,7 +321,7 @@ pub(super) fn to_json<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).expect("answers are made of texts and numbers")
 }
 
-fn utf8(body: &[u8]) -> Result<&str, ProtocolError> {
+pub(super) fn utf8(body: &[u8]) -> Result<&str, ProtocolError> {
     str::from_utf8(body).map_err(|error| ProtocolError::Encoding { offset: error.valid_up_to() })
 }
 

@@ -20,7 +20,7 @@ use super::inspect;
 use super::protocol::{ProtocolError, to_json};
 use super::verbs::{self, VerbAnswer};
 use super::waiting::{self, WaitingQuery};
-use super::{advice, bind, connections, page, proposals, reports, scrape};
+use super::{advice, bind, connections, page, preempt, proposals, reports, scrape};
 use crate::ledger::reading::Readiness;
 use crate::metrics::{Outcome, Verb};
 use crate::report;
@@ -47,6 +47,7 @@ pub fn router(service: Service) -> Router {
         .route("/v1/filter", post(filter))
         .route("/v1/prioritize", post(prioritize))
         .route("/v1/bind", post(bind_pod))
+        .route("/v1/preempt", post(preempt))
         .route("/v1/state", get(state))
         .route("/v1/explain", get(explain))
         .route("/v1/waiting", get(waiting_pods))
@@ -101,6 +102,12 @@ async fn bind_pod(State(service): State<Service>, body: Bytes) -> Response {
     answered(app, Verb::Bind, started, answer)
 }
 
+async fn preempt(State(service): State<Service>, body: Bytes) -> Response {
+    let app = &service.app;
+    let started = app.clock.precise();
+    answered(app, Verb::Preempt, started, preempt::preempt(&body))
+}
+
 fn answered(
     app: &App,
     verb: Verb,
@@ -120,7 +127,8 @@ fn answered(
 
 async fn unknown_verb(Path(verb): Path<String>) -> Response {
     let shown: String = verb.chars().take(40).collect();
-    let error = format!("verb `{shown}` is unknown: there are filter, prioritize and bind");
+    let error =
+        format!("verb `{shown}` is unknown: there are filter, prioritize, preempt and bind");
     refusal(StatusCode::NOT_FOUND, &error)
 }
 

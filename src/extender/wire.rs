@@ -147,6 +147,44 @@ impl<'de> Visitor<'de> for BindingVisitor {
     }
 }
 
+/// The fields of [`ExtenderPreemptionArgs`](crate::extender::preempt::ExtenderPreemptionArgs).
+#[derive(Default)]
+pub(super) struct PreemptionFields<'a> {
+    pub(super) pod: Option<&'a RawValue>,
+    pub(super) victims: Option<&'a RawValue>,
+    pub(super) meta_victims: Option<&'a RawValue>,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for PreemptionFields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(PreemptionVisitor)
+    }
+}
+
+struct PreemptionVisitor;
+
+impl<'de> Visitor<'de> for PreemptionVisitor {
+    type Value = PreemptionFields<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with `Pod` and `NodeNameToMetaVictims` or `NodeNameToVictims`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut fields = PreemptionFields::default();
+        let mut seen = Seen::default();
+        while let Some(Name(key)) = map.next_key()? {
+            match seen.field(&key, ["Pod", "NodeNameToVictims", "NodeNameToMetaVictims"])? {
+                Some("Pod") => fields.pod = not_null(map.next_value()?),
+                Some("NodeNameToVictims") => fields.victims = not_null(map.next_value()?),
+                Some("NodeNameToMetaVictims") => fields.meta_victims = not_null(map.next_value()?),
+                _ => drop(map.next_value::<&RawValue>()?),
+            }
+        }
+        Ok(fields)
+    }
+}
+
 /// The known fields seen so far in one object.
 #[derive(Default)]
 struct Seen(Vec<&'static str>);

@@ -9,6 +9,8 @@ pub enum Verb {
     Prioritize,
     /// Put the pod on a node.
     Bind,
+    /// Which pods may be evicted for it.
+    Preempt,
 }
 
 impl Verb {
@@ -18,6 +20,7 @@ impl Verb {
             Self::Filter => "filter",
             Self::Prioritize => "prioritize",
             Self::Bind => "bind",
+            Self::Preempt => "preempt",
         }
     }
 }
@@ -25,9 +28,9 @@ impl Verb {
 /// How a call of a verb ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// At least one node fits, or the pod is bound.
+    /// At least one node fits, the pod is bound, or pods may be evicted.
     Ok,
-    /// No node fits, or the bind was refused.
+    /// No node fits, the bind was refused, or no pod may be evicted.
     Refused,
     /// The call could not be answered: malformed, or not ready.
     Error,

@@ -25,6 +25,7 @@ pub(crate) struct PodPlan {
     class: Option<String>,
     annotations: BTreeMap<String, String>,
     limits: BTreeMap<String, String>,
+    cpu: &'static str,
 }
 
 impl PodPlan {
@@ -38,6 +39,7 @@ impl PodPlan {
             class: None,
             annotations: BTreeMap::new(),
             limits: BTreeMap::new(),
+            cpu: "10m",
         }
     }
 
@@ -66,6 +68,12 @@ impl PodPlan {
     /// Adds a resource to the limits of the container.
     pub(crate) fn limited(mut self, resource: &str, quantity: &str) -> Self {
         self.limits.insert(resource.to_owned(), quantity.to_owned());
+        self
+    }
+
+    /// Asks for so much CPU.
+    pub(crate) fn with_cpu(mut self, cpu: &'static str) -> Self {
+        self.cpu = cpu;
         self
     }
 
@@ -103,7 +111,7 @@ impl PodPlan {
         self
     }
 
-    /// The object. Its container asks for 10m CPU, so that CPU never decides.
+    /// The object. Its container asks for 10m CPU if not told otherwise, so that CPU never decides.
     pub(crate) fn to_pod(&self) -> Pod {
         let mut labels = BTreeMap::from([("e2e/pod", self.name.as_str())]);
         if self.foreign {
@@ -118,7 +126,7 @@ impl PodPlan {
                 "automountServiceAccountToken": false,
                 "containers": [{
                     "name": "main", "image": "local/none",
-                    "resources": {"requests": {"cpu": "10m"}, "limits": self.limits},
+                    "resources": {"requests": {"cpu": self.cpu}, "limits": self.limits},
                 }],
             },
         });

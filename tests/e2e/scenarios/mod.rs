@@ -12,6 +12,7 @@ mod limits;
 mod manifests;
 mod mixed;
 mod mps;
+mod preemption;
 mod refusals;
 mod restart;
 mod runtime;

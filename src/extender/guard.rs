@@ -195,7 +195,7 @@ fn settle(app: &App, chosen: &OverUser, outcome: &EvictOutcome) -> Answer {
             (EvictionResult::Blocked, Answer::Refused)
         }
         EvictOutcome::Refused { code, message } => {
-            tracing::error!(pod_uid = %pod.uid, %pod, code, message, "may not evict: the role needs `create` on pods/eviction");
+            tracing::error!(pod_uid = %pod.uid, %pod, code, message, "may not evict: apply deploy/evict.yaml");
             (EvictionResult::Failed, Answer::Refused)
         }
         EvictOutcome::Undecided { cause } => {

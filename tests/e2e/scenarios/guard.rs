@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::clock;
 use crate::fleet::{A100, Fleet};
+use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario};
 use crate::watching::find;
@@ -80,6 +81,7 @@ fn an_over_user_is_evicted_when_asked_for_and_nobody_within_its_share_is() {
     scenario("guard-evict", |bed| async move {
         let settings = json!({"guard": {"evict": true}});
         let setup = Setup { settings, ..Setup::of(fleet("guard-evict")) };
+        manifests::apply(&bed.cluster.client, "evict.yaml", Mode::Keep).await;
         let stage = bed.stage(setup).await;
         // A disruption budget that nobody has worked out yet allows nothing to running pods.
         let budgets = budget(&stage, "greedy").await;

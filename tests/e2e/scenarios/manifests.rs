@@ -17,6 +17,7 @@ fn the_api_server_takes_every_manifest() {
             "network-policy.yaml",
             "webhook.yaml",
             "policies.yaml",
+            "evict.yaml",
         ];
         for file in files {
             let count = apply(&bed.cluster.client, file, Mode::DryRun).await;

@@ -15,6 +15,7 @@ mod mps;
 mod preemption;
 mod refusals;
 mod restart;
+mod rights;
 mod runtime;
 mod sharing;
 mod throughput;

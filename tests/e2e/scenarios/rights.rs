@@ -1,0 +1,207 @@
+//! What gpupack's own service account may do, on a real API server.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Client, ResourceExt};
+use serde_json::{Value, json};
+
+use crate::clock;
+use crate::control_plane::Identity;
+use crate::fleet::{A100, Fleet};
+use crate::manifests::{self, Mode};
+use crate::pods::PodPlan;
+use crate::testbed::{Setup, Stage, scenario};
+use crate::watching::is_bound;
+use crate::webhook::{policies, told};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What a message of the policy under test contains; RBAC would say something else.
+const POLICY: &str = "gpupack-extender";
+
+/// A role by which RBAC is in nobody's way.
+const TOO_MUCH: &str = "e2e-too-much";
+
+#[test]
+fn the_extender_changes_its_own_annotations_and_nothing_else_of_a_pod() {
+    scenario("rights", |bed| async move {
+        let plane = bed.plane;
+        let stage = bed.stage(Setup::of(Fleet::new().with("rights", 2, (2, A100)))).await;
+        policies(&stage.cluster).await;
+        // The shipped extender works under it: Bindings with a placement and without one.
+        let plans = [PodPlan::fraction("gpu", "0.5"), PodPlan::new("plain")];
+        stage.cluster.add_pods(&plans).await;
+        stage.watching.until_bound(2, LIMIT).await;
+        stage.cluster.add_pods(&[PodPlan::new("waiting").for_scheduler("nobody")]).await;
+        let client = plane.client(Identity::Extender).await;
+        let may_all = grant_everything(&stage.cluster.client).await;
+        patches(&stage, &client).await;
+        others(&stage, &client).await;
+        bindings(&stage, &client).await;
+        may_all.delete(TOO_MUCH, &DeleteParams::default()).await.expect("it is there");
+        stage.judge().await;
+    });
+}
+
+#[test]
+fn the_right_to_evict_is_in_a_file_of_its_own() {
+    scenario("rights-evict", |bed| async move {
+        let client = bed.plane.client(Identity::Extender).await;
+        let admin = &bed.cluster.client;
+        let roles: Api<ClusterRoleBinding> = Api::all(admin.clone());
+        let _absent = roles.delete("gpupack-evict", &DeleteParams::default()).await;
+        manifests::apply(admin, "rbac.yaml", Mode::Keep).await;
+        bed.cluster.add_pods(&[PodPlan::new("sits").for_scheduler("nobody")]).await;
+        policies(&bed.cluster).await;
+        let evicts = async || {
+            let path = format!("/api/v1/namespaces/{}/pods/sits/eviction", bed.cluster.namespace);
+            let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction",
+                "metadata": {"name": "sits", "namespace": bed.cluster.namespace},
+                "deleteOptions": {"dryRun": ["All"]}});
+            post(&client, &path, &eviction).await.map(drop)
+        };
+        until_refused("cannot create", evicts).await;
+        manifests::apply(admin, "evict.yaml", Mode::Keep).await;
+        until_allowed(evicts).await;
+        let _removed = roles.delete("gpupack-evict", &DeleteParams::default()).await;
+    });
+}
+
+/// Gives the extender's account every right on pods, so that what refuses is the policy.
+async fn grant_everything(admin: &Client) -> Api<ClusterRoleBinding> {
+    let role = json!({"metadata": {"name": TOO_MUCH}, "rules": [
+        {"apiGroups": [""], "resources": ["pods", "pods/status", "pods/ephemeralcontainers",
+            "pods/binding", "bindings"], "verbs": ["*"]}]});
+    let role: ClusterRole = serde_json::from_value(role).expect("a role");
+    let binding = json!({"metadata": {"name": TOO_MUCH},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": TOO_MUCH},
+        "subjects": [{"kind": "ServiceAccount", "name": "gpupack", "namespace": "gpu-system"}]});
+    let binding: ClusterRoleBinding = serde_json::from_value(binding).expect("a binding");
+    let parameters = PatchParams::apply("testbed");
+    let roles: Api<ClusterRole> = Api::all(admin.clone());
+    roles.patch(TOO_MUCH, &parameters, &Patch::Apply(&role)).await.expect("a role");
+    let bindings: Api<ClusterRoleBinding> = Api::all(admin.clone());
+    bindings.patch(TOO_MUCH, &parameters, &Patch::Apply(&binding)).await.expect("a binding");
+    bindings
+}
+
+async fn patches(stage: &Stage, client: &Client) {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &stage.cluster.namespace);
+    let annotation = |key: &str, value: Value| json!({"metadata": {"annotations": {key: value}}});
+    let touch = annotation("placed.gpupack.dev/touch", "1".into());
+    let change = async |patch: &Value| {
+        let patched =
+            pods.patch("waiting", &PatchParams::default(), &Patch::Strategic(patch)).await;
+        patched.map_err(|error| told(&error))
+    };
+    // Until the role that gives too much is in force, RBAC refuses this.
+    let status = async || {
+        let patch = Patch::Merge(&touch);
+        let patched = pods.patch_status("waiting", &PatchParams::default(), &patch).await;
+        patched.map(drop).map_err(|error| told(&error))
+    };
+    until_refused(POLICY, status).await;
+    change(&touch).await.expect("a touch");
+    let admin = stage.cluster.pods();
+    let note = annotation("team", "a".into());
+    admin.patch("waiting", &PatchParams::default(), &Patch::Merge(&note)).await.expect("a note");
+    change(&annotation("placed.gpupack.dev/touch", Value::Null)).await.expect("its own");
+    for patch in [
+        annotation("team", "b".into()),
+        annotation("team", Value::Null),
+        annotation("more", "x".into()),
+        annotation("kubectl.kubernetes.io/restartedAt", "x".into()),
+        json!({"metadata": {"labels": {"app": "other"}}}),
+        json!({"metadata": {"labels": {"e2e/pod": null}}}),
+        json!({"metadata": {"finalizers": ["example.com/keep"]}}),
+        json!({"metadata": {"ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet",
+            "name": "x", "uid": "1"}]}}),
+        json!({"spec": {"activeDeadlineSeconds": 1}}),
+        json!({"spec": {"containers": [{"name": "main", "image": "evil/image"}]}}),
+    ] {
+        let message = change(&patch).await.expect_err("a change of what is not its own");
+        assert!(message.contains(POLICY), "{patch}: {message}");
+    }
+    stage.figure("2 changes of its own annotations pass, 10 others of a pod are refused");
+}
+
+/// Creation, deletion, status and debug containers.
+async fn others(stage: &Stage, client: &Client) {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &stage.cluster.namespace);
+    let (post, patch) = (PostParams::default(), PatchParams::default());
+    let status = Patch::Merge(json!({"status": {"phase": "Failed"}}));
+    let debug = Patch::Strategic(
+        json!({"spec": {"ephemeralContainers": [{"name": "debug", "image": "local/none"}]}}),
+    );
+    let new = PodPlan::new("new").to_pod();
+    for refused in [
+        pods.create(&post, &new).await.map(drop),
+        pods.delete("plain", &DeleteParams::default()).await.map(drop),
+        pods.patch_status("waiting", &patch, &status).await.map(drop),
+        pods.patch_ephemeral_containers("waiting", &patch, &debug).await.map(drop),
+    ] {
+        let message = told(&refused.expect_err("not the extender's to do"));
+        assert!(message.contains(POLICY), "{message}");
+    }
+    stage.figure("creation, deletion, status and debug containers are refused");
+}
+
+async fn bindings(stage: &Stage, client: &Client) {
+    let namespace = &stage.cluster.namespace;
+    let binding = |metadata: Value| {
+        let mut binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": "rights-00"}});
+        binding["metadata"]["name"] = "waiting".into();
+        binding
+    };
+    for metadata in [
+        json!({"annotations": {"placed.gpupack.dev/devices": "runtime.nvidia.com/gpu=all"}}),
+        json!({"annotations": {"placed.gpupack.dev/placement": "{}"}}),
+        json!({"annotations": {"team": "x"}}),
+        json!({"labels": {"app": "other"}}),
+    ] {
+        for path in [
+            format!("/api/v1/namespaces/{namespace}/pods/waiting/binding"),
+            format!("/api/v1/namespaces/{namespace}/bindings"),
+        ] {
+            let message = post(client, &path, &binding(metadata.clone())).await;
+            let message = message.expect_err("no Binding of gpupack's");
+            assert!(message.contains(POLICY), "{metadata} at {path}: {message}");
+        }
+    }
+    assert!(!stage.watching.ask(|pods| is_bound(pods, "waiting")), "a refused Binding bound it");
+    let bound = stage.cluster.pods().get("gpu").await.expect("it is there");
+    assert!(bound.annotations().contains_key("placed.gpupack.dev/placement"), "the real one");
+    stage.figure("Bindings with a whole placement and with none pass, 4 others are refused");
+}
+
+async fn post(client: &Client, path: &str, body: &Value) -> Result<Value, String> {
+    let request = axum::http::Request::post(path).header("content-type", "application/json");
+    let request = request.body(body.to_string().into_bytes()).expect("a sound request");
+    client.request::<Value>(request).await.map_err(|error| told(&error))
+}
+
+/// Waits until a call is refused with these words: the API server follows a changed role a moment later.
+async fn until_refused(part: &str, call: impl AsyncFn() -> Result<(), String>) {
+    let started = clock::now();
+    loop {
+        let told = call().await;
+        if told.as_ref().is_err_and(|message| message.contains(part)) {
+            return;
+        }
+        assert!(started.elapsed() < LIMIT, "not refused with `{part}`: {told:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Waits until a call is not refused any more.
+async fn until_allowed(call: impl AsyncFn() -> Result<(), String>) {
+    let started = clock::now();
+    while let Err(message) = call().await {
+        assert!(started.elapsed() < LIMIT, "still refused: {message}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -118,6 +118,7 @@ pub mod extender {
     mod wire;
     pub mod protocol;
     pub mod turns;
+    pub mod edits;
     pub mod app;
     pub mod template;
     pub mod verbs;

@@ -15,7 +15,7 @@ pub use self::fleet::Fleet;
 use self::fleet::FleetFamilies;
 use self::guard::GuardFamilies;
 pub use self::guard::{EvictionResult, OutsideFigures};
-pub use self::labels::{BindResult, Outcome, ReportResult, Verb};
+pub use self::labels::{BindResult, EditResult, Outcome, ReportResult, Verb};
 use self::make::{Make, valid, whole};
 use crate::packing::device::PoolName;
 use crate::packing::fit::Misfit;
@@ -59,6 +59,7 @@ pub struct Metrics {
     wakeups: IntCounter,
     reports: IntCounterVec,
     report_interval: Histogram,
+    placement_edits: IntCounterVec,
     events_lost: IntCounter,
     audits: IntCounter,
     audit_failures: IntCounter,
@@ -118,6 +119,10 @@ impl Metrics {
                 "Time between two accepted reports of one node.",
                 &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0],
             ),
+            placement_edits: make.counters("gpupack_placement_edits_total",
+                "Placement annotations of bound pods that somebody else edited, and what came of writing them back.",
+                &["result"],
+            ),
             events_lost: make.counter("gpupack_events_dropped_total",
                 "Pod events not written because the queue was full.",
             ),
@@ -169,6 +174,9 @@ impl Metrics {
         }
         for result in [ReportResult::Accepted, ReportResult::Ignored, ReportResult::Refused] {
             self.reports.with_label_values(&[result.label()]);
+        }
+        for result in [EditResult::Seen, EditResult::Restored, EditResult::Failed] {
+            self.placement_edits.with_label_values(&[result.label()]);
         }
         for resource in ["pods", "nodes"] {
             for kind in ["change", "failure"] {
@@ -226,6 +234,11 @@ impl Metrics {
     /// Notes that a waiting pod was woken.
     pub fn woke(&self) {
         self.wakeups.inc();
+    }
+
+    /// Notes an edit of a placement by somebody else, or what came of writing it back.
+    pub fn placement_edit(&self, result: EditResult) {
+        self.placement_edits.with_label_values(&[result.label()]).inc();
     }
 
     /// Notes a report, and the time since the one before.

@@ -51,6 +51,8 @@ pub enum NoticeReason {
     Overbooked,
     /// Its placement annotations cannot be believed.
     PlacementUnreadable,
+    /// Somebody else changed or removed its placement annotations.
+    PlacementEdited,
     /// A device that it is placed on has vanished or is unhealthy.
     DeviceLost,
     /// It uses more of a device than it may.
@@ -76,6 +78,7 @@ impl NoticeReason {
             Self::PlacedByOthers => "PlacedByOthers",
             Self::Overbooked => "Overbooked",
             Self::PlacementUnreadable => "PlacementUnreadable",
+            Self::PlacementEdited => "PlacementEdited",
             Self::DeviceLost => "DeviceLost",
             Self::GpuOveruse => "GpuOveruse",
             Self::GpuForeignUse => "GpuForeignUse",
@@ -93,6 +96,7 @@ impl NoticeReason {
             Self::PlacedByOthers
             | Self::Overbooked
             | Self::PlacementUnreadable
+            | Self::PlacementEdited
             | Self::DeviceLost => "Booking",
             Self::GpuOveruse | Self::GpuForeignUse | Self::ProtectionNotVerified => "Guarding",
             Self::GpuStartFailed => "Starting",
@@ -109,6 +113,7 @@ impl NoticeReason {
             | Self::PlacedByOthers
             | Self::Overbooked
             | Self::PlacementUnreadable
+            | Self::PlacementEdited
             | Self::DeviceLost
             | Self::GpuOveruse
             | Self::GpuForeignUse

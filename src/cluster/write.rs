@@ -1,10 +1,12 @@
-//! The only writer of pods: Bindings, and the touch that wakes a pod or fences a late Binding.
+//! The only writer of pods: Bindings, the touch that wakes a pod or fences a late Binding, and placements
+//! that somebody else edited.
 //!
 //! A Binding carries the pod's UID and version as preconditions and its placement as annotations, so
 //! that device and node become true in one write or not at all. What the API server did with it is
 //! not always known: a timeout, a reset, a 429 or a 5xx leave it open, and only [`ApiWriter::settle`]
 //! finds out. Nothing is tried twice here: the caller knows when that is worth it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hyper::Request;
@@ -14,7 +16,7 @@ use kube::api::{GetParams, Patch, PatchParams, PostParams};
 use kube::client::Body;
 use kube::{Client, Config};
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cluster::placement::TOUCH;
 use crate::cluster::target::{BindTarget, PodKey, Trace};
@@ -197,7 +199,28 @@ impl ApiWriter {
         resource_version: Option<&str>,
         value: &str,
     ) -> TouchOutcome {
-        let mut metadata = json!({"uid": uid.as_str(), "annotations": {TOUCH: value}});
+        self.annotate(key, uid, resource_version, json!({TOUCH: value})).await
+    }
+
+    /// Writes the annotations of a placement again on the pod with this UID, in this version alone.
+    pub async fn write_placement(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        resource_version: &str,
+        annotations: &BTreeMap<String, String>,
+    ) -> TouchOutcome {
+        self.annotate(key, uid, Some(resource_version), json!(annotations)).await
+    }
+
+    async fn annotate(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        resource_version: Option<&str>,
+        annotations: Value,
+    ) -> TouchOutcome {
+        let mut metadata = json!({"uid": uid.as_str(), "annotations": annotations});
         if let Some(version) = resource_version {
             metadata["resourceVersion"] = version.into();
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
+use super::edits::Edits;
 use super::live::Live;
 use super::reasons::Reasons;
 use super::teams::Teams;
@@ -77,6 +78,8 @@ pub struct App {
     pub truth: Truth,
     /// Effects that background loops have still to see to.
     pub outbox: Outbox,
+    /// Pods whose placement somebody else edited.
+    pub edits: Edits,
     /// What would help the pods that wait.
     pub reasons: Reasons,
     /// What the page shows.
@@ -101,6 +104,7 @@ impl App {
             metrics: Metrics::new(),
             truth,
             outbox: Outbox::default(),
+            edits: Edits::default(),
             reasons: Reasons::default(),
             live: Live::new(&clock),
             is_fenced: AtomicBool::new(false),
@@ -230,7 +234,10 @@ impl Sink for App {
     }
 
     fn pod(&self, pod: &SeenPod) {
-        if let Err(error) = &pod.placement {
+        // Of a pod that holds devices the ledger tells that its placement was edited.
+        if let Err(error) = &pod.placement
+            && self.ledger.reservation(&pod.pod.uid).is_none()
+        {
             let note = format!("its placement counts for nothing: {error}");
             self.tell(&pod.pod, NoticeReason::PlacementUnreadable, note);
         }
@@ -315,6 +322,7 @@ pub fn rooms(effects: &[Effect]) -> Vec<NodeName> {
         | Effect::DeviceLost { .. }
         | Effect::Impossible { .. }
         | Effect::Unplaced { .. }
+        | Effect::PlacementEdited { .. }
         | Effect::Overuse { .. }
         | Effect::Foreign { .. }
         | Effect::Unprotected { .. }

@@ -10,6 +10,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::app::{App, Truth, rooms};
 use super::bind::settle_abandoned;
+use super::edits::{restoring, tell_edited};
 use super::guard::{Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected};
 use super::history::recalling;
 use super::live;
@@ -58,6 +59,7 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
         () = async { fence(&app).await; std::future::pending::<()>().await } => {}
         () = effects(&app) => {}
         () = settling(&app) => {}
+        () = restoring(&app) => {}
         () = proposing(&app) => {}
         () = guarding(&app) => {}
         () = explaining(&app) => {}
@@ -225,6 +227,7 @@ fn tell(app: &App, effect: &Effect) {
             );
             app.tell(pod, NoticeReason::PlacedByOthers, note);
         }
+        Effect::PlacementEdited { pod, node } => tell_edited(app, pod, node),
         Effect::Overuse { node, device, pod, used, allowed } => {
             tell_over_use(app, pod, *allowed, &Told { node, device, used: *used });
         }

@@ -177,7 +177,7 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
 }
 
 /// The limits that the containers of a pod get with `placement`.
-fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
+pub(super) fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
     let settings = &app.config.webhook;
     let [placed] = &placement.devices[..] else { return ClientLimits::default() };
     if settings.memory_limit != MemoryLimit::Mps {

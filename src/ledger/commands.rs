@@ -86,6 +86,30 @@ impl Ledger {
         }
     }
 
+    /// Gives a pod that holds a reservation another placement, before it is written: what the watch shows
+    /// then is no edit by somebody else. Whoever calls this has found that it fits.
+    pub fn replace_placement(&self, uid: &PodUid, to: Placement) -> Vec<Effect> {
+        let (Entry::Occupied(mut held_at), Some(at)) =
+            (self.pods.entry(uid.clone()), self.position(to.node.as_str()))
+        else {
+            return Vec::new();
+        };
+        let from = *held_at.get();
+        let Some(held) = self.slot(from).read().reservation(uid).cloned() else {
+            return Vec::new();
+        };
+        // Held on both nodes for a moment, so that nobody gets in between.
+        let next = Reservation { placement: to, ..held };
+        let mut effects = self.change_slot(at, |books| books.book(next));
+        if from != at {
+            held_at.insert(at);
+            effects.extend(self.change_slot(from, |books| {
+                books.remove(uid);
+            }));
+        }
+        effects
+    }
+
     /// Takes back a reservation whose Binding was definitely refused. Confirmed ones stay.
     pub fn forget(&self, uid: &PodUid) -> Vec<Effect> {
         let Entry::Occupied(held) = self.pods.entry(uid.clone()) else { return Vec::new() };

@@ -45,6 +45,14 @@ pub enum Effect {
         /// Its node.
         node: NodeName,
     },
+    /// The placement annotations of a pod are not those that it was bound with: somebody else changed or
+    /// removed them. The books keep what they had.
+    PlacementEdited {
+        /// The pod.
+        pod: PodRef,
+        /// Its node.
+        node: NodeName,
+    },
     /// A pod uses more of a device than it may, for the first time or again.
     Overuse {
         /// The node.

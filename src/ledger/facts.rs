@@ -83,6 +83,10 @@ impl Ledger {
 
     /// Notes what the API server says about a pod. Twice, late or in another order: the books end
     /// the same.
+    ///
+    /// What is written on a pod counts when it is first seen with it. From then on the books keep that
+    /// placement, and also one that [`Ledger::reserve`] chose and the API server accepted: of an edit by
+    /// somebody else the effects tell.
     pub fn see_pod(&self, fact: &PodFact, now: Timestamp) -> Vec<Effect> {
         let uid = &fact.pod.uid;
         if fact.is_terminal {
@@ -95,6 +99,10 @@ impl Ledger {
             return Vec::new();
         }
         let mut held_at = entry.or_insert(at);
+        let edited = || Effect::PlacementEdited { pod: fact.pod.clone(), node: node.clone() };
+        if *held_at != at && keeps_devices(self.slot(*held_at).read().reservation(uid)) {
+            return vec![edited()];
+        }
         let before = std::mem::replace(&mut *held_at, at);
         let mut effects = self.unclaim(uid).into_iter().collect::<Vec<_>>();
         if before != at {
@@ -102,17 +110,22 @@ impl Ledger {
                 books.remove(uid);
             }));
         }
-        let mut is_placed = true;
+        let (mut is_placed, mut is_edited) = (true, false);
         effects.extend(self.change_slot(at, |books| {
-            match &fact.placement {
-                Some(written) => {
-                    books.book(confirmed(fact, written.clone(), books.reservation(uid)));
+            let held = books.reservation(uid);
+            match (held.filter(|held| keeps_devices(Some(held))), &fact.placement) {
+                (Some(held), written) => {
+                    is_edited = written.as_ref() != Some(&held.placement);
+                    books.book(kept(fact, held));
                 }
-                None if keeps_devices(books.reservation(uid)) => {} // its keys were taken away
-                None => books.book_host(uid.clone(), fact.host),
+                (None, Some(written)) => books.book(confirmed(fact, written.clone(), held)),
+                (None, None) => books.book_host(uid.clone(), fact.host),
             }
             is_placed = books.reservation(uid).is_some();
         }));
+        if is_edited {
+            effects.push(edited());
+        }
         if fact.wants_gpu && !is_placed {
             effects.push(Effect::Unplaced { pod: fact.pod.clone(), node: node.clone() });
         }
@@ -202,14 +215,21 @@ impl Ledger {
     }
 }
 
-/// The reservation that a written placement stands for. A pod that is draining stays so.
+/// The reservation that a written placement stands for.
 fn confirmed(fact: &PodFact, written: Placement, held: Option<&Reservation>) -> Reservation {
-    let state = match held.map(|held| held.state) {
-        Some(state @ ReservationState::Draining { .. }) => state,
-        _ => ReservationState::Confirmed,
-    };
+    let state = ReservationState::Confirmed;
     let request = fact.request.clone().or_else(|| held.and_then(|held| held.request.clone()));
     Reservation { pod: fact.pod.clone(), placement: written, host: fact.host, state, request }
+}
+
+/// A reservation that keeps its devices, with the rest as the API server has it now.
+fn kept(fact: &PodFact, held: &Reservation) -> Reservation {
+    match held.state {
+        ReservationState::Draining { .. } => held.clone(),
+        ReservationState::Assumed { .. } | ReservationState::Confirmed => {
+            confirmed(fact, held.placement.clone(), Some(held))
+        }
+    }
 }
 
 /// Whether the pod runs on devices of its reservation, whatever is written on it now.

@@ -47,6 +47,28 @@ impl Outcome {
     }
 }
 
+/// What became of a placement that somebody else edited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EditResult {
+    /// It was seen.
+    Seen,
+    /// What the ledger has was written back.
+    Restored,
+    /// It could not be written back; it is tried again.
+    Failed,
+}
+
+impl EditResult {
+    /// The label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Seen => "seen",
+            Self::Restored => "restored",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// How a bind ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindResult {

@@ -16,7 +16,6 @@ use super::policy::{MixSource, SimPolicy};
 use super::trace::{TraceNode, TracePod};
 use super::workload::capacity_milli;
 use crate::ledger::books::{Ledger, Settings};
-use crate::ledger::facts::PodFact;
 use crate::ledger::moves::Move;
 use crate::ledger::questions::Question;
 use crate::ledger::reading::Gauge;
@@ -162,23 +161,11 @@ impl SimCluster {
         };
         for Move { pod, to, .. } in way.moves {
             let arrival = pod.uid.as_str().parse().expect("pods are named by their arrival");
-            let held = self.ledger.reservation(&pod.uid).expect("only what runs is moved");
             let shares = to.devices.iter().map(|placed| placed.demand.share.millionths());
             let seat = Seat { node: self.rank_of[&to.node], micro: shares.sum() };
             self.moved.insert(arrival, seat);
             self.moves += 1;
-            self.ledger.see_pod(
-                &PodFact {
-                    pod,
-                    node: Some(to.node.clone()),
-                    host: held.host,
-                    is_terminal: false,
-                    wants_gpu: true,
-                    request: held.request,
-                    placement: Some(to),
-                },
-                Timestamp::START,
-            );
+            self.ledger.replace_placement(&pod.uid, to);
         }
         Some(way.placement.node)
     }

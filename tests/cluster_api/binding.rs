@@ -25,15 +25,15 @@ use tower::ServiceExt;
 
 use crate::fake::{Fake, Fault, TIMEOUT};
 
-struct Bed {
-    app: Arc<App>,
+pub(crate) struct Bed {
+    pub(crate) app: Arc<App>,
     router: Router,
 }
 
 impl Bed {
     /// An extender on the fake API server, with node `n1` of one GPU; the fake's pod waits for half
     /// of one.
-    async fn new(fake: &Fake) -> Self {
+    pub(crate) async fn new(fake: &Fake) -> Self {
         let config = Config::default();
         let clock = Clock::start();
         let stale_after = Duration::from_secs(3_600);
@@ -80,7 +80,7 @@ impl Bed {
     }
 
     /// Binds the pod to `n1`; the error, empty on success.
-    async fn bind(&self) -> String {
+    pub(crate) async fn bind(&self) -> String {
         let body = json!({
             "PodName": "infer", "PodNamespace": "team-a", "PodUID": "u1", "Node": "n1",
         });

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "test fixtures outside of test functions")]
 
 mod binding;
+mod edits;
 mod evicting;
 mod fake;
 

@@ -9,6 +9,7 @@ use crate::ledger::facts::PodFact;
 use crate::ledger::reading::Readiness;
 use crate::packing::fit::Misfit;
 use crate::packing::reservation::{Placement, ReservationState};
+use crate::packing::units::{HostAmount, MemMib, MilliCpu};
 
 fn room() -> Effect {
     Effect::Room(NodeName::new("n"))
@@ -93,8 +94,49 @@ fn keys_taken_away_from_a_bound_pod_free_nothing() {
     let fact = bound("p", "n", "A", 400_000);
     ledger.see_pod(&fact, seconds(0));
     let stripped = PodFact { placement: None, ..fact };
-    assert_eq!(ledger.see_pod(&stripped, seconds(0)), []);
+    assert_eq!(ledger.see_pod(&stripped, seconds(0)), [edited("n")]);
     assert_eq!(free(&ledger), [600]);
+}
+
+fn edited(node: &str) -> Effect {
+    Effect::PlacementEdited { pod: pod("p"), node: NodeName::new(node) }
+}
+
+#[test]
+fn an_edited_placement_is_told_and_changes_nothing_of_what_a_pod_holds() {
+    let ledger = ledger("A B");
+    see_node(&ledger, "m");
+    ledger.report("m", &hello("m", 1, "M"), seconds(0)).unwrap();
+    reserve(&ledger, "p", 900_000).unwrap();
+    ledger.confirm(&uid("p"));
+    let ours = bound("p", "n", "A", 900_000);
+    assert_eq!(ledger.see_pod(&ours, seconds(0)), []);
+    let edits = [bound("p", "n", "A", 1), bound("p", "n", "B", 900_000), bound("p", "m", "M", 1)];
+    for state in ["confirmed", "draining"] {
+        for edit in &edits {
+            let told = ledger.see_pod(edit, seconds(1));
+            let node = edit.node.as_ref().unwrap().as_str();
+            // Of a pod that has ended nothing is told.
+            assert_eq!(told, if state == "confirmed" { vec![edited(node)] } else { vec![] });
+            assert_eq!((free(&ledger), state), (vec![100, 1000], state));
+        }
+        assert_eq!(ledger.see_pod(&ours, seconds(2)), [], "as it was written");
+        ledger.end_pod(&uid("p"), seconds(3));
+    }
+    assert!(node(&ledger, "m").reservations().is_empty());
+    assert_eq!(ledger.audit(), Ok(()));
+}
+
+#[test]
+fn the_first_placement_seen_counts_and_may_then_change_only_beside_its_devices() {
+    let ledger = ledger("A");
+    ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(0));
+    assert_eq!(ledger.see_pod(&bound("p", "n", "A", 500_000), seconds(1)), [edited("n")]);
+    assert_eq!(free(&ledger), [100]);
+    let resized = HostAmount { cpu: MilliCpu::new(7), memory: MemMib::new(7) };
+    let fact = PodFact { host: resized, ..bound("p", "n", "A", 900_000) };
+    assert_eq!(ledger.see_pod(&fact, seconds(2)), []);
+    assert_eq!(ledger.reservation(&uid("p")).unwrap().host, resized);
 }
 
 #[test]

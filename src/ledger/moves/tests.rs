@@ -34,10 +34,11 @@ fn carry_out(ledger: &Ledger, question: &Question, way: &Relocation) {
     for one in &way.moves {
         let held = ledger.reservation(&one.pod.uid).unwrap();
         assert_eq!(held.placement, one.from);
+        ledger.replace_placement(&one.pod.uid, one.to.clone());
         let share = one.to.devices[0].demand.share.millionths();
         let device = one.to.devices[0].id.to_string();
         let fact = bound(&one.pod.name, one.to.node.as_str(), &device, share);
-        ledger.see_pod(&fact, seconds(1));
+        assert_eq!(ledger.see_pod(&fact, seconds(1)), [], "a newer write of our own");
     }
     for name in ["n", "m"] {
         let overbooked = node(ledger, name).devices().iter().any(|device| device.is_overbooked());

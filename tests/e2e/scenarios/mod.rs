@@ -5,6 +5,7 @@ mod burst;
 mod chaos;
 mod conflicts;
 mod containers;
+mod edits;
 mod foreign;
 mod guard;
 mod in_place;

@@ -60,6 +60,7 @@ pub struct Metrics {
     reports: IntCounterVec,
     report_interval: Histogram,
     placement_edits: IntCounterVec,
+    overdue_drains: IntGauge,
     events_lost: IntCounter,
     audits: IntCounter,
     audit_failures: IntCounter,
@@ -118,6 +119,9 @@ impl Metrics {
                 "gpupack_report_interval_seconds",
                 "Time between two accepted reports of one node.",
                 &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0],
+            ),
+            overdue_drains: make.int_gauge("gpupack_overdue_drains",
+                "Ended pods whose processes still run on a device after drain_seconds; they hold their room.",
             ),
             placement_edits: make.counters("gpupack_placement_edits_total",
                 "Placement annotations of bound pods that somebody else edited, and what came of writing them back.",
@@ -234,6 +238,11 @@ impl Metrics {
     /// Notes that a waiting pod was woken.
     pub fn woke(&self) {
         self.wakeups.inc();
+    }
+
+    /// Sets how many ended pods hold their room beyond the time for that, as their processes run.
+    pub fn set_overdue_drains(&self, pods: usize) {
+        self.overdue_drains.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }
 
     /// Notes an edit of a placement by somebody else, or what came of writing it back.

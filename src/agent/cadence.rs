@@ -1,9 +1,9 @@
 //! When to sample, and when to list processes: pure decisions over the clock and the bookings.
 //!
 //! Reading memory costs microseconds, listing processes milliseconds under a lock of the driver that
-//! also stalls the workloads. So lists are read each five seconds, while a pod is draining (its room
-//! is free only when a list shows no process of it), and when use departs from what the last list showed:
-//! when it has grown, or when more is used than is booked and that has changed.
+//! also stalls the workloads. So lists are read each five seconds, in the minute after the end of a pod (its
+//! room is free only when a list shows no process of it), and when use departs from what the last list
+//! showed: when it has grown, or when more is used than is booked and that has changed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,6 +17,10 @@ const LIST_EVERY: Duration = Duration::from_secs(5);
 
 /// Time between samples while a pod is draining, so that its room is seen soon.
 const QUICK_PERIOD: Duration = Duration::from_millis(250);
+
+/// How long the end of a pod makes haste. A process that is stuck for longer, be it in the driver, is looked
+/// for as rarely as others: each list holds up the workloads.
+const HASTE_FOR: Duration = Duration::from_secs(60);
 
 /// Time between attempts while nothing can be read: opening the library is slow.
 const PROBE_RETRY: Duration = Duration::from_secs(5);
@@ -34,18 +38,44 @@ pub struct Cadence {
     listed: Option<Timestamp>,
     /// Used memory of each device at that time.
     listed_mib: BTreeMap<String, u64>,
+    /// When each draining pod was first seen to drain, by UID.
+    drains: BTreeMap<String, Timestamp>,
+    /// The time of the last sample.
+    sampled: Timestamp,
 }
 
 impl Cadence {
     /// Samples each `period`.
     pub fn new(period: Duration) -> Self {
-        Self { period, listed: None, listed_mib: BTreeMap::new() }
+        Self {
+            period,
+            listed: None,
+            listed_mib: BTreeMap::new(),
+            drains: BTreeMap::new(),
+            sampled: Timestamp::START,
+        }
     }
 
     /// Whether the sample taken `now` lists processes.
-    pub fn sampling(&self, bookings: &[Booking], now: Timestamp) -> ProcessSampling {
+    pub fn sampling(&mut self, bookings: &[Booking], now: Timestamp) -> ProcessSampling {
+        self.sampled = now;
+        let draining = bookings.iter().filter(|it| it.state == BookingState::Draining);
+        let since = |uid: &String| self.drains.get(uid).copied().unwrap_or(now);
+        self.drains = draining.map(|it| (it.pod_uid.clone(), since(&it.pod_uid))).collect();
         let is_due = self.listed.is_none_or(|listed| now.since(listed) >= LIST_EVERY);
-        if is_due || is_draining(bookings) { ProcessSampling::List } else { ProcessSampling::Skip }
+        if is_due || self.is_hasty(bookings) {
+            ProcessSampling::List
+        } else {
+            ProcessSampling::Skip
+        }
+    }
+
+    /// Whether any pod has begun to drain not long ago.
+    fn is_hasty(&self, bookings: &[Booking]) -> bool {
+        let is_new = |uid: &String| {
+            self.drains.get(uid).is_none_or(|since| self.sampled.since(*since) < HASTE_FOR)
+        };
+        bookings.iter().any(|it| it.state == BookingState::Draining && is_new(&it.pod_uid))
     }
 
     /// Whether a sample without lists shows that the lists are wanted at once: a device on which more is
@@ -72,18 +102,13 @@ impl Cadence {
 
     /// Time from one sample to the next.
     pub fn pause(&self, bookings: &[Booking]) -> Duration {
-        if is_draining(bookings) { self.period.min(QUICK_PERIOD) } else { self.period }
+        if self.is_hasty(bookings) { self.period.min(QUICK_PERIOD) } else { self.period }
     }
 
     /// Time from a failed sample to the next.
     pub fn pause_after_failure(&self) -> Duration {
         self.period.max(PROBE_RETRY)
     }
-}
-
-/// Whether any pod is draining.
-fn is_draining(bookings: &[Booking]) -> bool {
-    bookings.iter().any(|booking| booking.state == BookingState::Draining)
 }
 
 /// What is booked of the memory of the device `uuid`.
@@ -130,6 +155,26 @@ mod tests {
         assert_eq!(cadence.pause(&calm), Duration::from_secs(1));
         assert_eq!(cadence.pause(&draining), Duration::from_millis(250));
         assert_eq!(Cadence::new(Duration::from_millis(9)).pause(&draining).as_millis(), 9);
+    }
+
+    #[test]
+    fn a_process_that_is_stuck_is_looked_for_as_rarely_as_others() {
+        let at = Timestamp::from_millis;
+        let mut cadence = Cadence::new(Duration::from_secs(1));
+        let draining = [booking(BookingState::Draining)];
+        for (millis, sampling, pause) in [
+            (0, ProcessSampling::List, 250),
+            (59_999, ProcessSampling::List, 250),
+            (60_000, ProcessSampling::Skip, 1_000),
+            (64_999, ProcessSampling::Skip, 1_000),
+        ] {
+            cadence.learn_lists(&sample(None), at(millis.min(60_000)));
+            assert_eq!(cadence.sampling(&draining, at(millis)), sampling, "{millis}");
+            assert_eq!(cadence.pause(&draining).as_millis(), pause, "{millis}");
+        }
+        let other = [Booking { pod_uid: "q".to_owned(), ..booking(BookingState::Draining) }];
+        assert_eq!(cadence.pause(&other).as_millis(), 250, "another one has begun to drain");
+        assert_eq!(cadence.sampling(&draining, at(65_000)), ProcessSampling::List);
     }
 
     #[test]

@@ -39,6 +39,7 @@ pub(super) fn text(app: &App) -> Vec<u8> {
         app.metrics.set_events_lost(counts.dropped + counts.failed);
     }
     let Outside { over_users, excess, foreign } = app.ledger.outside();
+    app.metrics.set_overdue_drains(app.ledger.overdue_drains(app.clock.now()));
     app.metrics.set_outside(OutsideFigures { over_users, excess, foreign });
     for (mode, counts) in app.ledger.protections(app.driver_limits()) {
         app.metrics.set_tenants(mode.name(), counts);

@@ -202,7 +202,7 @@ mod tests {
         let silent = OverUser { is_current: false, ..over("p", "A", 10, 9) };
         let mut ending = over("q", "A", 10, 9);
         ending.held.state =
-            ReservationState::Draining { since: Timestamp::START, clean_reports: 0 };
+            ReservationState::Draining { since: Timestamp::START, clean_reports: 0, shown: None };
         let mut assumed = over("r", "A", 10, 9);
         assumed.held.state = ReservationState::Assumed { since: Timestamp::START };
         assert_eq!(chosen(&mut evictions, vec![silent, ending, assumed], 0), "");

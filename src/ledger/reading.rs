@@ -134,6 +134,12 @@ impl Ledger {
         books.reservations().values().filter(holds).map(|held| held.pod.clone()).collect()
     }
 
+    /// Ended pods whose processes still run after `drain_limit`: they hold their room.
+    pub fn overdue_drains(&self, now: Timestamp) -> usize {
+        let limit = self.settings.drain_limit;
+        self.slots().iter().map(|slot| slot.read().overdue_drains(limit, now)).sum()
+    }
+
     /// The reservation of a pod.
     pub fn reservation(&self, uid: &PodUid) -> Option<Reservation> {
         let at = self.pods.get(uid).map(|at| *at)?;

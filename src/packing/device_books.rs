@@ -2,6 +2,8 @@
 //!
 //! [`super::node`] keeps them; the sums here are derived from its reservations and claims.
 
+use std::time::Duration;
+
 use litemap::LiteMap;
 
 use super::device::{ClassId, Device, DeviceId, DeviceKind, Health, PodUid};
@@ -10,6 +12,10 @@ use super::pool::PoolRule;
 use super::request::{Demand, Isolation};
 use super::reservation::{Placement, Protection, Reservation};
 use super::units::{HostAmount, MemMib, Share, Timestamp};
+
+/// Reports without a process of an ended pod that free its room. One is not enough: it may have been
+/// sampled before the pod ended. The second was sampled after the reply to the first.
+pub const CLEAN_REPORTS_TO_FREE: u32 = 2;
 
 /// More than any device has: what written amounts come to that leave the range of the type.
 pub(super) const BEYOND: Demand =
@@ -84,6 +90,26 @@ pub struct DeviceBooks {
     /// What of each tenant's booking was in use at the last list of processes.
     pub(super) covered: LiteMap<PodUid, MemMib>,
     pub(super) unbooked: MemMib,
+    /// Use outside of the books that is not yet above the tolerance counts in it too.
+    outside: MemMib,
+    /// Pods that hold nothing on the node, and of which the lists show processes.
+    leftovers: LiteMap<PodUid, Leftover>,
+}
+
+/// Pods without a reservation whose processes are remembered for one device. Any of them keeps the device
+/// from being given away whole, so more need not be known.
+const MAX_LEFTOVERS: usize = 64;
+
+/// What is known of the processes of a pod that holds nothing on the node: it has ended, and a restart has
+/// forgotten that it was there, or it was seen again after its drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Leftover {
+    /// When the first list showed them.
+    since: Timestamp,
+    /// Lists after that, one after the other, without them.
+    clean_reports: u32,
+    /// Whether they have been there for so long that only their use counts.
+    is_over: bool,
 }
 
 impl DeviceBooks {
@@ -109,6 +135,8 @@ impl DeviceBooks {
             foreign: MemMib::ZERO,
             covered: LiteMap::new(),
             unbooked: MemMib::ZERO,
+            outside: MemMib::ZERO,
+            leftovers: LiteMap::new(),
             device,
         };
         let Some(before) = before else { return fresh };
@@ -121,6 +149,8 @@ impl DeviceBooks {
             foreign: before.foreign,
             covered: before.covered,
             unbooked: before.unbooked,
+            outside: before.outside,
+            leftovers: before.leftovers,
             ..fresh
         }
     }
@@ -156,9 +186,13 @@ impl DeviceBooks {
     }
 
     /// Memory in use that no booking covers: processes of no known pod, and what over-users take
-    /// beyond their share. It is taken off what may be placed.
+    /// beyond their share. It is taken off what may be placed. Where processes of pods that are gone are
+    /// listed, it is never zero: nobody gets the whole device beside them.
     pub fn unbooked(&self) -> MemMib {
-        self.unbooked
+        if self.leftovers.values().all(|leftover| leftover.is_over) {
+            return self.unbooked;
+        }
+        self.unbooked.max(self.outside).max(MemMib::new(1))
     }
 
     /// Current health: the inventory's or the last report's, whichever is worse.
@@ -196,7 +230,7 @@ impl DeviceBooks {
     /// books or use exceed it.
     fn left_of(&self, left: Option<Demand>) -> Demand {
         let Some(left) = left else { return Demand::ZERO };
-        match left.memory.checked_sub(self.unbooked) {
+        match left.memory.checked_sub(self.unbooked()) {
             Some(memory) => Demand { memory, share: left.share },
             None => Demand { memory: MemMib::ZERO, share: left.share },
         }
@@ -216,7 +250,7 @@ impl DeviceBooks {
         Company {
             guard: self.guard(),
             is_guard_missing: self.promised_guard() != self.guard(),
-            has_unheld: self.has_unheld || self.unbooked > MemMib::ZERO,
+            has_unheld: self.has_unheld || self.unbooked() > MemMib::ZERO,
             needs_guard: self.needs_guard,
         }
     }
@@ -315,7 +349,45 @@ impl DeviceBooks {
         }
         let booked = beyond(used, self.tenants.values().map(|held| held.memory));
         let unbooked = self.foreign.min(used).max(booked);
+        self.outside = unbooked;
         self.unbooked = if unbooked > tolerance { unbooked } else { MemMib::ZERO };
+    }
+
+    /// Takes in which pods a list of processes shows that hold nothing on the node.
+    pub(super) fn see_leftovers(
+        &mut self,
+        list: &[ProcessUse],
+        now: Timestamp,
+        holds: impl Fn(&PodUid) -> bool,
+    ) {
+        let seen = || list.iter().filter_map(|process| process.pod.as_ref());
+        for (uid, leftover) in &mut self.leftovers {
+            let is_shown = seen().any(|seen| seen == uid);
+            leftover.clean_reports = if is_shown { 0 } else { leftover.clean_reports + 1 };
+        }
+        self.leftovers.retain(|_, leftover| leftover.clean_reports < CLEAN_REPORTS_TO_FREE);
+        let fresh = Leftover { since: now, clean_reports: 0, is_over: false };
+        for uid in seen().filter(|uid| !holds(uid)) {
+            if self.leftovers.len() < MAX_LEFTOVERS && !self.leftovers.contains_key(uid) {
+                self.leftovers.insert(uid.clone(), fresh);
+            }
+        }
+    }
+
+    /// Notes that a pod holds something on the node, so that its processes are its own.
+    pub(super) fn forget_leftover(&mut self, uid: &PodUid) {
+        self.leftovers.remove(uid);
+    }
+
+    /// Whether [`DeviceBooks::end_leftovers`] would end anything now.
+    pub(super) fn is_leftover_due(&self, limit: Duration, now: Timestamp) -> bool {
+        self.leftovers.values().any(|leftover| leftover.is_due(limit, now))
+    }
+
+    /// Lets processes that have been there for `limit` count by their use alone.
+    pub(super) fn end_leftovers(&mut self, limit: Duration, now: Timestamp) {
+        let all = self.leftovers.iter_mut().map(|(_, leftover)| leftover);
+        all.filter(|leftover| leftover.is_due(limit, now)).for_each(|due| due.is_over = true);
     }
 
     /// Notes that a tenant is taken out of the books although its processes may go on: what they were
@@ -324,6 +396,12 @@ impl DeviceBooks {
         let left = self.covered.remove(uid).unwrap_or(MemMib::ZERO);
         self.foreign = self.foreign.checked_add(left).unwrap_or(BEYOND.memory);
         self.unbooked = self.unbooked.checked_add(left).unwrap_or(BEYOND.memory);
+    }
+}
+
+impl Leftover {
+    fn is_due(&self, limit: Duration, now: Timestamp) -> bool {
+        !self.is_over && now.since(self.since) >= limit
     }
 }
 

@@ -13,16 +13,17 @@ use litemap::LiteMap;
 use self::devices::share_ids;
 pub use self::sums::AuditError;
 use super::device::{Device, DeviceId, DeviceKind, NodeName, PodUid, PoolName};
-pub use super::device_books::{Claim, ClaimRule, DeviceBooks, DeviceUse, Evidence, ProcessUse};
+pub use super::device_books::{
+    CLEAN_REPORTS_TO_FREE, Claim, ClaimRule, DeviceBooks, DeviceUse, Evidence, ProcessUse,
+};
 use super::fit::{Misfit, Room};
 use super::nearness::Nearness;
 use super::pool::PoolRule;
 use super::reservation::{PlacedDevice, Reservation, ReservationState};
 use super::units::{HostAmount, MemMib, Timestamp};
 
-/// Reports without a process of an ended pod that free its room. One is not enough: it may have been
-/// sampled before the pod ended. The second was sampled after the reply to the first.
-pub const CLEAN_REPORTS_TO_FREE: u32 = 2;
+/// How long a list that shows a process of an ended pod counts as news: that of six lists of an agent.
+const SHOWN_FOR: Duration = Duration::from_secs(30);
 
 /// Whether a node can take pods, as far as its agent and its Node object are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -203,7 +204,7 @@ impl NodeLedger {
         if self.state != NodeState::Gone {
             self.state = NodeState::Reporting;
         }
-        let freed = self.count_clean_report(uses);
+        let freed = self.count_clean_report(uses, now);
         for uid in &freed {
             self.remove(uid);
         }
@@ -213,10 +214,15 @@ impl NodeLedger {
             let is_it = |books: &DeviceBooks| books.device.id == seen.id;
             let there = self.devices.get(at).is_some_and(is_it).then_some(at);
             let Some(at) = there.or_else(|| self.devices.iter().position(is_it)) else { continue };
+            let (reservations, others) = (&self.reservations, &self.others);
+            let holds = |uid: &PodUid| reservations.contains_key(uid) || others.contains_key(uid);
             let books = &mut self.devices[at];
-            let before = (books.health, books.unbooked);
+            let before = (books.health, books.unbooked());
+            if let Some(list) = &seen.processes {
+                books.see_leftovers(list, now, holds);
+            }
             books.observe(seen, self.unmanaged_tolerance);
-            has_changed |= before != (books.health, books.unbooked);
+            has_changed |= before != (books.health, books.unbooked());
         }
         if has_changed {
             self.recompute_rooms();
@@ -225,18 +231,16 @@ impl NodeLedger {
     }
 
     /// Counts this report for every draining pod that it proves to be without a process; lists those
-    /// with enough. It proves nothing about a pod when it leaves out a device of the pod, or when
+    /// with enough. A process that it does list holds the room. It proves nothing about a pod when it leaves out a device of the pod, or when
     /// processes were not sampled somewhere: they may run on any device. The parent of MIG instances
     /// has no processes of its own, so there is nothing to sample.
-    fn count_clean_report(&mut self, uses: &[DeviceUse]) -> Vec<PodUid> {
+    fn count_clean_report(&mut self, uses: &[DeviceUse], now: Timestamp) -> Vec<PodUid> {
         let is_parent = |seen: &DeviceUse| {
             let is_it =
                 |device: &Device| device.kind == DeviceKind::MigParent && device.id == seen.id;
             self.devices.iter().any(|books| is_it(&books.device))
         };
-        if uses.iter().any(|seen| seen.processes.is_none() && !is_parent(seen)) {
-            return Vec::new();
-        }
+        let is_complete = !uses.iter().any(|seen| seen.processes.is_none() && !is_parent(seen));
         let runs = |uid: &PodUid| {
             let mut processes = uses.iter().flat_map(|seen| seen.processes.iter().flatten());
             processes.any(|process| process.pod.as_ref() == Some(uid))
@@ -248,13 +252,14 @@ impl NodeLedger {
         let mut freed = Vec::new();
         for (uid, reservation) in &mut self.reservations {
             let is_covered = reservation.placement.devices.iter().all(is_seen);
-            if let ReservationState::Draining { clean_reports, .. } = &mut reservation.state {
+            if let ReservationState::Draining { clean_reports, shown, .. } = &mut reservation.state
+            {
                 if runs(uid) {
-                    *clean_reports = 0;
-                } else if is_covered {
+                    (*clean_reports, *shown) = (0, Some(now));
+                } else if is_complete && is_covered {
                     *clean_reports += 1;
                 }
-                if *clean_reports >= CLEAN_REPORTS_TO_FREE {
+                if is_complete && *clean_reports >= CLEAN_REPORTS_TO_FREE {
                     freed.push(uid.clone());
                 }
             }
@@ -286,6 +291,7 @@ impl NodeLedger {
         share_ids(&self.devices, &mut reservation);
         self.unclaim(&uid);
         self.others.remove(&uid);
+        self.devices.iter_mut().for_each(|books| books.forget_leftover(&uid));
         self.reservations.insert(uid, reservation);
         self.recompute();
     }
@@ -294,6 +300,7 @@ impl NodeLedger {
     pub fn book_host(&mut self, uid: PodUid, host: HostAmount) {
         self.unclaim(&uid);
         self.reservations.remove(&uid);
+        self.devices.iter_mut().for_each(|books| books.forget_leftover(&uid));
         self.others.insert(uid, host);
         self.recompute();
     }
@@ -308,7 +315,7 @@ impl NodeLedger {
     }
 
     /// Notes that the pod is terminal or gone. Its processor time and memory are free at once, its
-    /// devices when its processes are gone. That holds for a node that has not reported too: after a
+    /// devices when its processes are gone, however long reports list them. That holds for a node that has not reported too: after a
     /// restart its agent may only be late, and where there is none nobody can be placed anyway.
     ///
     /// Returns whether the pod is out of the books now.
@@ -318,7 +325,8 @@ impl NodeLedger {
             return self.remove(uid);
         };
         if !matches!(reservation.state, ReservationState::Draining { .. }) {
-            reservation.state = ReservationState::Draining { since: now, clean_reports: 0 };
+            reservation.state =
+                ReservationState::Draining { since: now, clean_reports: 0, shown: None };
             reservation.host = HostAmount::ZERO;
             self.recompute();
         }
@@ -338,9 +346,17 @@ impl NodeLedger {
     pub fn is_anything_due(&self, drain_limit: Duration, now: Timestamp) -> bool {
         self.claims.values().any(|claim| claim.expires <= now)
             || self.reservations.values().any(|held| is_drained(held, drain_limit, now))
+            || self.devices.iter().any(|books| books.is_leftover_due(drain_limit, now))
     }
 
-    /// Ends drains that have lasted `drain_limit`, and claims that are due. Lists the pods.
+    /// Pods that have drained for `drain_limit`, and still do because reports list their processes.
+    pub fn overdue_drains(&self, drain_limit: Duration, now: Timestamp) -> usize {
+        let is_overdue = |held: &&Reservation| is_older(held, drain_limit, now);
+        self.reservations.values().filter(is_overdue).count()
+    }
+
+    /// Ends drains that have lasted `drain_limit` without a process in sight, and claims that are due, and
+    /// lets processes of pods that are gone count by their use alone after that time. Lists the pods.
     pub fn expire(&mut self, drain_limit: Duration, now: Timestamp) -> Vec<PodUid> {
         let overdue = |held: &Reservation| is_drained(held, drain_limit, now);
         let drained = self.reservations.iter().filter(|(_, held)| overdue(held));
@@ -355,6 +371,10 @@ impl NodeLedger {
                 self.devices.iter_mut().for_each(|books| books.outlived(uid));
                 self.remove(uid);
             }
+        }
+        if self.devices.iter().any(|books| books.is_leftover_due(drain_limit, now)) {
+            self.devices.iter_mut().for_each(|books| books.end_leftovers(drain_limit, now));
+            self.recompute_rooms();
         }
         ended
     }
@@ -385,11 +405,24 @@ impl NodeLedger {
     }
 }
 
-fn is_drained(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
+/// Whether a pod has drained for so long.
+fn is_older(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
     match held.state {
         ReservationState::Draining { since, .. } => now.since(since) >= drain_limit,
         ReservationState::Assumed { .. } | ReservationState::Confirmed => false,
     }
+}
+
+/// Whether a drain ends by time: it has lasted long enough, and no report says any more that a process of
+/// the pod runs. What still runs may compute, and the room is not there.
+fn is_drained(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
+    let is_shown = match held.state {
+        ReservationState::Draining { shown: Some(shown), .. } => {
+            now.since(shown) < drain_limit.max(SHOWN_FOR)
+        }
+        _ => false,
+    };
+    is_older(held, drain_limit, now) && !is_shown
 }
 
 mod devices;

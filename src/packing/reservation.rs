@@ -97,6 +97,8 @@ pub enum ReservationState {
         since: Timestamp,
         /// Reports received since then, one after the other, that list no process of the pod.
         clean_reports: u32,
+        /// When the last report since then came that lists a process of the pod.
+        shown: Option<Timestamp>,
     },
 }
 

@@ -252,8 +252,77 @@ fn processes_that_outlive_the_drain_keep_their_memory() {
     node.observe(&[used("A", 350, &[(Some("p"), Some(350))])], now);
     assert_eq!(free(&node)[0], (350, 700_000));
     node.observe(&[clean("A")], now);
+    assert_eq!(free(&node)[0], (699, 700_000), "one list may have missed it");
+    node.observe(&[clean("A")], now);
     assert_eq!(free(&node)[0], (700, 700_000));
     assert_eq!(node.audit(), Ok(()));
+}
+
+#[test]
+fn room_of_an_ended_pod_is_not_free_while_reports_list_its_processes() {
+    let (limit, at) =
+        (Duration::from_secs(30), |seconds: u64| Timestamp::from_millis(1000 * seconds));
+    let shown = || [used("A", 400, &[(Some("p"), Some(400))]), clean("B")];
+    let unsampled = || [DeviceUse { processes: None, ..used("A", 400, &[]) }, clean("B")];
+    let mut node = node();
+    node.book(held("p", "A", demand(400, 400_000)));
+    node.drain(&uid("p"), at(0));
+    for second in (5..3600).step_by(5) {
+        assert_eq!(node.observe(&shown(), at(second)), []);
+        assert_eq!(node.observe(&unsampled(), at(second + 1)), []);
+        assert_eq!(node.expire(limit, at(second + 4)), []);
+        assert_eq!(node.overdue_drains(limit, at(second)), usize::from(second >= 30));
+    }
+    assert_eq!(free(&node)[0], (600, 600_000));
+    let mut silent = node.clone();
+    let mut clean_twice = node.clone();
+    // Two lists without it free it at once.
+    assert_eq!(clean_twice.observe(&[clean("A"), clean("B")], at(3600)), []);
+    assert_eq!(clean_twice.observe(&[clean("A"), clean("B")], at(3601)), [uid("p")]);
+    assert_eq!(free(&clean_twice)[0], (1000, 1_000_000));
+    // Where reports end, so does the proof: the last list came at 3,595 s.
+    assert!(!silent.is_anything_due(limit, at(3624)));
+    assert_eq!(silent.expire(limit, at(3625)), [uid("p")]);
+    assert_eq!(free(&silent)[0], (600, 1_000_000), "what it used stays taken");
+}
+
+/// What is free of `A` after each of these lists, by a node that tolerates 50 MiB of unknown use.
+fn free_after_lists(node: &mut NodeLedger, lists: &[(u64, &[&str])]) -> Vec<u64> {
+    let list = |(second, pods): &(u64, &[&str])| {
+        let processes: Vec<_> = pods.iter().map(|pod| (Some(*pod), Some(9))).collect();
+        let total = 9 * u64::try_from(pods.len()).unwrap();
+        let now = Timestamp::from_millis(1000 * second);
+        node.observe(&[used("A", total, &processes), clean("B")], now);
+        if node.is_anything_due(Duration::from_secs(30), now) {
+            node.expire(Duration::from_secs(30), now);
+        }
+        assert_eq!(node.audit(), Ok(()));
+        free(node)[0].0
+    };
+    lists.iter().map(list).collect()
+}
+
+#[test]
+fn processes_of_pods_that_are_gone_keep_a_device_from_being_given_away_whole() {
+    let fresh = || {
+        let mut node = NodeLedger::new(NodeName::new("n"), MemMib::new(50));
+        node.replace_inventory(&inventory(&["A", "B"], 1000), &mut DeviceClasses::default());
+        node
+    };
+    let gone: &[&str] = &["gone"];
+    // Until two lists show it no more.
+    let lists = [(0, gone), (5, gone), (10, &[]), (15, gone), (20, &[]), (25, &[])];
+    assert_eq!(free_after_lists(&mut fresh(), &lists), [991, 991, 999, 991, 999, 1000]);
+    // At most for the time of a drain; a second pod has a time of its own.
+    let lists = [(0, gone), (29, gone), (30, gone), (40, &["gone", "other"]), (70, gone)];
+    assert_eq!(free_after_lists(&mut fresh(), &lists), [991, 991, 1000, 982, 1000]);
+    // Processes of pods that are there are no such ones, whether they come to be known before or after.
+    let mut node = fresh();
+    node.book_host(uid("plain"), HostAmount::ZERO);
+    assert_eq!(free_after_lists(&mut node, &[(0, &["plain", "late"])]), [982]);
+    node.book(held("late", "A", demand(100, 1)));
+    assert_eq!(free_after_lists(&mut node, &[(5, &["plain", "late"])]), [900]);
+    assert_eq!(free_after_lists(&mut node, &[(10, &["plain", "late"])]), [900]);
 }
 
 #[test]

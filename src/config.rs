@@ -66,6 +66,8 @@ pub struct Config {
     pub drain_limit: Duration,
     /// How long one call to the API server may take.
     pub api_timeout: Duration,
+    /// How long kube-scheduler waits for an answer; longer than a call to the API server.
+    pub scheduler_timeout: Duration,
     /// GPU memory use that no booking covers is believed above this.
     pub unmanaged_tolerance: MemMib,
     /// Largest request body that is read, in bytes.
@@ -98,6 +100,7 @@ impl Default for Config {
             warm_up: Duration::from_secs(10),
             drain_limit: Duration::from_secs(30),
             api_timeout: Duration::from_secs(5),
+            scheduler_timeout: Duration::from_secs(10),
             unmanaged_tolerance: MemMib::new(128),
             max_body_bytes: 32 << 20,
             log_level: "info".to_owned(),
@@ -126,7 +129,7 @@ impl fmt::Display for ConfigFaults {
 impl std::error::Error for ConfigFaults {}
 
 /// All keys of the file, in the order of their documentation.
-pub const KEYS: [&str; 20] = [
+pub const KEYS: [&str; 21] = [
     "listen",
     "kubeconfig",
     "scheduler_names",
@@ -140,6 +143,7 @@ pub const KEYS: [&str; 20] = [
     "warm_up_seconds",
     "drain_seconds",
     "api_timeout_seconds",
+    "scheduler_timeout_seconds",
     "unmanaged_tolerance_mib",
     "max_body_mib",
     "log_level",
@@ -165,6 +169,7 @@ impl Config {
         };
         let mut reader = Reader { mapping, section: String::new(), faults: Vec::new() };
         let config = reader.config();
+        reader.check_timeouts(&config);
         reader.unknown_keys(&KEYS);
         if reader.faults.is_empty() {
             Ok(config)
@@ -202,6 +207,11 @@ impl Reader {
             warm_up: self.seconds("warm_up_seconds", 0..=60, default.warm_up),
             drain_limit: self.seconds("drain_seconds", 1..=600, default.drain_limit),
             api_timeout: self.seconds("api_timeout_seconds", 1..=60, default.api_timeout),
+            scheduler_timeout: self.seconds(
+                "scheduler_timeout_seconds",
+                2..=120,
+                default.scheduler_timeout,
+            ),
             unmanaged_tolerance: MemMib::new(self.number(
                 "unmanaged_tolerance_mib",
                 0..=65_536,
@@ -219,6 +229,19 @@ impl Reader {
             advice: self.section("advice.", &advice::KEYS, AdviceConfig::read),
             pools: pools::read(self, webhook.memory_limit),
             webhook,
+        }
+    }
+
+    /// A Binding is posted only while its answer can still reach kube-scheduler in time.
+    fn check_timeouts(&mut self, config: &Config) {
+        let (api, scheduler) = (config.api_timeout, config.scheduler_timeout);
+        if scheduler <= api {
+            self.faults.push(format!(
+                "`scheduler_timeout_seconds: {}` is not allowed: it must be more than \
+                 `api_timeout_seconds: {}`, and is the `httpTimeout` of kube-scheduler",
+                scheduler.as_secs(),
+                api.as_secs()
+            ));
         }
     }
 

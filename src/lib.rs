@@ -99,6 +99,7 @@ pub mod cluster {
     pub mod pod;
     pub mod labels;
     pub mod target;
+    pub mod outcome;
     pub mod write;
     pub mod evict;
     pub mod events;
@@ -119,10 +120,13 @@ pub mod extender {
     pub mod protocol;
     pub mod turns;
     pub mod edits;
+    pub mod passed;
     pub mod app;
     pub mod template;
     pub mod verbs;
     pub mod preempt;
+    pub mod bind_error;
+    pub mod settle;
     pub mod bind;
     pub mod reports;
     pub mod proposals;

@@ -126,10 +126,12 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             labels,
             stopped.clone(),
         ));
+        let stopping = Arc::clone(&app);
         let asked = super::signals::stop_asked()?;
         tokio::spawn(async move {
             asked.await;
             tracing::info!("stopping");
+            stopping.set_stopping();
             stop.send_replace(true);
         });
         let has_stopped = stopped.clone();

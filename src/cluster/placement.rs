@@ -5,6 +5,7 @@
 //! workload is told, [`PLACEMENT`] is what the books are rebuilt from. A placement means something only on a pod that has a node.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
 
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +31,8 @@ pub const MPS_MEMORY: &str = "placed.gpupack.dev/mps-memory-limit";
 pub const MPS_THREADS: &str = "placed.gpupack.dev/mps-thread-percentage";
 /// Devices and amounts as compact, versioned JSON.
 pub const PLACEMENT: &str = "placed.gpupack.dev/placement";
-/// Written to wake a waiting pod, or to make a late Binding fail; its value means nothing.
+/// Written to wake a waiting pod, or to make a late Binding fail; its value says which process did so
+/// ([`TouchMaker`]), the rest of it only makes it differ from the one before.
 pub const TOUCH: &str = "placed.gpupack.dev/touch";
 
 /// Kind of device in front of the UUID in a CDI name.
@@ -40,6 +42,40 @@ const VERSION: u64 = 1;
 /// Longest annotation value that is read or written. The most that [`encode`] can produce is about
 /// 64 devices x 150 bytes.
 const MAX_VALUE_BYTES: usize = 16 << 10;
+
+/// The process of gpupack that wrote a touch. Processes that started later are greater.
+///
+/// Anyone who may write a pod may write any value there; that holds up that pod alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TouchMaker {
+    started_unix_seconds: u64,
+    random: u64,
+}
+
+impl TouchMaker {
+    /// The maker of a value that names none: earlier than every process.
+    const UNKNOWN: Self = Self { started_unix_seconds: 0, random: 0 };
+
+    /// A process that started at this time. A random number separates it from others of that second.
+    pub fn new(started_unix_seconds: u64) -> Self {
+        Self { started_unix_seconds, random: RandomState::new().hash_one(TOUCH) }
+    }
+
+    /// The maker of a touch with this value.
+    pub fn of(value: &str) -> Self {
+        let number = |hex| u64::from_str_radix(hex, 16).ok();
+        let parts = value.split_once(' ').and_then(|(maker, _)| maker.split_once('-'));
+        let read = parts.and_then(|(started, random)| {
+            Some(Self { started_unix_seconds: number(started)?, random: number(random)? })
+        });
+        read.unwrap_or(Self::UNKNOWN)
+    }
+
+    /// The value of a touch by this process; `text` makes it differ from its others.
+    pub fn value(&self, text: &str) -> String {
+        format!("{:x}-{:x} {text}", self.started_unix_seconds, self.random)
+    }
+}
 
 /// Why placement annotations are not written or not believed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,6 +2,7 @@
 //! always by the same conversion.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -9,10 +10,11 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::cluster::annotations::{ContainerAsk, ContainerKind, parse_request};
 use crate::cluster::host::host_amount;
 use crate::cluster::injection::takes_devices;
-use crate::cluster::placement::{PlacementError, decode, refuse_reserved_keys};
+use crate::cluster::placement::{PlacementError, TOUCH, TouchMaker, decode, refuse_reserved_keys};
 use crate::cluster::pod_fields::PodFields;
 use crate::cluster::request_error::RequestError;
 use crate::cluster::start_failure::StartFailure;
+use crate::ledger::facts::PodFact;
 use crate::packing::device::{NodeName, PodUid};
 use crate::packing::request::GpuRequest;
 use crate::packing::reservation::{Placement, PodRef};
@@ -56,6 +58,8 @@ pub struct SeenPod {
     pub created_unix_seconds: i64,
     /// The version of the object that this was read from.
     pub resource_version: String,
+    /// The process of gpupack that touched it last, if one did.
+    pub touched_by: Option<TouchMaker>,
     /// The node that a preemption cleared for it.
     pub nominated: Option<NodeName>,
     /// Bytes of all its annotations, keys and values: the API server allows 256 KiB, and a Binding
@@ -127,8 +131,23 @@ impl SeenPod {
                 .as_ref()
                 .map_or(0, |time| time.0.as_second()),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            touched_by: annotations.get(TOUCH).map(|value| TouchMaker::of(value)),
             nominated: node_name(nominated),
             annotation_bytes: annotations.iter().map(|(key, value)| key.len() + value.len()).sum(),
+        }
+    }
+
+    /// The pod as a fact for the ledger, in the one form for every reader; `request` is the pod's own,
+    /// which equal pods may share.
+    pub fn fact(&self, request: Option<Arc<GpuRequest>>) -> PodFact {
+        PodFact {
+            pod: self.pod.clone(),
+            node: self.node.clone(),
+            host: self.host,
+            is_terminal: self.is_terminal,
+            wants_gpu: !matches!(self.request, Ok(None)),
+            request,
+            placement: self.placement.as_ref().ok().cloned().flatten(),
         }
     }
 

@@ -17,7 +17,6 @@ use super::watched::{NodeFacts, Watched};
 use crate::clock::Clock;
 use crate::ledger::books::Ledger;
 use crate::ledger::effect::Effect;
-use crate::ledger::facts::PodFact;
 use crate::packing::device::{NodeName, PodUid, PoolName};
 use crate::packing::mix::{RequestType, WINDOW};
 use crate::packing::request::GpuRequest;
@@ -170,15 +169,8 @@ impl PodWatch {
         if let Some(relisted) = &mut self.relisted {
             relisted.insert(seen.pod.uid.clone());
         }
-        let fact = PodFact {
-            pod: seen.pod.clone(),
-            node: seen.node.clone(),
-            host: seen.host,
-            is_terminal: seen.is_terminal,
-            wants_gpu: !matches!(seen.request, Ok(None)),
-            request: seen.request.as_ref().ok().and_then(Option::as_ref).map(|it| self.shared(it)),
-            placement: seen.placement.as_ref().ok().cloned().flatten(),
-        };
+        let request = seen.request.as_ref().ok().and_then(Option::as_ref);
+        let fact = seen.fact(request.map(|request| self.shared(request)));
         let effects = self.ledger.see_pod(&fact, self.clock.now());
         if seen.is_terminal {
             self.sink.pod_ended(&seen.pod.uid);

@@ -6,6 +6,7 @@
 //! not always known: a timeout, a reset, a 429 or a 5xx leave it open, and only [`ApiWriter::settle`]
 //! finds out. Nothing is tried twice here: the caller knows when that is worth it.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -18,7 +19,10 @@ use kube::{Client, Config};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::cluster::placement::TOUCH;
+use crate::clock::Clock;
+pub use crate::cluster::outcome::{BindOutcome, Cause, Fenced, Settled, TouchOutcome};
+use crate::cluster::placement::{TOUCH, TouchMaker};
+use crate::cluster::pod::SeenPod;
 use crate::cluster::target::{BindTarget, PodKey, Trace};
 use crate::packing::device::PodUid;
 
@@ -26,112 +30,12 @@ use crate::packing::device::PodUid;
 /// call after its `httpTimeout`, so a configured value should be below that.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why it is not known what the API server did.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Cause {
-    /// No answer in time.
-    #[error("no answer from the API server in time")]
-    Timeout,
-    /// The connection failed or was cut; the request may or may not have arrived.
-    #[error("connection to the API server failed: {fault}")]
-    Transport {
-        /// What the client says.
-        fault: String,
-    },
-    /// An answer that leaves it open: 429, 5xx, or none of the known classes.
-    #[error("the API server answered `{code}`: {message}")]
-    Status {
-        /// HTTP status.
-        code: u16,
-        /// Its message.
-        message: String,
-    },
-    /// A success whose body cannot be read.
-    #[error("the API server's answer cannot be read: {fault}")]
-    Body {
-        /// What the JSON parser says.
-        fault: String,
-    },
-}
-
-/// What came of a Binding.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BindOutcome {
-    /// The pod is bound, with its placement.
-    Bound,
-    /// The pod has changed or is bound already (409). It may be bound by an earlier try of ours.
-    Conflict,
-    /// There is no such pod (404).
-    Gone,
-    /// Refused for good (any other 4xx): nothing was bound.
-    Refused {
-        /// HTTP status.
-        code: u16,
-        /// The API server's message.
-        message: String,
-    },
-    /// It may have been bound, or may yet be.
-    Undecided {
-        /// Why that is not known.
-        cause: Cause,
-    },
-}
-
-/// What came of a touch.
-#[derive(Clone, Debug, PartialEq)]
-pub enum TouchOutcome {
-    /// Written; the pod as it is now. Every Binding for an older version will conflict.
-    Touched {
-        /// The pod after the write.
-        pod: Box<Pod>,
-    },
-    /// The pod is no longer in the version asked for (409).
-    Conflict,
-    /// There is no such pod (404).
-    Gone,
-    /// Refused for good; 422 where the pod of that name has another UID.
-    Refused {
-        /// HTTP status.
-        code: u16,
-        /// The API server's message.
-        message: String,
-    },
-    /// It may have been written.
-    Undecided {
-        /// Why that is not known.
-        cause: Cause,
-    },
-}
-
-/// What has become of a Binding whose outcome was open.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Settled {
-    /// It succeeded: node and placement are ours.
-    Bound {
-        /// The pod.
-        pod: Box<Pod>,
-    },
-    /// It did not, and never will: the pod waits in another version.
-    NotBound,
-    /// The pod is bound, but not by this Binding: to another node, or with another placement.
-    BoundElsewhere {
-        /// The pod.
-        pod: Box<Pod>,
-    },
-    /// The pod is gone, or another one has its name.
-    Gone,
-    /// Still not known; ask again later, and free nothing until then.
-    StillUndecided {
-        /// Why.
-        cause: Cause,
-    },
-}
-
 /// Writes to pods, and reads them back. Cheap to clone.
 #[derive(Clone)]
 pub struct ApiWriter {
     client: Client,
     timeout: Duration,
+    maker: TouchMaker,
 }
 
 /// The head of an answer, with its body where that arrived.
@@ -152,10 +56,17 @@ impl ApiWriter {
         Ok(Self::new(Client::try_from(config)?, timeout))
     }
 
-    /// A writer on `client`, which must not repeat requests by itself; `timeout` is for one request,
-    /// once until its head and once more until its body has come.
+    /// A writer on `client`, which must not repeat requests by itself; `timeout` is for one request
+    /// and its whole answer.
     pub fn new(client: Client, timeout: Duration) -> Self {
-        Self { client, timeout }
+        let maker = TouchMaker::new(Clock::start().unix_seconds());
+        Self { client, timeout, maker }
+    }
+
+    /// Who touched this version of the pod last: `Equal` for this process or none, `Less` for one that
+    /// started before, `Greater` for one that started after it.
+    pub fn touched(&self, pod: &SeenPod) -> Ordering {
+        pod.touched_by.map_or(Ordering::Equal, |maker| maker.cmp(&self.maker))
     }
 
     /// Binds a pod.
@@ -190,8 +101,8 @@ impl ApiWriter {
     /// Changes one annotation that means nothing, which wakes a pod that kube-scheduler has parked
     /// and makes every Binding for an older version conflict.
     ///
-    /// `value` must differ from the one before: an equal one writes nothing. With a version the
-    /// touch succeeds only on that version.
+    /// `value` must differ from the one before: an equal one writes nothing. Who made the touch stands
+    /// before it. With a version the touch succeeds only on that version.
     pub async fn touch(
         &self,
         key: &PodKey,
@@ -199,6 +110,7 @@ impl ApiWriter {
         resource_version: Option<&str>,
         value: &str,
     ) -> TouchOutcome {
+        let value = self.maker.value(value);
         self.annotate(key, uid, resource_version, json!({TOUCH: value})).await
     }
 
@@ -242,6 +154,40 @@ impl ApiWriter {
         }
     }
 
+    /// Touches a pod, so that no Binding that was sent before can land any more, and tells what the
+    /// pod is then. With a version only that one is touched.
+    pub async fn fence_pod(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        resource_version: Option<&str>,
+        value: &str,
+    ) -> Fenced {
+        let cause = match self.touch(key, uid, resource_version, value).await {
+            TouchOutcome::Touched { pod } => {
+                let pod = Box::new(SeenPod::from_api(&pod));
+                return if pod.node.is_some() {
+                    Fenced::Bound { pod }
+                } else {
+                    Fenced::Waiting { pod }
+                };
+            }
+            TouchOutcome::Gone => return Fenced::Gone,
+            TouchOutcome::Conflict => met_another_write(),
+            TouchOutcome::Refused { code, message } => Cause::Status { code, message },
+            TouchOutcome::Undecided { cause } => cause,
+        };
+        match self.read_back(key).await {
+            Err(_) => Fenced::Open { pod: None, cause },
+            Ok(read) => match read.map(|pod| Box::new(SeenPod::from_api(&pod))) {
+                Some(pod) if pod.pod.uid != *uid => Fenced::Gone,
+                None => Fenced::Gone,
+                Some(pod) if pod.node.is_some() => Fenced::Bound { pod },
+                pod => Fenced::Open { pod, cause },
+            },
+        }
+    }
+
     /// Finds out what became of a Binding, and makes sure that it stays so.
     ///
     /// Reads the pod back. Where it is not bound and still in the version of the Binding, that may
@@ -253,18 +199,18 @@ impl ApiWriter {
         }
     }
 
-    /// Touches a pod that was seen unbound in the version of the Binding.
+    /// Touches a pod that was seen unbound in the version of the Binding, and only in that one: a touch
+    /// of another process that comes first must stay to be seen.
     async fn fence(&self, target: &BindTarget) -> Settled {
-        let value = format!("fence-{}", target.resource_version);
-        let cause = match self.touch(&target.key, &target.uid, None, &value).await {
+        let version = target.resource_version.as_str();
+        let value = format!("fence-{version}");
+        let cause = match self.touch(&target.key, &target.uid, Some(version), &value).await {
             TouchOutcome::Touched { pod } => match concluded(target, pod) {
                 Err(settled) => return settled,
                 Ok(()) => Cause::Body { fault: "the touch left the version as it was".to_owned() },
             },
             TouchOutcome::Gone => return Settled::Gone,
-            TouchOutcome::Conflict => {
-                Cause::Status { code: 409, message: "the touch met another write".to_owned() }
-            }
+            TouchOutcome::Conflict => met_another_write(),
             TouchOutcome::Refused { code, message } => Cause::Status { code, message },
             TouchOutcome::Undecided { cause } => cause,
         };
@@ -291,14 +237,18 @@ impl ApiWriter {
         let transport =
             |error: &dyn std::fmt::Display| Cause::Transport { fault: error.to_string() };
         let request = request.map_err(|error| transport(&error))?.map(Body::from);
-        let response = tokio::time::timeout(self.timeout, self.client.send(request))
-            .await
-            .map_err(|_| Cause::Timeout)?
-            .map_err(|error| transport(&error))?;
-        let status = response.status().as_u16();
+        let mut status = None;
+        let exchange = async {
+            let response = self.client.send(request).await?;
+            status = Some(response.status().as_u16());
+            Ok::<_, kube::Error>(response.into_body().collect_bytes().await.ok())
+        };
+        let body = match tokio::time::timeout(self.timeout, exchange).await {
+            Ok(body) => body.map_err(|error| transport(&error))?.map(Into::into),
+            Err(_) => None,
+        };
         // The status alone says what was done; a body that does not come only costs its contents.
-        let body = tokio::time::timeout(self.timeout, response.into_body().collect_bytes()).await;
-        Ok(Reply { status, body: body.ok().and_then(Result::ok).map(Into::into) })
+        Ok(Reply { status: status.ok_or(Cause::Timeout)?, body })
     }
 }
 
@@ -325,6 +275,10 @@ impl Reply {
 /// Whether a status other than success says for certain that nothing was done.
 pub(super) fn is_definite(code: u16) -> bool {
     (400..=499).contains(&code) && code != 408 && code != 429
+}
+
+fn met_another_write() -> Cause {
+    Cause::Status { code: 409, message: "the touch met another write".to_owned() }
 }
 
 /// What `pod`, as just read, settles; the question is open where this is `Ok`.

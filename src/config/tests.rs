@@ -13,7 +13,7 @@ fn an_empty_file_is_the_default() {
 fn every_key_is_read() {
     let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
         pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2}}\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
-        drain_seconds: 4\napi_timeout_seconds: 5\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
+        drain_seconds: 4\napi_timeout_seconds: 5\nscheduler_timeout_seconds: 6\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
         log_level: debug\nlog_format: json\nguard:\nadvice:\nwebhook:\n";
     let halves = PoolRule {
         replicas: Replicas::new(2),
@@ -34,6 +34,7 @@ fn every_key_is_read() {
         warm_up: Duration::from_secs(3),
         drain_limit: Duration::from_secs(4),
         api_timeout: Duration::from_secs(5),
+        scheduler_timeout: Duration::from_secs(6),
         unmanaged_tolerance: MemMib::new(6),
         max_body_bytes: 7 << 20,
         log_level: "debug".to_owned(),
@@ -55,6 +56,16 @@ fn all_faults_are_listed_at_once() {
     for part in ["nowhere", "best", "1 to 300", "at least one", "xml", "`pollicy`"] {
         assert!(faults.to_string().contains(part), "{part} in {faults}");
     }
+}
+
+#[test]
+fn kube_scheduler_waits_longer_than_the_api_server_may_take() {
+    for text in ["api_timeout_seconds: 10\n", "scheduler_timeout_seconds: 5\n"] {
+        let faults = Config::from_yaml(text).unwrap_err();
+        assert!(faults.to_string().contains("`httpTimeout` of kube-scheduler"), "{faults}");
+    }
+    let text = "api_timeout_seconds: 30\nscheduler_timeout_seconds: 31\n";
+    assert_eq!(Config::from_yaml(text).unwrap().scheduler_timeout, Duration::from_secs(31));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 
 use super::edits::Edits;
 use super::live::Live;
+use super::passed::PassedPods;
 use super::reasons::Reasons;
 use super::teams::Teams;
 use super::turns::Turns;
@@ -58,12 +59,15 @@ pub struct App {
     pub ledger: Arc<Ledger>,
     /// The pods without a node, with what became of their last question.
     pub waiting: WaitingPods,
-    /// The same pods as the API server shows them: what a Binding needs.
+    /// The same pods as the API server shows them: what a Binding needs. Where there is one, nothing that
+    /// a verb's caller says gets here.
     pub pending: DashMap<PodUid, Arc<SeenPod>>,
     /// The placed pods of which a container could not be started, by UID.
     pub start_failures: DashMap<PodUid, StartFailure>,
     /// The binds that are going on.
     pub binds: Turns,
+    /// What *filter* passed lately.
+    pub passed: PassedPods,
     /// Whose the pods are that hold something.
     pub teams: Teams,
     /// Bindings that the watch has not shown yet, with the time of their posting on the precise clock.
@@ -86,6 +90,8 @@ pub struct App {
     pub live: Live,
     /// Whether Bindings of an earlier run can land no more.
     is_fenced: AtomicBool,
+    /// Whether the process was asked to stop.
+    is_stopping: AtomicBool,
 }
 
 impl App {
@@ -97,6 +103,7 @@ impl App {
             pending: DashMap::new(),
             start_failures: DashMap::new(),
             binds: Turns::default(),
+            passed: PassedPods::default(),
             teams: Teams::default(),
             unseen_binds: DashMap::new(),
             clock,
@@ -108,6 +115,7 @@ impl App {
             reasons: Reasons::default(),
             live: Live::new(&clock),
             is_fenced: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
         }
     }
 
@@ -143,8 +151,34 @@ impl App {
         self.pending.remove(uid);
     }
 
+    /// Whether the API server shows a pod as one of ours that waits for just this. Only for such a pod
+    /// room is held back.
+    pub fn is_known_to_wait(&self, uid: &PodUid, question: &Question) -> bool {
+        let is_it = |pod: &SeenPod| self.question(pod).as_ref() == Some(question);
+        match self.truth {
+            Truth::Cluster(_) => self.pending.get(uid).is_some_and(|pod| is_it(&pod)),
+            Truth::Books => true,
+        }
+    }
+
+    /// Whether a pod is for one of our schedulers.
+    pub fn is_ours(&self, pod: &SeenPod) -> bool {
+        self.config.scheduler_names.contains(&pod.scheduler_name)
+    }
+
+    /// Takes a bound pod into the books that was read beside the watch, before that shows it.
+    pub fn see_bound(&self, seen: &SeenPod) {
+        let request = seen.request.as_ref().ok().cloned().flatten().map(Arc::new);
+        let effects = self.ledger.see_pod(&seen.fact(request), self.clock.now());
+        self.outbox.push(effects);
+        if !seen.is_terminal {
+            Sink::pod(self, seen);
+        }
+    }
+
     /// Drops what nobody has mentioned for long.
     pub fn forget_unseen(&self) {
+        self.passed.tick(self.clock.now());
         self.waiting.tick(self.clock.now());
         self.pending.retain(|uid, pod| pod.request.is_err() || self.waiting.has(uid));
     }
@@ -222,6 +256,17 @@ impl App {
         self.ledger.readiness(self.clock.now())
     }
 
+    /// Notes that the process was asked to stop: from now on no Binding is posted, since another process may
+    /// count on it.
+    pub fn set_stopping(&self) {
+        self.is_stopping.store(true, Ordering::Release);
+    }
+
+    /// Whether the process was asked to stop.
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+
     /// Notes that Bindings of an earlier run can land no more.
     pub fn set_fenced(&self) {
         self.is_fenced.store(true, Ordering::Release);
@@ -250,15 +295,25 @@ impl Sink for App {
         if pod.start_failure.is_none() {
             self.start_failures.remove(&pod.pod.uid);
         }
-        let is_ours = self.config.scheduler_names.contains(&pod.scheduler_name);
-        let waits = pod.node.is_none() && !pod.is_deleting && is_ours;
-        if !waits || pod.request == Ok(None) {
-            return self.settle_pod(&pod.pod.uid);
+        let uid = &pod.pod.uid;
+        let waits = pod.node.is_none() && !pod.is_deleting && self.is_ours(pod);
+        if !waits {
+            self.passed.forget(uid);
+            return self.settle_pod(uid);
         }
-        self.pending.insert(pod.pod.uid.clone(), Arc::new(pod.clone()));
+        if pod.request == Ok(None) {
+            self.passed.see(uid);
+            return self.settle_pod(uid);
+        }
+        self.pending.insert(uid.clone(), Arc::new(pod.clone()));
+        let to_hold = self.passed.see(uid);
         match self.question(pod) {
             Some(question) => {
-                self.waiting.see(Self::waiting_pod(pod, question), self.clock.now());
+                let now = self.clock.now();
+                if let Some(node) = to_hold {
+                    self.outbox.push(self.ledger.claim(uid, node.as_str(), &question, now));
+                }
+                self.waiting.see(Self::waiting_pod(pod, question), now);
             }
             None => self.waiting.remove(&pod.pod.uid), // its request is refused
         }
@@ -273,6 +328,7 @@ impl Sink for App {
 
     fn pod_ended(&self, uid: &PodUid) {
         self.start_failures.remove(uid);
+        self.passed.forget(uid);
         self.settle_pod(uid);
         self.unseen_binds.remove(uid);
     }

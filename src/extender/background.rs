@@ -8,19 +8,19 @@ use futures::StreamExt;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use super::app::{App, Truth, rooms};
-use super::bind::settle_abandoned;
+use super::app::{App, ClusterTruth, Truth, rooms};
 use super::edits::{restoring, tell_edited};
 use super::guard::{Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected};
 use super::history::recalling;
 use super::live;
 use super::proposals::{Proposals, proposals};
 use super::reasons::explaining;
+use super::settle::settle_abandoned;
 use super::teams;
 use super::wakes::Wakes;
 use crate::cluster::events::NoticeReason;
 use crate::cluster::target::PodKey;
-use crate::cluster::write::TouchOutcome;
+use crate::cluster::write::{Fenced, TouchOutcome};
 use crate::ledger::effect::Effect;
 use crate::ledger::reading::Readiness;
 use crate::ledger::waiting::WaitingPod;
@@ -87,30 +87,33 @@ async fn fence(app: &Arc<App>) {
         .for_each_concurrent(TOUCHES_AT_ONCE, |pod| {
             let value = &value;
             async move {
-                let Ok(key) = PodKey::new(&pod.namespace, &pod.name) else { return };
-                loop {
-                    match cluster.writer.touch(&key, &pod.pod.uid, None, value).await {
-                        TouchOutcome::Undecided { cause } => {
-                            tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not fence a pod");
-                            if app.clock.now().since(started) >= FENCE_FOR {
-                                return;
-                            }
-                            tokio::time::sleep(BEAT).await;
-                        }
-                        TouchOutcome::Touched { .. }
-                        | TouchOutcome::Conflict
-                        | TouchOutcome::Gone => return,
-                        TouchOutcome::Refused { code, message } => {
-                            tracing::error!(pod_uid = %pod.pod.uid, code, message, "may not fence a pod: the role needs `patch` on pods");
-                            return;
-                        }
-                    }
+                while !fence_waiting(app, cluster, &pod, value).await
+                    && app.clock.now().since(started) < FENCE_FOR
+                {
+                    tokio::time::sleep(BEAT).await;
                 }
             }
         })
         .await;
     tracing::info!(pods = count, "Bindings of an earlier run can land no more");
     app.set_fenced();
+}
+
+/// Touches a waiting pod at the start. Whether no Binding of an earlier run can land any more; one that has
+/// landed meanwhile is in the books by then.
+async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &WaitingPod, value: &str) -> bool {
+    let Ok(key) = PodKey::new(&pod.namespace, &pod.name) else { return true };
+    match cluster.writer.fence_pod(&key, &pod.pod.uid, None, value).await {
+        Fenced::Waiting { .. } | Fenced::Gone => true,
+        Fenced::Bound { pod } => {
+            app.see_bound(&pod);
+            true
+        }
+        Fenced::Open { cause, .. } => {
+            tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not fence a pod: is the role allowed to `patch` pods, does a webhook refuse it?");
+            false
+        }
+    }
 }
 
 async fn beats(app: &Arc<App>) {

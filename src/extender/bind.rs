@@ -3,96 +3,80 @@
 //! Only a *definite* refusal by the API server takes the reservation back. While it is not known
 //! whether a Binding was accepted, the reservation stays and the caller gets no answer: kube-scheduler
 //! then times out by itself, which is better than an `Error` for a pod that is bound.
+//!
+//! No Binding is posted after the process was asked to stop, for a version of the pod that another process
+//! touched, or when its answer could come after kube-scheduler has given up: others would no longer count
+//! on it.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::app::{App, ClusterTruth, Truth};
+use super::bind_error::BindError;
+use super::passed::{PASSED_FOR, Verdict};
 use super::protocol::{ExtenderBindingArgs, ExtenderBindingResult, ProtocolError};
+use super::settle::{gone, settle, settled_bound, taken_back};
 use super::turns::Turn;
 use super::verbs::VerbAnswer;
 use crate::cluster::mps::ClientLimits;
 use crate::cluster::pod::SeenPod;
 use crate::cluster::target::{BindTarget, PodKey, TargetError};
-use crate::cluster::write::{BindOutcome, Cause, Settled};
+use crate::cluster::write::{BindOutcome, Fenced};
+use crate::config::Config;
 use crate::config::webhook::MemoryLimit;
-use crate::ledger::commands::ReserveError;
 use crate::ledger::reading::Readiness;
 use crate::metrics::{BindResult, Outcome};
 use crate::packing::device::{NodeName, PodUid};
 use crate::packing::figures::Size;
-use crate::packing::reservation::Placement;
+use crate::packing::reservation::{Placement, Reservation, ReservationState};
+use crate::packing::units::Timestamp;
 
 /// Times a Binding is posted again after the pod changed under it: each needs a further change of
 /// the pod within milliseconds, so a third is hardly ever seen.
 const ATTEMPTS: u32 = 4;
 
-/// Pause before the API server is asked again about an undecided Binding.
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
+/// What an answer may take from here to kube-scheduler, and its question before it got here.
+const WAY_BACK: Duration = Duration::from_millis(500);
 
-/// How long a bind stays with its caller while undecided; then the background loop goes on alone.
-/// Longer than any sensible `httpTimeout` of kube-scheduler.
-const STAY_FOR: Duration = Duration::from_secs(60);
-
-/// Why a bind failed; nothing is bound by it.
-#[derive(Debug, thiserror::Error)]
-pub enum BindError {
-    /// Pods or nodes are not listed yet.
-    #[error("gpupack is warming up")]
-    WarmingUp,
-    /// The pod is not known and cannot be read.
-    #[error("pod `{pod}` cannot be read: {cause}")]
-    Unreadable {
-        /// Namespace and name.
-        pod: String,
-        /// What the API server said.
-        cause: Cause,
-    },
-    /// The pod of that name has another UID, or none of that name is left.
-    #[error("pod `{pod}` with this UID is gone")]
-    Gone {
-        /// Namespace and name.
-        pod: String,
-    },
-    /// The pod's GPU request is refused.
-    #[error("{0}")]
-    Request(&'static str),
-    /// The books refuse.
-    #[error(transparent)]
-    Reserve(#[from] ReserveError),
-    /// The Binding cannot be written safely.
-    #[error(transparent)]
-    Target(#[from] TargetError),
-    /// The pod is bound to another node.
-    #[error("pod is already bound to another node")]
-    BoundElsewhere,
-    /// The API server refuses the Binding.
-    #[error("the API server refuses the Binding with code {code}: {message}")]
-    Refused {
-        /// HTTP status.
-        code: u16,
-        /// Its message.
-        message: String,
-    },
-    /// The pod kept changing while it was bound.
-    #[error("pod keeps changing while it is bound")]
-    Unsteady,
-    /// Whether it is bound cannot be found out.
-    #[error("the API server does not say whether the pod is bound")]
-    Undecided,
+/// One call of *bind*.
+struct Call<'a> {
+    app: &'a Arc<App>,
+    args: &'a ExtenderBindingArgs,
+    /// When it arrived, on the precise clock.
+    arrived: Duration,
 }
 
-impl BindError {
-    fn result(&self) -> BindResult {
-        match self {
-            Self::Reserve(_) | Self::BoundElsewhere | Self::Unsteady => BindResult::Conflict,
-            Self::Undecided => BindResult::Undecided,
-            Self::WarmingUp
-            | Self::Unreadable { .. }
-            | Self::Gone { .. }
-            | Self::Request(_)
-            | Self::Target(_)
-            | Self::Refused { .. } => BindResult::Refused,
+impl Call<'_> {
+    /// Whether a Binding may be posted now.
+    fn check_time(&self) -> Result<(), BindError> {
+        let Config { api_timeout, scheduler_timeout, .. } = self.app.config;
+        let answered_after = self.app.clock.precise().saturating_sub(self.arrived) + api_timeout;
+        if self.app.is_stopping() {
+            return Err(BindError::Stopping);
+        }
+        if answered_after + WAY_BACK > scheduler_timeout {
+            return Err(BindError::TooLate);
+        }
+        Ok(())
+    }
+
+    /// Whether the pod may be bound to the node: it is for one of our schedulers, and *filter* passed it
+    /// there. What was passed before a restart is not known; then the books, or for a pod without a GPU
+    /// that it waits, must do.
+    fn check_passed(&self, pod: &SeenPod) -> Result<(), BindError> {
+        let (app, now) = (self.app, self.app.clock.now());
+        if matches!(app.truth, Truth::Books) {
+            return Ok(());
+        }
+        if !app.is_ours(pod) {
+            return Err(BindError::NotOurs { scheduler: pod.scheduler_name.clone() });
+        }
+        let is_young = now.since(Timestamp::START) < PASSED_FOR;
+        match app.passed.verdict(&pod.pod.uid, &self.args.node, now) {
+            Verdict::Passed => Ok(()),
+            Verdict::Unknown if is_young => Ok(()),
+            Verdict::Elsewhere | Verdict::Unknown => Err(BindError::NotPassed),
         }
     }
 }
@@ -102,10 +86,11 @@ impl BindError {
 /// # Errors
 /// [`ProtocolError`] for a body that is no binding.
 pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
+    let arrived = app.clock.precise();
     let args = ExtenderBindingArgs::parse(body)?;
     let worker = Arc::clone(app);
     let task = tokio::spawn(async move {
-        let result = bind_pod(&worker, &args).await;
+        let result = bind_pod(&Call { app: &worker, args: &args, arrived }).await;
         match &result {
             Ok(()) => worker.metrics.bind(BindResult::Bound),
             Err(error) => {
@@ -127,29 +112,37 @@ pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolErr
     Ok((ExtenderBindingResult { error }.to_json(), outcome))
 }
 
-async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), BindError> {
-    if app.readiness() != Readiness::Ready {
-        return Err(BindError::WarmingUp);
-    }
+async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
+    let Call { app, args, .. } = *call;
     let uid = PodUid::new(args.pod_uid.as_str());
     let mut turn = app.binds.take(&uid).await;
-    if is_in_the_books(app, &uid, &args.node) {
+    if settle_earlier(call, &mut turn).await? || is_bound_there(app, &uid, &args.node) {
         return Ok(()); // a repeated call
     }
+    call.check_time()?;
     let known = app.pending.get(&uid).map(|pod| Arc::clone(&pod));
-    let pod = match known {
-        Some(pod) => pod,
-        None => read_pod(app, args).await?,
+    let is_ready = app.readiness() == Readiness::Ready;
+    let pod = match (known, &app.truth) {
+        (Some(pod), _) => pod,
+        (None, Truth::Books) if !is_ready => return Err(BindError::WarmingUp),
+        (None, _) => read_pod(app, args).await?,
     };
     if let Err(error) = &pod.request {
         return Err(BindError::Request(error.reason()));
     }
     let node = NodeName::new(args.node.as_str());
+    if pod.node.is_none() {
+        call.check_passed(&pod)?;
+    }
     let Some(question) = app.question(&pod) else {
         let Truth::Cluster(cluster) = &app.truth else { return Err(gone(&pod.pod)) };
-        return decide(app, cluster, &mut turn, &pod, |pod| BindTarget::without_gpu(pod, &node))
+        // What is not known yet is GPUs, and it asks for none.
+        return decide(call, cluster, &mut turn, &pod, |pod| BindTarget::without_gpu(pod, &node))
             .await;
     };
+    if !is_ready {
+        return Err(BindError::WarmingUp);
+    }
     app.outbox.push(app.ledger.drop_claim_elsewhere(&uid, &args.node));
     let placement = app.ledger.reserve(&pod.pod, &args.node, &question, app.clock.now())?;
     match &app.truth {
@@ -157,11 +150,18 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
         Truth::Cluster(cluster) => {
             let limits = client_limits(app, &placement);
             let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
-            decide(app, cluster, &mut turn, &pod, target).await?;
+            decide(call, cluster, &mut turn, &pod, target).await?;
             app.tell_placed(&pod, &placement);
         }
     }
-    app.settle_pod(&uid);
+    placed(app, &pod, &placement);
+    Ok(())
+}
+
+/// Notes that a pod has its place.
+fn placed(app: &App, pod: &SeenPod, placement: &Placement) {
+    let uid = &pod.pod.uid;
+    app.settle_pod(uid);
     let created = u64::try_from(pod.created_unix_seconds).unwrap_or(0);
     if let Ok(Some(request)) = &pod.request
         && created > 0
@@ -171,9 +171,20 @@ async fn bind_pod(app: &Arc<App>, args: &ExtenderBindingArgs) -> Result<(), Bind
     }
     let devices: Vec<&str> = placement.devices.iter().map(|device| device.id.as_str()).collect();
     tracing::info!(
-        pod_uid = %uid, pod = %pod.pod, %node, devices = devices.join(","), "placed"
+        pod_uid = %uid, pod = %pod.pod, node = %placement.node, devices = devices.join(","), "placed"
     );
-    Ok(())
+}
+
+/// Settles the Binding that an earlier call has left undecided, before this one does anything. Whether the
+/// pod is bound by it as this call asks.
+async fn settle_earlier(call: &Call<'_>, turn: &mut Turn<'_>) -> Result<bool, BindError> {
+    let Truth::Cluster(cluster) = &call.app.truth else { return Ok(false) };
+    let Some(target) = turn.on_its_way.clone() else { return Ok(false) };
+    if settle(call.app, cluster, turn, &target).await? {
+        return Ok(target.node().as_str() == call.args.node);
+    }
+    taken_back(call.app, turn, target.uid(), BindError::Undecided);
+    Ok(false)
 }
 
 /// The limits that the containers of a pod get with `placement`.
@@ -190,10 +201,12 @@ pub(super) fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
     ClientLimits::of(placed.demand, model, settings.thread_cap)
 }
 
-/// Whether the books, where they are the truth, have the pod on this node already.
-fn is_in_the_books(app: &App, uid: &PodUid, node: &str) -> bool {
-    let Truth::Books = app.truth else { return false };
-    app.ledger.reservation(uid).is_some_and(|held| held.placement.node.as_str() == node)
+/// Whether the books have the pod on this node already, and its Binding is decided.
+fn is_bound_there(app: &App, uid: &PodUid, node: &str) -> bool {
+    let is_it = |held: &Reservation| {
+        held.state == ReservationState::Confirmed && held.placement.node.as_str() == node
+    };
+    app.ledger.reservation(uid).is_some_and(|held| is_it(&held))
 }
 
 /// Reads a pod that neither the watch nor a verb has shown yet.
@@ -212,17 +225,22 @@ async fn read_pod(app: &App, args: &ExtenderBindingArgs) -> Result<Arc<SeenPod>,
 /// Posts the Binding that `target` makes of the pod until it is decided, and brings the books in line.
 /// A pod without a GPU request is in no book, and is bound as kube-scheduler itself would.
 async fn decide(
-    app: &Arc<App>,
+    call: &Call<'_>,
     cluster: &ClusterTruth,
     turn: &mut Turn<'_>,
     pod: &SeenPod,
     target: impl Fn(&SeenPod) -> Result<BindTarget, TargetError>,
 ) -> Result<(), BindError> {
-    let mut pod = pod.clone();
+    let app = call.app;
+    let mut pod = match own_version(call, cluster, pod).await {
+        Ok(pod) => pod,
+        Err(error) => return Err(taken_back(app, turn, &pod.pod.uid, error)),
+    };
     for _ in 0..ATTEMPTS {
-        let target = match target(&pod) {
+        let checked = call.check_time().and_then(|()| Ok(target(&pod)?));
+        let target = match checked {
             Ok(target) => target,
-            Err(error) => return Err(taken_back(app, turn, &pod.pod.uid, error.into())),
+            Err(error) => return Err(taken_back(app, turn, &pod.pod.uid, error)),
         };
         *turn.on_its_way = Some(target.clone());
         app.unseen_binds.insert(target.uid().clone(), app.clock.precise());
@@ -255,35 +273,36 @@ async fn decide(
     Err(taken_back(app, turn, &pod.pod.uid, BindError::Unsteady))
 }
 
-/// Finds out what became of a Binding: whether the pod is bound as decided. If not, this Binding can
-/// no longer succeed.
-async fn settle(
-    app: &Arc<App>,
+/// The pod in a version that no other process may hold to be its own: one that a process before this one
+/// touched is touched first, so that whatever that process has still on its way cannot land.
+async fn own_version(
+    call: &Call<'_>,
     cluster: &ClusterTruth,
-    turn: &mut Turn<'_>,
-    target: &BindTarget,
-) -> Result<bool, BindError> {
-    let started = app.clock.now();
-    loop {
-        match cluster.writer.settle(target).await {
-            Settled::Bound { .. } => {
-                settled_bound(app, turn, target.uid());
-                return Ok(true);
-            }
-            Settled::NotBound => return Ok(false),
-            Settled::BoundElsewhere { .. } => {
-                return Err(taken_back(app, turn, target.uid(), BindError::BoundElsewhere));
-            }
-            Settled::Gone => return Err(taken_back(app, turn, target.uid(), gone(target.key()))),
-            Settled::StillUndecided { cause } => {
-                tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is still undecided");
-                if app.clock.now().since(started) >= STAY_FOR {
-                    return Err(BindError::Undecided); // the background loop goes on
-                }
-                tokio::time::sleep(ASK_AGAIN_AFTER).await;
-            }
+    pod: &SeenPod,
+) -> Result<SeenPod, BindError> {
+    let (mut pod, asked) = (pod.clone(), &pod.request);
+    for _ in 0..ATTEMPTS {
+        match cluster.writer.touched(&pod) {
+            Ordering::Equal if pod.request == *asked => return Ok(pod),
+            Ordering::Equal => return Err(BindError::Unsteady),
+            Ordering::Greater => return Err(BindError::OtherProcess),
+            Ordering::Less => {}
         }
+        call.check_time()?;
+        let (key, uid, version) = (PodKey::of(&pod.pod)?, &pod.pod.uid, &pod.resource_version);
+        let value = format!("own-{version}");
+        pod = match cluster.writer.fence_pod(&key, uid, Some(version), &value).await {
+            Fenced::Waiting { pod } => *pod,
+            Fenced::Open { pod: Some(now), .. } if now.resource_version != *version => *now,
+            Fenced::Open { cause, .. } => return Err(BindError::Unfenced { cause }),
+            Fenced::Gone => return Err(gone(&key)),
+            Fenced::Bound { pod } => {
+                call.app.see_bound(&pod);
+                return Err(BindError::BoundElsewhere);
+            }
+        };
     }
+    Err(BindError::Unsteady)
 }
 
 /// The pod in its newest version, for another try: it must still ask for the same.
@@ -306,44 +325,17 @@ async fn unbound_again(
         return Err(taken_back(app, turn, uid, gone(target.key())));
     };
     if pod.node.is_some() {
+        app.see_bound(&pod);
         return Err(taken_back(app, turn, uid, BindError::BoundElsewhere));
+    }
+    if cluster.writer.touched(&pod) != Ordering::Equal {
+        // The process that touched it may have given the room to others.
+        return Err(taken_back(app, turn, uid, BindError::OtherProcess));
     }
     if pod.request != before.request {
         return Err(taken_back(app, turn, uid, BindError::Unsteady));
     }
     Ok(pod)
-}
-
-/// Asks about Bindings that no caller waits for any more.
-pub async fn settle_abandoned(app: &Arc<App>) {
-    let Truth::Cluster(cluster) = &app.truth else { return };
-    for uid in app.binds.abandoned() {
-        let turn = &mut app.binds.take(&uid).await;
-        let Some(target) = turn.on_its_way.clone() else { continue };
-        match cluster.writer.settle(&target).await {
-            Settled::Bound { .. } => settled_bound(app, turn, &uid),
-            Settled::NotBound | Settled::BoundElsewhere { .. } | Settled::Gone => {
-                taken_back(app, turn, &uid, BindError::Undecided);
-            }
-            Settled::StillUndecided { .. } => {}
-        }
-    }
-}
-
-fn settled_bound(app: &App, turn: &mut Turn<'_>, uid: &PodUid) {
-    app.ledger.confirm(uid);
-    *turn.on_its_way = None;
-}
-
-fn taken_back(app: &App, turn: &mut Turn<'_>, uid: &PodUid, error: BindError) -> BindError {
-    app.unseen_binds.remove(uid);
-    *turn.on_its_way = None;
-    app.outbox.push(app.ledger.forget(uid));
-    error
-}
-
-fn gone(pod: &impl ToString) -> BindError {
-    BindError::Gone { pod: pod.to_string() }
 }
 
 #[cfg(test)]

@@ -36,8 +36,20 @@ impl Turns {
         Turn { turns: self, uid: uid.clone(), on_its_way: turn.lock_owned().await }
     }
 
+    /// The pod's turn, unless a bind of it goes on.
+    pub fn try_take(&self, uid: &PodUid) -> Option<Turn<'_>> {
+        let turn = Arc::clone(&self.turns.entry(uid.clone()).or_default());
+        let on_its_way = turn.try_lock_owned().ok()?;
+        Some(Turn { turns: self, uid: uid.clone(), on_its_way })
+    }
+
     /// The pods whose Binding is undecided and which nobody sees to at this moment.
     pub fn abandoned(&self) -> Vec<PodUid> {
+        // A `try_take` that met the end of a bind kept that from removing its entry.
+        let is_used = |turn: &Arc<Mutex<OnItsWay>>| {
+            Arc::strong_count(turn) > 1 || turn.try_lock().is_ok_and(|on| on.is_some())
+        };
+        self.turns.retain(|_, turn| is_used(turn));
         let is_abandoned = |turn: &Mutex<OnItsWay>| turn.try_lock().is_ok_and(|on| on.is_some());
         let pods = self.turns.iter().filter(|entry| is_abandoned(entry.value()));
         pods.map(|entry| entry.key().clone()).collect()

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::app::App;
+use super::app::{App, Truth};
 use super::names::Names;
 use super::protocol::{
     ExtenderArgs, ExtenderFilterResult, HostPriority, NodesArg, Passed, ProtocolError,
@@ -70,6 +70,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let Some(question) = question_of(app, pod, &args.nodes) else {
         // No GPU is asked for: nothing to object to, ready or not.
         let names = names();
+        note_passed(app, pod, None::<std::iter::Empty<&str>>);
         let answers = vec![None; names.len()];
         return Ok(encode_filter(passed(&args.nodes, &answers), (&names, are_plain), &answers));
     };
@@ -81,7 +82,11 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         NodesArg::Objects(objects) => {
             let answers = template::answers(app, &question, objects);
             let answers: Vec<_> = answers.into_iter().map(Result::err).collect();
-            Ok(encode_filter(passed(&args.nodes, &answers), (&names(), are_plain), &answers))
+            let names = names();
+            let fitting = names.iter().zip(&answers).filter(|(_, misfit)| misfit.is_none());
+            let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
+            note_passed(app, pod, Some(fitting.into_iter()));
+            Ok(encode_filter(passed(&args.nodes, &answers), (&names, are_plain), &answers))
         }
         NodesArg::Names(names) => Ok(ask(app, pod, &question, names)),
     }
@@ -104,9 +109,20 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
     let now = app.clock.now();
     app.outbox.push(app.ledger.drop_claim(uid));
     app.waiting.ask(App::waiting_pod(pod, question.clone()), now);
-    app.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
+    if matches!(app.truth, Truth::Books) {
+        app.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
+    }
     app.teams.see(pod);
     app.ledger.learn(uid.clone(), question);
+    if let Some(held_on) = app.ledger.assumed_on(uid, question)
+        && names.iter().any(|name| name == held_on.as_str())
+    {
+        // Its Binding may still land there, and its own room there would count against it.
+        let kept = vec![held_on.as_str()];
+        hold(app, pod, &kept, question, now);
+        let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
+        return (result.to_json(), Outcome::Ok);
+    }
     if let Some(most) = app.config.keep_best
         && names.len() > NARROW_FROM
     {
@@ -114,7 +130,7 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
         let kept: Vec<&str> = choice.kept.iter().map(NodeName::as_str).collect();
         if !kept.is_empty() {
             app.metrics.refused(&choice.refused);
-            hold(app, uid, &kept, question, now);
+            hold(app, pod, &kept, question, now);
             let passed = Passed::Names(kept);
             let result = ExtenderFilterResult { passed, ..Default::default() };
             return (result.to_json(), Outcome::Ok);
@@ -141,16 +157,42 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
         app.waiting.refuse(uid, misfits);
         app.reasons.refused(uid);
     } else {
-        hold(app, uid, &fitting, question, now);
+        hold(app, pod, &fitting, question, now);
     }
     encode_filter(Passed::Names(fitting), (&names, are_plain), &answers)
 }
 
 /// Notes that the pod fits somewhere, and claims the only node that is left to it.
-fn hold(app: &App, uid: &PodUid, fitting: &[&str], question: &Question, now: Timestamp) {
-    app.waiting.fits(uid);
+fn hold(app: &App, pod: &SeenPod, fitting: &[&str], question: &Question, now: Timestamp) {
+    app.waiting.fits(&pod.pod.uid);
+    note_passed(app, pod, Some(fitting.iter().copied()));
     if let [only] = fitting {
-        app.outbox.push(app.ledger.claim(uid, only, question, now));
+        claim(app, &pod.pod.uid, only, question, now);
+    }
+}
+
+/// Notes where a pod of ours may be bound now; none for any node.
+fn note_passed<'a>(
+    app: &App,
+    pod: &SeenPod,
+    nodes: Option<impl ExactSizeIterator<Item = &'a str>>,
+) {
+    if matches!(app.truth, Truth::Cluster(_)) && app.is_ours(pod) {
+        let uid = &pod.pod.uid;
+        app.passed.pass(uid, nodes, app.pending.contains_key(uid), app.clock.now());
+    }
+}
+
+/// Holds room back for a pod; where the watch does not show it yet, as soon as it does. Anyone can make up a
+/// pod, and room that is held for it is taken from those that there are.
+fn claim(app: &App, uid: &PodUid, node: &str, question: &Question, now: Timestamp) {
+    if app.is_known_to_wait(uid, question) {
+        return app.outbox.push(app.ledger.claim(uid, node, question, now));
+    }
+    app.passed.hold_later(uid, node);
+    if app.is_known_to_wait(uid, question) {
+        // The watch showed it meanwhile.
+        app.outbox.push(app.ledger.claim(uid, node, question, now));
     }
 }
 
@@ -208,7 +250,7 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let is_best = |place: &Option<usize>| place.is_some() && *place == keys.best;
     if let (NodesArg::Names(_), Some(best)) = (&args.nodes, keys.places.iter().position(is_best)) {
         let now = app.clock.now();
-        app.outbox.push(app.ledger.claim(&pod.pod.uid, names[best], &question, now));
+        claim(app, &pod.pod.uid, names[best], &question, now);
     }
     let outcome = if keys.best.is_some() { Outcome::Ok } else { Outcome::Refused };
     let scores = scores(&keys);

@@ -124,6 +124,24 @@ impl Ledger {
     }
 }
 
+impl Ledger {
+    /// The pods that are being bound.
+    pub fn assumed(&self) -> Vec<PodRef> {
+        let mut assumed = Vec::new();
+        self.look_at_each(|books| {
+            let held = books.reservations().values().filter(|held| is_assumed(Some(held)));
+            assumed.extend(held.map(|held| held.pod.clone()));
+        });
+        assumed
+    }
+
+    /// The node on which room is held for a pod that is being bound and asked for just this.
+    pub fn assumed_on(&self, uid: &PodUid, question: &Question) -> Option<NodeName> {
+        let held = self.reservation(uid).filter(|held| is_assumed(Some(held)))?;
+        (held.request.as_deref() == question.gpu.as_ref()).then_some(held.placement.node)
+    }
+}
+
 /// Books a place for the pod. Its claim ends only when there is one.
 fn assume(
     books: &mut NodeLedger,

@@ -9,12 +9,14 @@ use axum::http::Request;
 use gpupack::cli::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::cluster::events::notices;
+use gpupack::cluster::mps::ClientLimits;
 use gpupack::cluster::pod::SeenPod;
+use gpupack::cluster::target::BindTarget;
 use gpupack::cluster::watch::Sink;
 use gpupack::config::Config;
 use gpupack::extender::app::{App, ClusterTruth, Truth};
-use gpupack::extender::bind::settle_abandoned;
 use gpupack::extender::server::{Service, router};
+use gpupack::extender::settle::settle_abandoned;
 use gpupack::ledger::books::{Ledger, Settings};
 use gpupack::packing::device::{NodeName, PodUid, PoolName};
 use gpupack::packing::reservation::ReservationState;
@@ -34,7 +36,14 @@ impl Bed {
     /// An extender on the fake API server, with node `n1` of one GPU; the fake's pod waits for half
     /// of one.
     pub(crate) async fn new(fake: &Fake) -> Self {
-        let config = Config::default();
+        let bed = Self::starting(fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+        bed.app.set_fenced();
+        bed.watch(fake);
+        bed
+    }
+
+    /// The same before it is ready, when the watch has shown no pod.
+    pub(crate) async fn starting(fake: &Fake, config: Config, annotations: Value) -> Self {
         let clock = Clock::start();
         let stale_after = Duration::from_secs(3_600);
         let settings = Settings { stale_after, first_session: 1, ..settings(&config, &clock) };
@@ -46,7 +55,6 @@ impl Bed {
         let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(1 << 18) };
         app.ledger.see_node(&NodeName::new("n1"), host, PoolName::new(""));
         app.ledger.set_listed(app.clock.now());
-        app.set_fenced();
         let set_log_level = Arc::new(|_: &str| Ok(()));
         let bed = Self { router: router(Service { app: Arc::clone(&app), set_log_level }), app };
         let hello = json!({
@@ -56,21 +64,25 @@ impl Bed {
             "devices": [{"uuid": "GPU-a", "used_mib": 0, "healthy": true, "processes": []}],
         });
         bed.send("PUT", "/v1/nodes/n1/report", &hello).await;
-        let annotations = json!({"gpu-fraction": "0.5"});
         fake.world(|world| {
             let pod = world.pod.as_mut().unwrap();
-            pod.annotations = serde_json::from_value(annotations.clone()).unwrap();
+            pod.annotations.append(&mut serde_json::from_value(annotations).unwrap());
         });
-        let pod = json!({
-            "metadata": {"uid": "u1", "namespace": "team-a", "name": "infer",
-                "resourceVersion": "7", "annotations": annotations},
-            "spec": {"schedulerName": "gpupack", "containers": [{"name": "main"}]},
-        });
-        bed.app.pod(&SeenPod::from_json(&pod.to_string()).unwrap());
         bed
     }
 
-    async fn send(&self, method: &str, path: &str, body: &Value) -> Value {
+    /// The watch shows the fake's pod.
+    pub(crate) fn watch(&self, fake: &Fake) {
+        self.app.pod(&SeenPod::from_json(&pod_of(fake).to_string()).unwrap());
+    }
+
+    /// Asks *filter* about the fake's pod; the nodes that are left.
+    pub(crate) async fn filter(&self, pod: &Value) -> Value {
+        let body = json!({"Pod": pod, "Nodes": null, "NodeNames": ["n1"]});
+        self.send("POST", "/v1/filter", &body).await["NodeNames"].take()
+    }
+
+    pub(crate) async fn send(&self, method: &str, path: &str, body: &Value) -> Value {
         let request = Request::builder().method(method).uri(path);
         let request = request.body(Body::from(body.to_string())).unwrap();
         let answer = self.router.clone().oneshot(request).await.unwrap();
@@ -81,33 +93,73 @@ impl Bed {
 
     /// Binds the pod to `n1`; the error, empty on success.
     pub(crate) async fn bind(&self) -> String {
+        self.bind_to("n1").await
+    }
+
+    pub(crate) async fn bind_to(&self, node: &str) -> String {
         let body = json!({
-            "PodName": "infer", "PodNamespace": "team-a", "PodUID": "u1", "Node": "n1",
+            "PodName": "infer", "PodNamespace": "team-a", "PodUID": "u1", "Node": node,
         });
         let answer = self.send("POST", "/v1/bind", &body).await;
         answer["Error"].as_str().unwrap().to_owned()
     }
 
-    fn state(&self) -> Option<ReservationState> {
+    pub(crate) fn state(&self) -> Option<ReservationState> {
         self.app.ledger.reservation(&PodUid::new("u1")).map(|held| held.state)
     }
 }
 
-fn node(fake: &Fake) -> Option<String> {
+pub(crate) fn node(fake: &Fake) -> Option<String> {
     fake.world(|world| world.pod.as_ref().unwrap().node.clone())
 }
 
+/// The fake's pod, as the API server shows it.
+pub(crate) fn pod_of(fake: &Fake) -> Value {
+    fake.world(|world| {
+        let pod = world.pod.as_ref().unwrap();
+        json!({
+            "metadata": {"uid": pod.uid, "namespace": "team-a", "name": "infer",
+                "resourceVersion": pod.version.to_string(), "annotations": pod.annotations},
+            "spec": {"schedulerName": pod.scheduler, "containers": [{"name": "main"}]},
+        })
+    })
+}
+
+/// Requests so far whose method and path contain `part`.
+pub(crate) fn requests(fake: &Fake, part: &str) -> usize {
+    fake.world(|world| world.requests.iter().filter(|told| told.contains(part)).count())
+}
+
 #[tokio::test]
-async fn a_refused_bind_does_not_free_the_room_of_another_that_lands() {
-    // The first Binding is made, but its answer is lost; the second is refused meanwhile.
+async fn two_calls_at_once_post_one_binding() {
+    // The Binding of the first call is made, but its answer is lost; a second one would be refused.
     let fake = Fake::with_pod().on_bind(Fault::SilentAfterCommit).on_bind(Fault::Answer(403));
     let bed = Bed::new(&fake).await;
     let (first, second) = tokio::join!(bed.bind(), bed.bind());
-    assert_eq!((first.as_str(), node(&fake).as_deref()), ("", Some("n1")));
-    assert!(second.contains("code 403"), "{second}");
+    assert_eq!((first.as_str(), second.as_str()), ("", ""));
+    assert_eq!((requests(&fake, "/binding"), node(&fake).as_deref()), (1, Some("n1")));
     assert_eq!(bed.state(), Some(ReservationState::Confirmed));
     assert_eq!(bed.bind().await, "", "a third finds it bound");
     bed.app.ledger.audit().unwrap();
+}
+
+#[tokio::test]
+async fn a_later_call_settles_first_what_an_earlier_one_has_left_open() {
+    // The Binding of the earlier call may still land; the next one is refused, and its room given back.
+    let fake = Fake::with_pod().on_bind(Fault::Answer(403));
+    let bed = Bed::new(&fake).await;
+    let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+    let question = bed.app.question(&pod).unwrap();
+    let placement = bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+    let target = BindTarget::new(&pod, &placement, &ClientLimits::default()).unwrap();
+    let mut turn = bed.app.binds.take(&pod.pod.uid).await;
+    *turn.on_its_way = Some(target);
+    drop(turn);
+    assert!(bed.bind().await.contains("code 403"));
+    let told = fake.world(|world| world.requests.clone());
+    let first = |part: &str| told.iter().position(|request| request.contains(part));
+    assert!(first("PATCH").is_some() && first("PATCH") < first("/binding"), "{told:?}");
+    assert_eq!((bed.state(), node(&fake)), (None, None));
 }
 
 #[tokio::test]
@@ -138,4 +190,169 @@ async fn an_undecided_bind_goes_on_when_its_caller_hangs_up() {
         assert_eq!(node(&fake).as_deref(), Some("n1"));
         assert_eq!(bed.state(), Some(ReservationState::Confirmed));
     }
+}
+
+/// The answer could come after kube-scheduler has given up from 100 ms after a call on.
+fn impatient() -> Config {
+    let scheduler_timeout = TIMEOUT + Duration::from_millis(600);
+    Config { api_timeout: TIMEOUT, scheduler_timeout, ..Config::default() }
+}
+
+#[tokio::test]
+async fn nothing_is_posted_when_the_caller_may_have_given_up() {
+    // Whether the first Binding landed is not known for half a second.
+    let fake = Fake::with_pod().on_bind(Fault::Answer(503));
+    fake.world(|world| world.on_read.push_back(Fault::Answer(500)));
+    let bed = Bed::starting(&fake, impatient(), json!({"gpu-fraction": "0.5"})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let (first, second) = tokio::join!(bed.bind(), bed.bind());
+    for error in [first, second] {
+        assert!(error.contains("before kube-scheduler gives up"), "{error}");
+    }
+    assert_eq!(requests(&fake, "/binding"), 1, "the second call waited too long for the first");
+    assert_eq!((bed.state(), node(&fake)), (None, None), "the reservation is taken back");
+    assert_eq!(bed.bind().await, "", "a new call has its own time");
+}
+
+#[tokio::test]
+async fn abandoned_bindings_are_settled_side_by_side() {
+    let fake = Fake::with_pod();
+    let bed = Bed::new(&fake).await;
+    let target = |uid: usize| {
+        let mut pod = pod_of(&fake);
+        pod["metadata"]["uid"] = format!("abandoned-{uid}").into();
+        let pod = SeenPod::from_json(&pod.to_string()).unwrap();
+        BindTarget::without_gpu(&pod, &NodeName::new("n1")).unwrap()
+    };
+    for uid in 0..32 {
+        let target = target(uid);
+        let mut turn = bed.app.binds.take(target.uid()).await;
+        *turn.on_its_way = Some(target);
+    }
+    fake.world(|world| world.on_read.extend([Fault::SilentAfterCommit; 32]));
+    let started = bed.app.clock.precise();
+    settle_abandoned(&bed.app).await;
+    let took = bed.app.clock.precise() - started;
+    assert!(
+        took < TIMEOUT * 20,
+        "one after the other they would take {:?}: {took:?}",
+        TIMEOUT * 32
+    );
+    assert_eq!(bed.app.binds.abandoned().len(), 32, "none was settled");
+    settle_abandoned(&bed.app).await;
+    assert_eq!(bed.app.binds.abandoned().len(), 0);
+}
+
+#[tokio::test]
+async fn a_reservation_whose_bind_has_died_is_settled() {
+    for is_bound in [false, true] {
+        let fake = Fake::with_pod();
+        let bed = Bed::new(&fake).await;
+        let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+        let question = bed.app.question(&pod).unwrap();
+        bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+        if is_bound {
+            // What the task posted has landed, and the watch has not shown it.
+            fake.world(|world| world.bind(&other_binding(&world.pod.as_ref().unwrap().uid)));
+        }
+        let turn = bed.app.binds.take(&pod.pod.uid).await;
+        settle_abandoned(&bed.app).await;
+        assert!(matches!(bed.state(), Some(ReservationState::Assumed { .. })), "a bind goes on");
+        drop(turn);
+        settle_abandoned(&bed.app).await;
+        let expected = is_bound.then_some(ReservationState::Confirmed);
+        assert_eq!(bed.state(), expected);
+        bed.app.ledger.audit().unwrap();
+    }
+}
+
+/// A Binding of version 7 to the first half of the GPU of `n1`, as another process would post it.
+pub(crate) fn other_binding(uid: &str) -> Value {
+    let placement = json!({
+        "v": 1, "devices": [{"id": "GPU-a", "mib": 11_517, "share": 500_000}], "protection": "none",
+    });
+    json!({
+        "metadata": {"uid": uid, "resourceVersion": "7", "annotations": {
+            "placed.gpupack.dev/placement": placement.to_string(),
+            "placed.gpupack.dev/devices": "runtime.nvidia.com/gpu=GPU-a",
+        }},
+        "target": {"name": "n1"},
+    })
+}
+
+#[tokio::test]
+async fn a_pod_without_a_gpu_is_bound_while_warming_up() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({})).await;
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!(bed.bind().await, "");
+    assert_eq!(node(&fake).as_deref(), Some("n1"));
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+    assert_eq!(bed.bind().await, "gpupack is warming up");
+}
+
+#[tokio::test]
+async fn a_pod_that_is_being_bound_still_fits_where_its_room_is_held() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.6"})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+    let question = bed.app.question(&pod).unwrap();
+    bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!(bed.bind().await, "");
+    let mut other = pod_of(&fake);
+    other["metadata"]["uid"] = "u2".into();
+    assert_eq!(bed.filter(&other).await, json!([]), "others do not");
+}
+
+#[tokio::test]
+async fn only_pods_of_ours_are_bound_and_only_where_filter_passed_them() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+    bed.app.set_fenced();
+    let forged = pod_of(&fake);
+    fake.world(|world| world.pod.as_mut().unwrap().scheduler = "default-scheduler");
+    assert_eq!(bed.filter(&forged).await, json!(["n1"]));
+    let error = bed.bind().await;
+    assert!(error.contains("scheduler `default-scheduler`"), "{error}");
+    fake.world(|world| world.pod.as_mut().unwrap().scheduler = "gpupack");
+    let error = bed.bind_to("n2").await;
+    assert!(error.starts_with("filter did not pass the pod on this node"), "{error}");
+    assert_eq!(requests(&fake, "/binding"), 0);
+    assert_eq!((bed.bind().await.as_str(), node(&fake).as_deref()), ("", Some("n1")));
+}
+
+#[tokio::test]
+async fn room_is_held_for_pods_that_the_watch_shows_and_for_no_others() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.6"})).await;
+    bed.app.set_fenced();
+    let real = pod_of(&fake);
+    for number in 0..160 {
+        let mut forged = real.clone();
+        forged["metadata"]["uid"] = format!("made-up-{number}").into();
+        assert_eq!(bed.filter(&forged).await, json!(["n1"]), "call {number}");
+        let body = json!({"Pod": forged, "Nodes": null, "NodeNames": ["n1"]});
+        bed.send("POST", "/v1/prioritize", &body).await;
+    }
+    assert_eq!(bed.app.ledger.claim_count(), 0);
+    // kube-scheduler may see a pod before the watch does: room is held once that shows it.
+    assert_eq!(bed.filter(&real).await, json!(["n1"]));
+    assert_eq!(bed.app.ledger.claim_count(), 0);
+    bed.watch(&fake);
+    assert_eq!(bed.app.ledger.claim_count(), 1);
+    let mut other = real.clone();
+    other["metadata"]["uid"] = "u2".into();
+    assert_eq!(bed.filter(&other).await, json!([]));
+    assert_eq!(bed.filter(&real).await, json!(["n1"]), "its own room is no obstacle");
+    assert_eq!(bed.app.ledger.claim_count(), 1, "held at once now");
+    // A call that says otherwise about a pod that there is holds nothing.
+    let mut larger = real.clone();
+    larger["metadata"]["annotations"]["gpu-fraction"] = "1".into();
+    bed.filter(&larger).await;
+    assert_eq!(bed.app.ledger.claim_count(), 0);
 }

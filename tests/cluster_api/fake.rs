@@ -32,6 +32,10 @@ pub(crate) enum Fault {
     LateAfterTouch,
     /// Answers success with half a body.
     HalfBody,
+    /// Another process touches the pod with this value just before.
+    TouchedBefore(&'static str),
+    /// Somebody writes the pod just before.
+    WrittenBefore,
 }
 
 #[derive(Clone, Debug)]
@@ -40,6 +44,7 @@ pub(crate) struct PodState {
     pub(crate) version: u64,
     pub(crate) node: Option<String>,
     pub(crate) annotations: BTreeMap<String, String>,
+    pub(crate) scheduler: &'static str,
 }
 
 #[derive(Default)]
@@ -57,7 +62,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    fn bind(&mut self, binding: &Value) -> (u16, Value) {
+    pub(crate) fn bind(&mut self, binding: &Value) -> (u16, Value) {
         let Some(pod) = &mut self.pod else { return refusal(404, "pods not found") };
         let metadata = &binding["metadata"];
         let version = pod.version.to_string();
@@ -69,7 +74,7 @@ impl World {
         }
         pod.node = binding["target"]["name"].as_str().map(str::to_owned);
         let annotations: BTreeMap<String, String> =
-            serde_json::from_value(metadata["annotations"].clone()).unwrap();
+            serde_json::from_value(metadata["annotations"].clone()).unwrap_or_default();
         pod.annotations.extend(annotations);
         pod.version += 1;
         (201, json!({"kind": "Status", "status": "Success", "code": 201}))
@@ -86,7 +91,8 @@ impl World {
                         "namespace": "team-a", "name": "infer", "uid": pod.uid,
                         "resourceVersion": pod.version.to_string(), "annotations": pod.annotations,
                     },
-                    "spec": {"nodeName": pod.node, "containers": [{"name": "main"}]},
+                    "spec": {"nodeName": pod.node, "schedulerName": pod.scheduler,
+                        "containers": [{"name": "main"}]},
                 }),
             ),
         }
@@ -135,8 +141,8 @@ impl Fake {
         let fake = Self::default();
         let uid = "u1".to_owned();
         fake.world(|world| {
-            world.pod =
-                Some(PodState { uid, version: 7, node: None, annotations: BTreeMap::new() });
+            let (annotations, scheduler) = (BTreeMap::new(), "gpupack");
+            world.pod = Some(PodState { uid, version: 7, node: None, annotations, scheduler });
         });
         fake
     }
@@ -231,6 +237,15 @@ fn respond(world: &mut World, told: &str, body: &Value) -> Reply {
         Some(Fault::SilentAfterCommit) => {
             act(world, body);
             Reply::Silence
+        }
+        Some(fault @ (Fault::TouchedBefore(_) | Fault::WrittenBefore)) => {
+            let pod = world.pod.as_mut().unwrap();
+            pod.version += 1;
+            if let Fault::TouchedBefore(value) = fault {
+                pod.annotations.insert("placed.gpupack.dev/touch".to_owned(), value.to_owned());
+            }
+            let (code, answer) = act(world, body);
+            Reply::Answer(code, answer)
         }
         Some(Fault::HalfBody) => Reply::Half(act(world, body).0),
         Some(Fault::LateBeforeTouch) => {

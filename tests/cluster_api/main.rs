@@ -1,15 +1,17 @@
 //! The writer to the API server, against a fake one with named scenarios.
 //!
-//! `binding` asks the same of the verb, with the books.
+//! `binding` asks the same of the verb, with the books, and `overlapping` of two processes.
 //! Each scenario asserts what `bind` says and what `settle` makes of it.
 
 #![expect(clippy::unwrap_used, reason = "test fixtures outside of test functions")]
 
 mod binding;
 mod edits;
+mod overlapping;
 mod evicting;
 mod fake;
 
+use std::cmp::Ordering;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -216,7 +218,22 @@ async fn a_touch_with_a_version_meets_only_that_version() {
     assert!(matches!(touched, TouchOutcome::Touched { .. }), "{touched:?}");
     assert_eq!(told(&writer.bind(&target).await), "conflict");
     let pod = writer.read_back(target.key()).await.unwrap().unwrap();
-    assert_eq!(pod.metadata.annotations.unwrap()["placed.gpupack.dev/touch"], "a");
+    let value = &pod.metadata.annotations.as_ref().unwrap()["placed.gpupack.dev/touch"];
+    assert!(value.ends_with(" a"), "{value}");
+    let seen = SeenPod::from_api(&pod);
+    assert_eq!(writer.touched(&seen), Ordering::Equal, "who made it stands before it");
+    assert_ne!(fake.writer().touched(&seen), Ordering::Equal, "another process");
+}
+
+#[tokio::test]
+async fn a_fence_leaves_the_touch_of_another_process_to_be_seen() {
+    let fake = Fake::with_pod().on_bind(Fault::Answer(503));
+    fake.world(|world| world.on_touch.push_back(Fault::TouchedBefore("1-1 start-1")));
+    let fake = check(fake, "undecided 503", "not bound").await;
+    fake.world(|world| {
+        let touch = &world.pod.as_ref().unwrap().annotations["placed.gpupack.dev/touch"];
+        assert_eq!(touch, "1-1 start-1");
+    });
 }
 
 /// A server on a real socket that gives every request the same answer, or cuts it where that is

@@ -129,3 +129,14 @@ fn the_amounts_alone_are_enough_to_be_booked() {
     let devices = BTreeMap::from([(DEVICES.to_owned(), "runtime.nvidia.com/gpu=GPU-a".to_owned())]);
     assert!(decode(&devices, &NodeName::new("n")).is_err(), "a list without amounts books nothing");
 }
+
+#[test]
+fn a_touch_says_which_process_made_it() {
+    let (earlier, later) = (TouchMaker::new(1_700_000_000), TouchMaker::new(1_700_000_001));
+    assert_eq!(TouchMaker::of(&earlier.value("start-7")), earlier);
+    assert!(earlier < later && earlier != TouchMaker::new(1_700_000_000));
+    for value in ["", " ", "wake-1-2", "1-2", "1-x y", "-1-2 x", "11111111111111111-1 x", "é-é é"]
+    {
+        assert!(TouchMaker::of(value) < earlier, "{value}");
+    }
+}

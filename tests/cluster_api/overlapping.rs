@@ -1,0 +1,138 @@
+//! Two processes of gpupack that overlap: what an old one may still do, and what a new one must know.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupack::config::Config;
+use gpupack::extender::background;
+use gpupack::ledger::reading::Readiness;
+use gpupack::packing::reservation::ReservationState;
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::binding::{Bed, node, other_binding, pod_of, requests};
+use crate::fake::{Fake, Fault};
+
+const TOUCH: &str = "placed.gpupack.dev/touch";
+
+/// Touches of processes that started long before and after the one of the test.
+const EARLIER: &str = "1-1 start-1";
+const LATER: &str = "ffffffffff-1 start-1";
+
+async fn ready(fake: &Fake) -> Bed {
+    let bed = Bed::starting(fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+    bed.app.set_fenced();
+    bed.watch(fake);
+    bed
+}
+
+#[tokio::test]
+async fn a_process_that_stops_posts_no_binding_any_more() {
+    let fake = Fake::with_pod();
+    let bed = ready(&fake).await;
+    bed.app.set_stopping();
+    assert_eq!(bed.bind().await, "gpupack is stopping");
+    assert_eq!((requests(&fake, "/binding"), bed.state()), (0, None));
+    // In the middle of a bind: the first Binding did not land.
+    let fake = Fake::with_pod().on_bind(Fault::Answer(503));
+    fake.world(|world| world.on_read.push_back(Fault::Answer(500)));
+    let bed = ready(&fake).await;
+    let stop = async {
+        while requests(&fake, "/binding") == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        bed.app.set_stopping();
+    };
+    let (error, ()) = tokio::join!(bed.bind(), stop);
+    assert_eq!(error, "gpupack is stopping");
+    assert_eq!((requests(&fake, "/binding"), bed.state()), (1, None), "it is taken back");
+    assert_eq!(node(&fake), None);
+}
+
+#[tokio::test]
+async fn a_version_that_another_process_touched_is_not_adopted() {
+    for touch in [EARLIER, LATER, "wake-1-2"] {
+        let fake = Fake::with_pod().on_bind(Fault::TouchedBefore(touch));
+        let bed = ready(&fake).await;
+        assert_eq!(bed.bind().await, "another gpupack process is responsible for the pod");
+        assert_eq!((requests(&fake, "/binding"), node(&fake)), (1, None), "{touch}");
+        assert_eq!(bed.state(), None, "{touch}");
+    }
+    // A version that somebody else wrote is.
+    let fake = Fake::with_pod().on_bind(Fault::WrittenBefore);
+    let bed = ready(&fake).await;
+    assert_eq!((bed.bind().await.as_str(), node(&fake).as_deref()), ("", Some("n1")));
+}
+
+#[tokio::test]
+async fn a_pod_of_an_earlier_process_is_fenced_before_it_is_bound() {
+    for touch in [EARLIER, "wake-1-2"] {
+        let fake = Fake::with_pod();
+        fake.world(|world| {
+            world.pod.as_mut().unwrap().annotations.insert(TOUCH.to_owned(), touch.to_owned());
+        });
+        let bed = ready(&fake).await;
+        // The watch is behind: the pod was written once more.
+        fake.world(|world| world.pod.as_mut().unwrap().version += 1);
+        assert_eq!((bed.bind().await.as_str(), node(&fake).as_deref()), ("", Some("n1")));
+        let told = fake.world(|world| world.requests.clone());
+        let first = |part: &str| told.iter().position(|request| request.contains(part));
+        assert!(first("PATCH") < first("/binding"), "{told:?}");
+        assert_eq!(requests(&fake, "/binding"), 1, "{told:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_pod_of_a_later_process_is_left_to_it() {
+    let fake = Fake::with_pod();
+    fake.world(|world| {
+        world.pod.as_mut().unwrap().annotations.insert(TOUCH.to_owned(), LATER.to_owned());
+    });
+    let bed = ready(&fake).await;
+    assert_eq!(bed.bind().await, "another gpupack process is responsible for the pod");
+    assert_eq!((requests(&fake, "/binding"), requests(&fake, "PATCH")), (0, 0));
+    assert_eq!(bed.state(), None);
+}
+
+#[tokio::test]
+async fn what_lands_during_the_start_is_in_the_books_before_the_first_answer() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+    bed.watch(&fake);
+    // The Binding of an earlier process lands after the list and before the touch; the watch is slow.
+    fake.world(|world| assert_eq!(world.bind(&other_binding("u1")).0, 201));
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    until_ready(&bed).await;
+    assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+    stop.send_replace(true);
+    running.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pod_that_may_not_be_touched_at_the_start_is_undecided() {
+    let fake = Fake::with_pod();
+    fake.world(|world| world.on_touch.extend([Fault::Answer(403), Fault::Answer(409)]));
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+    bed.watch(&fake);
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(requests(&fake, "PATCH"), 1, "refused");
+    assert_ne!(bed.app.readiness(), Readiness::Ready);
+    until_ready(&bed).await;
+    assert_eq!(requests(&fake, "PATCH"), 3);
+    stop.send_replace(true);
+    running.await.unwrap();
+    let touch = pod_of(&fake)["metadata"]["annotations"][TOUCH].clone();
+    assert!(touch.as_str().unwrap().contains(" start-"), "{touch}");
+}
+
+async fn until_ready(bed: &Bed) {
+    let ready = async {
+        while bed.app.readiness() != Readiness::Ready {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), ready).await.unwrap();
+}

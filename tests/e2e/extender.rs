@@ -44,7 +44,7 @@ impl Extender {
         let mut config = settings;
         config["listen"] = address.to_string().into();
         config["kubeconfig"] = kubeconfig.to_str().expect("the target folder is UTF-8").into();
-        let path = plane.work().join("extender.yaml");
+        let path = plane.work().join(format!("extender-{port}.yaml"));
         // JSON is YAML.
         std::fs::write(&path, config.to_string()).expect("the work folder is writable");
         let log = plane.log("extender");
@@ -56,6 +56,11 @@ impl Extender {
     /// Where it listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// SIGTERM: it answers what it was asked, and ends.
+    pub(crate) fn ask_to_end(&self) {
+        self.process.ask_to_end();
     }
 
     /// SIGKILL.

@@ -22,6 +22,14 @@ kill "$reader" 2>/dev/null
 exit "$code"
 "#;
 
+/// Asks for the end of the program, of which this shell is the parent.
+const ASK: &str = r#"
+for stat in /proc/[0-9]*/stat; do
+    read -r id name state parent rest <"$stat" || continue
+    if [ "$parent" = "$1" ] && [ "$name" != "(sh)" ]; then kill -TERM "$id"; fi
+done
+"#;
+
 /// A running program and the pipe that keeps it alive.
 pub(crate) struct Leash {
     name: String,
@@ -55,6 +63,13 @@ impl Leash {
     pub(crate) fn kill(&mut self) {
         drop(self.pipe.take());
         let _ended = self.shell.wait();
+    }
+
+    /// Sends SIGTERM to the program, and waits for nothing.
+    pub(crate) fn ask_to_end(&self) {
+        let parent = self.shell.id().to_string();
+        let asked = Command::new("sh").args(["-c", ASK, "sh", &parent]).status();
+        assert!(asked.is_ok_and(|status| status.success()), "cannot ask {} to end", self.name);
     }
 
     /// How the program ended, if it has.

@@ -233,6 +233,13 @@ pub(crate) async fn until_known(extender: &Extender, devices: usize, report_ever
     }
 }
 
+/// An extender that takes over from the first, with its agents.
+pub(crate) struct Successor {
+    /// `gpupack extender`.
+    pub(crate) extender: Extender,
+    _agents: Leash,
+}
+
 impl Stage {
     /// Ends the extender and the agents, as if gpupack were not installed.
     pub(crate) fn stop_gpupack(&mut self) {
@@ -248,6 +255,26 @@ impl Stage {
         let address = self.extender.address();
         self.agents = start_agents(self.plane, &self.fleet_file, self.report_every, address);
         until_known(&self.extender, self.fleet.gpus(), self.report_every).await;
+    }
+
+    /// Starts a second extender beside the first, on a sound network, with agents of its own; answers when
+    /// it is ready and every GPU is known to it.
+    pub(crate) async fn start_successor(&self, settings: Value) -> Successor {
+        let kubeconfig = self.plane.kubeconfig(Identity::Extender);
+        let extender = Extender::start(self.plane, &kubeconfig, settings).await;
+        let address = extender.address();
+        let agents = start_agents(self.plane, &self.fleet_file, self.report_every, address);
+        until_known(&extender, self.fleet.gpus(), self.report_every).await;
+        Successor { extender, _agents: agents }
+    }
+
+    /// Starts a kube-scheduler that asks the successor.
+    pub(crate) async fn start_scheduler_of(
+        &self,
+        successor: &Successor,
+        plan: SchedulerPlan,
+    ) -> Scheduler {
+        Scheduler::start(self.plane, &self.cluster.client, plan, successor.extender.address()).await
     }
 
     /// Starts a kube-scheduler. It is killed when it is dropped.

@@ -13,6 +13,7 @@ mod limits;
 mod manifests;
 mod mixed;
 mod mps;
+mod overlap;
 mod preemption;
 mod refusals;
 mod restart;

@@ -7,6 +7,7 @@ mod conflicts;
 mod containers;
 mod edits;
 mod foreign;
+mod given_up;
 mod guard;
 mod in_place;
 mod limits;

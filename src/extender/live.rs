@@ -2,7 +2,7 @@
 //! number of the change that made it. A browser is told what is newer than the last number it has, so
 //! nothing is queued for a slow one: it gets less often more, at most everything once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use super::summary::{Figures, figures};
 use super::trend::{POINT_EVERY, Point, Trend, point};
 use crate::clock::Clock;
 use crate::ledger::details::NodeDetails;
+use crate::packing::device::NodeName;
 use crate::packing::node::NodeLedger;
 use crate::packing::units::Timestamp;
 
@@ -229,7 +230,11 @@ impl FleetMap {
         let is_due = |last: Option<Timestamp>, every| last.is_none_or(|at| now.since(at) >= every);
         let is_sweep = is_due(self.swept, SWEEP_EVERY);
         let (mut seen, mut is_news) = (self.seen, false);
+        let mut there = BTreeSet::new();
         let look = |node: &NodeLedger, details: &NodeDetails| {
+            if is_sweep {
+                there.insert(node.name().clone());
+            }
             is_news |= self.take(app, node, details, next);
         };
         if is_sweep {
@@ -239,6 +244,7 @@ impl FleetMap {
         }
         if is_sweep {
             self.swept = Some(now);
+            is_news |= self.lose_others(&there, next);
         }
         self.seen = seen;
         if is_due(self.figures_seen.2, FIGURES_EVERY) {
@@ -251,6 +257,14 @@ impl FleetMap {
             self.figures_seen.2 = Some(now);
         }
         self.number += u64::from(is_news);
+    }
+
+    /// Notes that nodes which the ledger has forgotten are gone; whether there are any.
+    fn lose_others(&mut self, there: &BTreeSet<NodeName>, next: u64) -> bool {
+        let is_there = |name: &str| there.contains(&NodeName::new(name));
+        let shown = self.nodes.iter_mut().filter(|(_, (_, cell))| cell.is_some());
+        let gone = shown.filter(|(name, _)| !is_there(name.as_str()));
+        gone.map(|(_, known)| *known = (next, None)).count() > 0
     }
 
     /// Takes a node in under the number `next`; whether it looks other than before.

@@ -4,7 +4,7 @@
 //! Everything is behind `&self`: one short lock per node, no lock across I/O. What a call changed
 //! beyond the books is returned as [`Effect`]s; the caller tells the world.
 //!
-//! Lock order, so that nothing can wait in a circle: a session, `world`, a shape table or an entry of
+//! Lock order, so that nothing can wait in a circle: membership, a session, `world`, a shape table or an entry of
 //! `pods`, an entry of `claims`, the books of one node, its outlook, what it supplies. `slots`, `ended`,
 //! entries of `owners`, details, the supply of the cluster and its changes may be taken under any of
 //! these, and nothing is taken under them. Gauges are taken before all of them.
@@ -12,12 +12,13 @@
 //! Calls about one pod come from several threads (verbs, watch, timers). What they find out about the
 //! pod and what they do about it is one step, since the pod's entry of `pods` is held meanwhile.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use dashmap::{DashMap, Entry};
+use fixedbitset::FixedBitSet;
 
 use super::changes::Changes;
 use super::details::NodeDetails;
@@ -28,7 +29,7 @@ use super::reading::Gauge;
 use super::reports::Session;
 use super::shapes::ShapeTables;
 use super::slot::{Shared, Slot};
-use super::slots::Slots;
+use super::slots::{Slots, VERSION_OF_NOBODY};
 use crate::packing::device::{DeviceClasses, DeviceId, NodeName, PodUid};
 use crate::packing::mix::{CompiledMix, Mix, MixWindow};
 use crate::packing::node::NodeLedger;
@@ -57,6 +58,21 @@ pub struct Settings {
 /// Locks `mutex`. A panic while it was held leaves nothing half-changed that matters: see [`Slot::read`].
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Nodes beyond which one that only a pod names is not noted: 2.6 KiB each.
+const MAX_NAMED_NODES: usize = 20_000;
+
+/// Gone nodes that are kept for the case that they return, 2.6 KiB each: this many, or one in sixteen.
+const KEPT_GONE: usize = 64;
+
+/// The slot that stands where no node is. No version of a node is like its own.
+fn nobody(tolerance: MemMib) -> Slot {
+    let mut books = NodeLedger::new(NodeName::new(""), tolerance);
+    books.lose_node();
+    let mut slot = Slot::new(0, books, Arc::default());
+    slot.version = VERSION_OF_NOBODY.into();
+    slot
 }
 
 /// What is the same for all nodes: the classes of devices and the request mix worked out for them.
@@ -117,6 +133,11 @@ pub struct Ledger {
     pub(super) domains: Mutex<BTreeMap<String, u32>>,
     world: RwLock<World>,
     shared: Arc<Shared>,
+    /// Held for reading while a name or a position of a node is acted on, for writing while positions pass
+    /// on to other nodes.
+    membership: RwLock<()>,
+    /// Stands where no node is.
+    nobody: Arc<Slot>,
     /// Whether nodes have come, gone or changed their size since the census.
     pub(super) is_census_old: AtomicBool,
     pub(super) window: Mutex<MixWindow>,
@@ -155,6 +176,8 @@ impl Ledger {
                 mix_generation: 0,
             }),
             shared: Arc::default(),
+            membership: RwLock::default(),
+            nobody: Arc::new(nobody(settings.unmanaged_tolerance)),
             is_census_old: AtomicBool::new(false),
             window: Mutex::default(),
             ended: Mutex::default(),
@@ -175,6 +198,11 @@ impl Ledger {
 
     pub(super) fn slot(&self, at: usize) -> Arc<Slot> {
         Arc::clone(&self.slots()[at])
+    }
+
+    /// Keeps every node in its position meanwhile. Not to be taken twice by one thread.
+    pub(super) fn stay(&self) -> RwLockReadGuard<'_, ()> {
+        self.membership.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn world(&self) -> RwLockReadGuard<'_, World> {
@@ -241,6 +269,13 @@ impl Ledger {
         Arc::make_mut(&mut slots).add(name.as_str(), slot)
     }
 
+    /// The position of the node that a pod names, made where it is new, unless there are too many: a pod may
+    /// name any node, a node that is there is always known.
+    pub(super) fn slot_of_pod(&self, name: &NodeName) -> Option<usize> {
+        let is_room = || self.slots().count() < MAX_NAMED_NODES;
+        self.position(name.as_str()).or_else(|| is_room().then(|| self.slot_of(name)))
+    }
+
     /// Puts a node into a failure domain.
     pub(super) fn set_domain(&self, at: usize, domain: u32) {
         if self.slots().domain(at) != domain {
@@ -298,10 +333,41 @@ impl Ledger {
         self.recycle(at);
     }
 
+    /// Forgets nodes that are gone and hold nothing, where there are many of them.
+    pub(super) fn forget_many_gone_nodes(&self) {
+        let slots = self.slots();
+        let gone = slots.present().filter(|at| slots[*at].read().is_forgettable()).count();
+        if gone > KEPT_GONE.max(slots.count() / 16) {
+            self.forget_gone_nodes();
+        }
+    }
+
+    /// Forgets all nodes that are gone and hold nothing, and failure domains that no node is in. Their
+    /// positions pass on to nodes that come.
+    #[doc(hidden)] // for tests; else time does it
+    pub fn forget_gone_nodes(&self) {
+        let _alone = self.membership.write().unwrap_or_else(PoisonError::into_inner);
+        let slots = self.slots();
+        let is_gone = |at: &usize| slots[*at].read().is_forgettable();
+        let gone: FixedBitSet = slots.present().filter(is_gone).collect();
+        gone.ones().for_each(|at| self.recycle(at));
+        drop(slots);
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::make_mut(&mut slots).remove(&gone, &self.nobody);
+        let used: BTreeSet<u32> = slots.present().map(|at| slots.domain(at)).collect();
+        locked(&self.domains).retain(|_, number| used.contains(number));
+    }
+
+    /// How many nodes, and how many failure domains, are kept.
+    #[doc(hidden)]
+    pub fn kept_nodes(&self) -> (usize, usize) {
+        (self.slots().count(), locked(&self.domains).len())
+    }
+
     /// Lets a deleted node without tenants keep nothing but its name, for the case that it returns.
     pub(super) fn recycle(&self, at: usize) {
         let slot = self.slot(at);
-        if !slot.read().is_forgettable() {
+        if Arc::ptr_eq(&slot, &self.nobody) || !slot.read().is_forgettable() {
             return;
         }
         let is_recycled = slot.change(|books| {

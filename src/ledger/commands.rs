@@ -48,6 +48,7 @@ impl Ledger {
         question: &Question,
         now: Timestamp,
     ) -> Result<Placement, ReserveError> {
+        let _stays = self.stay();
         let at = self.position(node).ok_or(ReserveError::Misfit(Misfit::UnknownNode))?;
         let slot = self.slot(at);
         let world = self.world();
@@ -81,6 +82,7 @@ impl Ledger {
 
     /// Notes that the API server has accepted the Binding; the watch will say so too.
     pub fn confirm(&self, uid: &PodUid) {
+        let _stays = self.stay();
         if let Some(at) = self.pods.get(uid).map(|at| *at) {
             self.slot(at).change(|books| books.confirm(uid));
         }
@@ -89,6 +91,7 @@ impl Ledger {
     /// Gives a pod that holds a reservation another placement, before it is written: what the watch shows
     /// then is no edit by somebody else. Whoever calls this has found that it fits.
     pub fn replace_placement(&self, uid: &PodUid, to: Placement) -> Vec<Effect> {
+        let _stays = self.stay();
         let (Entry::Occupied(mut held_at), Some(at)) =
             (self.pods.entry(uid.clone()), self.position(to.node.as_str()))
         else {

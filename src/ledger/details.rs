@@ -83,6 +83,11 @@ pub struct Rules {
 }
 
 impl NodeDetails {
+    /// How many pods are kept, in all its tables together.
+    pub(super) fn entries(&self) -> usize {
+        self.usages.count() + self.sightings.count() + self.protections.count()
+    }
+
     /// Takes in a report, after the books have. Lists of processes come with every fifth or so; without
     /// one, only what the books no longer hold is forgotten, and that only when they have changed.
     fn take(
@@ -122,6 +127,7 @@ impl Ledger {
         rules: Rules,
         now: Timestamp,
     ) -> Vec<Effect> {
+        let _stays = self.stay();
         let Some(at) = self.position(node) else { return Vec::new() };
         let slot = self.slot(at);
         let (mut effects, found) = slot.look(|version, books| {

@@ -43,6 +43,7 @@ pub struct PodFact {
 impl Ledger {
     /// Notes that a node exists, with what it offers outside its GPUs.
     pub fn see_node(&self, name: &NodeName, host: HostAmount, pool: PoolName) -> Vec<Effect> {
+        let _stays = self.stay();
         let at = self.slot_of(name);
         let mut is_new = false;
         let is_shared_anew = self.share_pool(at, &pool);
@@ -62,12 +63,21 @@ impl Ledger {
 
     /// Notes the failure domain of a node: whatever its name, nodes of the same one may fail together.
     pub fn see_domain(&self, node: &NodeName, domain: &str) {
+        let _stays = self.stay();
         let number = match domain {
             "" => 0,
             name => {
                 let mut domains = locked(&self.domains);
-                let next = u32::try_from(domains.len() + 1).expect("a cluster has fewer domains");
-                *domains.entry(name.to_owned()).or_insert(next)
+                match domains.get(name) {
+                    Some(known) => *known,
+                    None => {
+                        let taken: BTreeSet<u32> = domains.values().copied().collect();
+                        let next = (1..).find(|number| !taken.contains(number));
+                        let next = next.expect("a cluster has fewer domains");
+                        domains.insert(name.to_owned(), next);
+                        next
+                    }
+                }
             }
         };
         self.set_domain(self.slot_of(node), number);
@@ -75,6 +85,7 @@ impl Ledger {
 
     /// Notes that a node was deleted. Its tenants stay booked until their pods are gone.
     pub fn lose_node(&self, name: &NodeName) {
+        let _stays = self.stay();
         let Some(at) = self.position(name.as_str()) else { return };
         self.slot(at).change(NodeLedger::lose_node);
         self.is_census_old.store(true, Ordering::Release);
@@ -93,7 +104,10 @@ impl Ledger {
             return self.end_pod(uid, now);
         }
         let Some(node) = &fact.node else { return Vec::new() };
-        let at = self.slot_of(node);
+        let _stays = self.stay();
+        let Some(at) = self.slot_of_pod(node) else {
+            return vec![Effect::Unplaced { pod: fact.pod.clone(), node: node.clone() }];
+        };
         let entry = self.pods.entry(uid.clone());
         if self.ended().contains(uid) {
             return Vec::new();
@@ -164,8 +178,10 @@ impl Ledger {
         if self.is_census_old.load(Ordering::Acquire) {
             self.replace_mix(None);
         }
+        self.forget_many_gone_nodes();
         let slots = self.slots();
-        for (at, slot) in slots.iter().enumerate() {
+        for at in slots.present() {
+            let slot = &slots[at];
             let (is_stale, is_due) = {
                 let books = slot.read();
                 let is_stale = books.is_stale(self.settings.stale_after, now);
@@ -254,6 +270,10 @@ impl Ended {
         {
             self.uids.remove(&oldest);
         }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.uids.len()
     }
 
     pub(super) fn contains(&self, uid: &PodUid) -> bool {

@@ -7,8 +7,9 @@ use crate::packing::pool::PoolRules;
 impl Ledger {
     /// Has the devices of each pool shared by these rules from now on.
     pub fn share_by(&self, pools: PoolRules) {
+        let _stays = self.stay();
         self.world_mut().pools = pools;
-        for at in 0..self.slots().len() {
+        for at in self.slots().present() {
             let pool = self.slot(at).read().pool().clone();
             self.share_pool(at, &pool);
         }

@@ -115,6 +115,11 @@ impl Protections {
         protection(books, held, seen.map(|seen| seen.told).unwrap_or_default(), limits)
     }
 
+    /// How many pods are kept, once for each device.
+    pub(super) fn count(&self) -> usize {
+        self.devices.values().map(LiteMap::len).sum()
+    }
+
     /// Forgets devices that the books do not have.
     pub(super) fn prune(&mut self, books: &NodeLedger) {
         self.devices.retain(|id, _| books.devices().iter().any(|it| it.device().id == *id));

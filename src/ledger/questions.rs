@@ -204,7 +204,7 @@ impl Ledger {
         self.asked(question, |asked| {
             let slots = asked.slots;
             let mut all = FixedBitSet::with_capacity(slots.len());
-            all.insert_range(..);
+            all.extend(slots.present());
             let at = asked.best_of(&all, 1).first()?.at;
             Some((slots[at].name.clone(), asked.answer_at(at).ok()?))
         })
@@ -217,7 +217,7 @@ impl Ledger {
         is_asked: impl Fn(usize) -> bool,
     ) -> Vec<(Rank, usize)> {
         self.asked(question, |asked| {
-            let nodes = (0..asked.slots.len()).filter(|at| is_asked(*at));
+            let nodes = asked.slots.present().filter(|at| is_asked(*at));
             nodes.filter_map(|at| Some((asked.answer_at(at).ok()?, at))).collect()
         })
     }
@@ -298,6 +298,7 @@ impl Ledger {
         question: &Question,
         now: Timestamp,
     ) -> Vec<Effect> {
+        let _stays = self.stay();
         let found = self.position(node).filter(|_| self.claims.len() < MAX_CLAIMS);
         let world = self.world();
         let ask = question.ask(&world.classes);

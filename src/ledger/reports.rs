@@ -98,6 +98,7 @@ impl Ledger {
         report: &NodeReport,
         now: Timestamp,
     ) -> Result<Receipt, ReportRefusal> {
+        let _stays = self.stay();
         let unknown = || ReportRefusal::UnknownNode { node: node.to_owned() };
         let at = self.position(node).ok_or_else(unknown)?;
         let slot = self.slot(at);

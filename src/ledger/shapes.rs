@@ -9,7 +9,7 @@ use fixedbitset::FixedBitSet;
 
 use super::changes::Changes;
 use super::ranking::Ranking;
-use super::slots::Slots;
+use super::slots::{Slots, era};
 use crate::packing::fit::{HostRule, Misfit};
 use crate::packing::policy::{Merit, Strategy};
 use crate::packing::request::GpuRequest;
@@ -57,6 +57,8 @@ pub(super) struct ShapeTable {
     ranking: Option<Ranking>,
     /// Questions since many nodes had changed at once.
     calm: i32,
+    /// The list of nodes that the answers are of.
+    generation: u64,
 }
 
 /// Questions, one after the other, before which few nodes have changed each: from then on the order of ranks
@@ -176,17 +178,31 @@ impl ShapeTable {
         self.mix_generation = generation;
     }
 
+    /// Forgets the answers for nodes that had the position of another one.
+    fn forget_others(&mut self, slots: &Slots) {
+        self.generation = slots.generation();
+        for (at, slot) in slots.iter().enumerate().take(self.answers.len()) {
+            if era(self.answers[at].0) != era(slot.version.load(Ordering::Acquire)) {
+                self.forget(at, slots);
+            }
+        }
+    }
+
     /// Forgets the answers for nodes that have changed, and makes room for new ones.
     pub(super) fn catch_up(&mut self, changes: &Changes, slots: &Slots) {
+        let is_other_list = self.generation != slots.generation();
         let (known, mut seen) = (self.answers.len(), self.seen);
         let changed = changes.since(&mut seen);
         // With a node its name has come, and the order of names is another one.
-        let is_of_other_names = |ranking: &Ranking| ranking.nodes != slots.len();
+        let is_of_other_names = |_: &Ranking| is_other_list;
         let is_calm = changed.as_ref().is_some_and(|nodes| nodes.len() <= few(slots.len()))
             && !self.ranking.as_ref().is_some_and(is_of_other_names);
         self.calm = if is_calm { self.calm.saturating_add(1) } else { self.calm.min(0) };
         if !is_calm {
             self.ranking = None;
+        }
+        if is_other_list {
+            self.forget_others(slots);
         }
         match changed {
             Some(nodes) => {
@@ -223,6 +239,11 @@ pub(super) struct ShapeTables {
 }
 
 impl ShapeTables {
+    /// How many shapes are kept, at most 1,024.
+    pub(super) fn count(&self) -> usize {
+        self.tables.len()
+    }
+
     /// The table of a shape, a new one where it is not kept.
     pub(super) fn table(&self, shape: Shape, nodes: usize) -> Arc<Mutex<ShapeTable>> {
         let tick = self.clock.fetch_add(1, Ordering::Relaxed);

@@ -88,6 +88,11 @@ impl Sightings {
         self.devices.iter()
     }
 
+    /// How many pods are kept, once for each device.
+    pub(super) fn count(&self) -> usize {
+        self.devices.values().map(|on| on.pods.len()).sum()
+    }
+
     /// Forgets devices and pods that the books do not have.
     pub(super) fn prune(&mut self, books: &NodeLedger) {
         let has = |id: &DeviceId| books.devices().iter().any(|known| known.device().id == *id);

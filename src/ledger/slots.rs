@@ -9,7 +9,9 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::slot::Slot;
 
-/// The slots of all nodes. A node keeps its position for good; see [`super::books::Ledger::recycle`].
+/// The slots of all nodes. A node keeps its position as long as it is there or anybody holds something on it;
+/// see [`super::books::Ledger::forget_gone_nodes`]. Then the position is vacant, until another node gets it:
+/// what is kept by position tells the two apart by the [`era`] of their versions.
 ///
 /// A question names thousands of nodes in any order, and most of its time goes into finding them. So names
 /// lie one behind the other, where the processor has them at hand. Nobody outside the cluster chooses them,
@@ -22,6 +24,12 @@ pub(super) struct Slots {
     have_domains: bool,
     /// The names, without anything between them.
     names: String,
+    /// Positions without a node.
+    vacant: Vec<u32>,
+    /// Nodes that got the position of another one so far.
+    reuses: u64,
+    /// Grows when a node comes or goes.
+    generation: u64,
     positions: HashTable<Known>,
     hasher: DefaultHashBuilder,
     /// The positions in the order of the names.
@@ -70,9 +78,23 @@ impl Slots {
 
     /// Adds a node that is not there yet. Answers its position.
     pub(super) fn add(&mut self, node: &str, make: impl FnOnce(usize) -> Slot) -> usize {
-        let at = self.all.len();
-        self.all.push(Arc::new(make(at)));
-        self.domains.push(0);
+        self.generation += 1;
+        let at = match self.vacant.pop() {
+            Some(vacant) => {
+                self.reuses += 1;
+                let mut slot = make(index(vacant));
+                slot.version = first_version(self.reuses).into();
+                self.all[index(vacant)] = Arc::new(slot);
+                index(vacant)
+            }
+            None => {
+                let at = self.all.len();
+                self.all.push(Arc::new(make(at)));
+                self.domains.push(0);
+                self.orders.push(0);
+                at
+            }
+        };
         let length = number(node.len());
         let known = Known { start: number(self.names.len()), length, at: number(at) };
         self.names.push_str(node);
@@ -82,11 +104,50 @@ impl Slots {
         let is_before = |other: &u32| self.all[index(*other)].name.as_str() < node;
         let order = self.in_order.partition_point(is_before);
         self.in_order.insert(order, known.at);
-        self.orders.push(number(order));
+        self.orders[at] = number(order);
         for later in &self.in_order[order + 1..] {
             self.orders[index(*later)] += 1;
         }
         at
+    }
+
+    /// Takes out the nodes at these positions; `nobody` stands there until others come.
+    pub(super) fn remove(&mut self, gone: &FixedBitSet, nobody: &Arc<Slot>) {
+        self.generation += 1;
+        for at in gone.ones() {
+            self.all[at] = Arc::clone(nobody);
+            self.domains[at] = 0;
+            self.vacant.push(number(at));
+        }
+        self.in_order.retain(|at| !gone.contains(index(*at)));
+        self.names.clear();
+        self.positions.clear();
+        for (order, at) in self.in_order.iter().enumerate() {
+            self.orders[index(*at)] = number(order);
+            let name = self.all[index(*at)].name.as_str();
+            let (start, length) = (number(self.names.len()), number(name.len()));
+            self.names.push_str(name);
+            let (names, hasher) = (&self.names, &self.hasher);
+            let hash_of = |known: &Known| hash(hasher, known.name(names));
+            let known = Known { start, length, at: *at };
+            self.positions.insert_unique(hash(hasher, name.as_bytes()), known, hash_of);
+        }
+        self.have_domains = self.domains.iter().any(|domain| *domain > 0);
+    }
+
+    /// The positions at which there is a node, in the order of the names.
+    pub(super) fn present(&self) -> impl Iterator<Item = usize> {
+        self.in_order.iter().map(|at| index(*at))
+    }
+
+    /// How many nodes there are.
+    pub(super) fn count(&self) -> usize {
+        self.in_order.len()
+    }
+
+    /// Which nodes there are: another number, other nodes.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// The place of the node at a position in the order of all names.
@@ -138,6 +199,22 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len()
         && last == other_last
         && words.iter().zip(other_words).all(|(word, other)| word == other)
+}
+
+/// Bits of a version that count changes. The rest tells apart the nodes that had the same position.
+const CHANGE_BITS: u32 = 36;
+
+/// The version that the slot begins with which is the so manieth in the place of another one.
+fn first_version(reuses: u64) -> u64 {
+    (reuses << CHANGE_BITS) + 1
+}
+
+/// The version of what stands where no node is: of an era that no node has.
+pub(super) const VERSION_OF_NOBODY: u64 = u64::MAX << CHANGE_BITS;
+
+/// Which of the nodes that had a position a version is of.
+pub(super) fn era(version: u64) -> u64 {
+    version >> CHANGE_BITS
 }
 
 pub(super) fn number(at: usize) -> u32 {

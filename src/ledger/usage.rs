@@ -174,6 +174,11 @@ impl Usages {
         self.0.get(uid)
     }
 
+    /// How many pods are kept.
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// Forgets pods that the books do not hold.
     pub(super) fn prune(&mut self, books: &NodeLedger) {
         self.0.retain(|uid, _| books.reservation(uid).is_some());

@@ -17,7 +17,8 @@ impl Ledger {
     /// particular order. Each node is held meanwhile, so `look` must be short and must not ask the
     /// ledger. Nodes that are forgotten are shown too: see [`NodeLedger::is_forgettable`].
     pub fn look_into_each(&self, mut look: impl FnMut(&NodeLedger, &NodeDetails)) {
-        self.slots().iter().for_each(|slot| show(slot, &mut look));
+        let slots = self.slots();
+        slots.present().for_each(|at| show(&slots[at], &mut look));
     }
 
     /// The same for the nodes whose books have changed since `seen`, which is brought up to now; a
@@ -30,7 +31,7 @@ impl Ledger {
         let changed: Option<BTreeSet<usize>> = self.changes().since(seen).map(Iterator::collect);
         let slots = self.slots(); // as young as the changes: it has all that they name
         match changed {
-            None => slots.iter().for_each(|slot| show(slot, &mut look)),
+            None => slots.present().for_each(|at| show(&slots[at], &mut look)),
             Some(nodes) => {
                 nodes.iter().filter_map(|at| slots.get(*at)).for_each(|slot| show(slot, &mut look));
             }
@@ -51,7 +52,8 @@ impl Ledger {
             let is_known = books.is_of_classes(known);
             is_known.then(|| plan::fitting(&books, &ask, ClaimRule::Respected).ok()).flatten()
         };
-        slots.iter().filter_map(|slot| Some((slot.name.clone(), on(slot)?))).collect()
+        let found = slots.present().map(|at| &slots[at]);
+        found.filter_map(|slot| Some((slot.name.clone(), on(slot)?))).collect()
     }
 
     /// How full and how fragmented each node is, in no particular order, by the typical requests that

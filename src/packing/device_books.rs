@@ -374,6 +374,11 @@ impl DeviceBooks {
         }
     }
 
+    /// How many pods are kept.
+    pub(super) fn entries(&self) -> usize {
+        self.tenants.len() + self.covered.len() + self.leftovers.len()
+    }
+
     /// Notes that a pod holds something on the node, so that its processes are its own.
     pub(super) fn forget_leftover(&mut self, uid: &PodUid) {
         self.leftovers.remove(uid);

@@ -235,6 +235,11 @@ pub struct MixWindow {
 }
 
 impl MixWindow {
+    /// How many pods are remembered, at most [`WINDOW`].
+    pub fn pods(&self) -> usize {
+        self.order.len()
+    }
+
     /// Notes a pod. Returns whether it is time to make the mix anew: the pod was new, and enough
     /// have come since the last time.
     pub fn observe(&mut self, uid: PodUid, kind: RequestType, memory: MemMib) -> bool {

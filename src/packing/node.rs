@@ -399,6 +399,13 @@ impl NodeLedger {
         self.reservations.contains_key(uid) || self.others.contains_key(uid)
     }
 
+    /// How many pods are kept, in all its tables together.
+    #[doc(hidden)] // for tests
+    pub fn entries(&self) -> usize {
+        let on_devices = self.devices.iter().map(DeviceBooks::entries).sum::<usize>();
+        self.reservations.len() + self.others.len() + self.claims.len() + on_devices
+    }
+
     /// The reservation of a pod.
     pub fn reservation(&self, uid: &PodUid) -> Option<&Reservation> {
         self.reservations.get(uid)

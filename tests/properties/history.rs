@@ -321,7 +321,9 @@ impl Player {
             }
             Event::Pass(millis) => {
                 self.now = Timestamp::from_millis(now.millis() + millis);
-                Some(ledger.tick(self.now))
+                let effects = ledger.tick(self.now);
+                ledger.forget_gone_nodes(); // as time does where there are many
+                Some(effects)
             }
             Event::Learn(question) => {
                 ledger.learn(PodUid::new(format!("asked-{}", self.sequence)), question);

@@ -221,3 +221,110 @@ fn questions_wait_for_the_lists_and_then_for_nodes_that_hold_pods() {
     assert_eq!(ledger.readiness(seconds(2)), Readiness::Ready);
     assert_eq!(free(&ledger), [600]);
 }
+
+/// Node `name` with one GPU, as node object, domain and agent tell of it.
+fn arrive(ledger: &Ledger, name: &str) {
+    see_node(ledger, name);
+    ledger.see_domain(&NodeName::new(name), &format!("domain-of-{name}"));
+    ledger.report(name, &hello(name, 1, &format!("GPU-{name}")), seconds(0)).unwrap();
+}
+
+#[test]
+fn names_of_nodes_that_come_and_go_leave_few_slots() {
+    let ledger = ledger("A");
+    let question = asks(500_000);
+    for round in 0..10_000_u64 {
+        let name = format!("node-{round}");
+        arrive(&ledger, &name);
+        if round.is_multiple_of(7) {
+            // A pod of it ends later than the node, and one names a node that never was.
+            let ended = format!("pod-{round}");
+            ledger.see_pod(&bound(&ended, &name, &format!("GPU-{name}"), 400_000), seconds(0));
+            ledger
+                .see_pod(&bound(&format!("{ended}-x"), &format!("x-{round}"), "X", 1), seconds(0));
+        }
+        if round.is_multiple_of(97) {
+            let names = ["n", name.as_str(), "node-1"];
+            let fresh = names.map(|name| ledger.fresh_answer(&question, name));
+            assert_eq!(ledger.answers(&question, &names), fresh, "{round}");
+            let best = ledger.best(&question).map(|(_, rank)| rank);
+            assert_eq!(best, fresh.into_iter().filter_map(Result::ok).min(), "{round}");
+        }
+        ledger.lose_node(&NodeName::new(name.as_str()));
+        if round.is_multiple_of(7) {
+            for pod in [format!("pod-{round}"), format!("pod-{round}-x")] {
+                ledger.end_pod(&uid(&pod), seconds(0));
+            }
+        }
+        ledger.tick(seconds(if round.is_multiple_of(50) { 100 } else { 0 }));
+        ledger.report("n", &report("x", 7, round + 2, "A"), seconds(0)).unwrap();
+    }
+    ledger.tick(seconds(1_000));
+    let (nodes, domains) = ledger.kept_nodes();
+    assert!(nodes <= KEPT_GONE + 1, "{nodes} nodes");
+    assert!(domains <= KEPT_GONE + 1, "{domains} domains");
+    let positions = ledger.slots().len();
+    assert!(positions <= 2 * KEPT_GONE, "{positions} positions");
+    assert_eq!(ledger.owners.len(), 1, "of the node that stays");
+    assert_eq!(ledger.nodes().len(), 1);
+    assert_eq!(ledger.audit(), Ok(()));
+}
+
+#[test]
+fn many_nodes_that_go_at_once_leave_few_slots_and_return_as_new_ones() {
+    let ledger = ledger("A");
+    let names: Vec<String> = (0..500).map(|at| format!("node-{at}")).collect();
+    for _ in 0..3 {
+        names.iter().for_each(|name| arrive(&ledger, name));
+        ledger.see_pod(&bound("p", "node-7", "GPU-node-7", 400_000), seconds(0));
+        assert_eq!(ledger.kept_nodes().0, 501);
+        names.iter().for_each(|name| ledger.lose_node(&NodeName::new(name.as_str())));
+        ledger.tick(seconds(0));
+        assert_eq!(ledger.kept_nodes(), (2, 1), "one holds a pod");
+        assert_eq!(ledger.reservation(&uid("p")).unwrap().placement.node.as_str(), "node-7");
+        assert_eq!(ledger.answers(&asks(1), &["node-8"]), [Err(Misfit::UnknownNode)]);
+    }
+    assert_eq!(ledger.slots().len(), 501);
+}
+
+#[test]
+fn a_node_that_passes_its_position_on_takes_nothing_of_others_with_it() {
+    let ledger = ledger("A");
+    let (rounds, question) = (300, asks(400_000));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..rounds {
+                let name = format!("come-{}", round % 5);
+                arrive(&ledger, &name);
+                ledger.lose_node(&NodeName::new(name.as_str()));
+                ledger.forget_gone_nodes();
+            }
+        });
+        for thread in 0..2 {
+            let (ledger, question) = (&ledger, &question);
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let (pod_uid, name) =
+                        (format!("{thread}-{round}"), format!("come-{}", round % 5));
+                    let device = format!("GPU-{name}");
+                    if thread == 0 {
+                        ledger.see_pod(&bound(&pod_uid, &name, &device, 100_000), seconds(0));
+                    } else {
+                        drop(ledger.reserve(&pod(&pod_uid), &name, question, seconds(0)));
+                    }
+                    ledger.claim(&uid(&format!("c{pod_uid}")), &name, question, seconds(0));
+                    if let Some(held) = ledger.reservation(&uid(&pod_uid)) {
+                        assert_eq!(held.placement.node.as_str(), name);
+                    }
+                    ledger.drop_claim(&uid(&format!("c{pod_uid}")));
+                    ledger.end_pod(&uid(&pod_uid), seconds(0));
+                }
+            });
+        }
+    });
+    ledger.tick(seconds(1_000));
+    ledger.forget_gone_nodes();
+    assert_eq!((ledger.pods.len(), ledger.claims.len()), (0, 0));
+    assert_eq!(ledger.kept_nodes().0, 1);
+    assert_eq!(ledger.audit(), Ok(()));
+}

@@ -24,6 +24,7 @@ pub mod guard;
 /// The section `pools`.
 pub mod pools;
 /// The section `webhook`.
+pub mod allowed;
 pub mod webhook;
 
 /// How log lines look.

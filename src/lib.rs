@@ -108,8 +108,10 @@ pub mod cluster {
     pub mod list;
     pub mod admission_error;
     mod containers;
+    mod pod_security;
     mod confinement;
     pub mod injection;
+    pub mod review;
     pub mod admission;
 }
 

@@ -4,7 +4,7 @@
 
 use gpupack::cluster::admission::Admission;
 use gpupack::config::WebhookConfig;
-use gpupack::config::webhook::{MemoryLimit, ThreadCap, Unmanaged, WholeGpus};
+use gpupack::config::webhook::{Allowed, MemoryLimit, ThreadCap, Unmanaged, WholeGpus};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use serde_json::{Value, json};
@@ -165,7 +165,10 @@ fn any_rules() -> impl Strategy<Value = Admission> {
     let limits =
         proptest::sample::select(&[MemoryLimit::None, MemoryLimit::Driver, MemoryLimit::Mps]);
     (unmanaged, whole_gpus, limits).prop_map(|(unmanaged, whole_gpus, memory_limit)| {
-        rules(WebhookConfig { unmanaged, whole_gpus, memory_limit, ..WebhookConfig::default() })
+        let host_paths = vec!["/data".parse().unwrap()];
+        let allowed = Allowed { host_paths, ..Allowed::default() };
+        let default = WebhookConfig::default();
+        rules(WebhookConfig { unmanaged, whole_gpus, memory_limit, allowed, ..default })
     })
 }
 
@@ -247,7 +250,9 @@ proptest! {
     #[test]
     fn a_share_under_mps_is_a_client_and_nobody_else_reaches_the_daemons(pod in any_pod()) {
         let memory_limit = MemoryLimit::Mps;
-        let rules = rules(WebhookConfig { memory_limit, ..WebhookConfig::default() });
+        let host_paths = vec!["/data".parse().unwrap()];
+        let allowed = Allowed { host_paths, ..Allowed::default() };
+        let rules = rules(WebhookConfig { memory_limit, allowed, ..WebhookConfig::default() });
         let Some(done) = answered(&rules, &pod) else { return Ok(()) };
         let again = answered(&rules, &done);
         prop_assert_eq!(again.as_ref(), Some(&done), "applied twice");

@@ -7,72 +7,34 @@
 //! |---|---|
 //! | asks for a GPU, for one of our schedulers or for none by name | checked and completed |
 //! | asks kubelet's device plugin for a GPU | left as it is |
-//! | asks for no GPU under NVIDIA's RuntimeClass | as configured: refused, blanked or left |
+//! | asks for no GPU under a RuntimeClass not known to be harmless | as configured: refused, blanked or left |
+//! | asks for no GPU, for a scheduler that serves us alone | checked and blanked, as its neighbors may have GPUs |
 //! | any other, and pods of other schedulers | left as it is, but for keys that only we write |
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
-use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
-use serde_json::Value;
+use kube::core::admission::AdmissionResponse;
 
 use crate::cluster::admission_error::AdmissionError;
 use crate::cluster::annotations::{CONTAINER, ContainerAsk, DEVICE_COUNT, FRACTION, parse_request};
 use crate::cluster::confinement::{refuse_container, refuse_pod};
 use crate::cluster::containers::{ContainerList, ContainerView, containers};
-use crate::cluster::injection::{Changes, Clients, blank, granted, markers};
+use crate::cluster::injection::{Changes, Clients, Owned, blank, granted, markers};
 use crate::cluster::mps;
 use crate::cluster::placement::refuse_reserved_keys;
 use crate::cluster::pod::container_asks;
 use crate::cluster::request_error::{RequestError, shown};
 use crate::cluster::resources::{WHOLE, asks_for};
+use crate::cluster::review::{ReviewFault, name_of, request};
+use crate::config::allowed::NVIDIA_CLASSES;
 use crate::config::webhook::{MemoryLimit, Unmanaged, WebhookConfig, WholeGpus};
 use crate::packing::request::GpuRequest;
 
 /// The scheduler of pods that name none.
 const DEFAULT_SCHEDULER: &str = "default-scheduler";
-/// RuntimeClasses of the GPU Operator besides the configured one; each leads to NVIDIA's runtime.
-const NVIDIA_CLASSES: [&str; 3] = ["nvidia", "nvidia-cdi", "nvidia-legacy"];
-/// What an AdmissionReview that is understood calls itself.
-const REVIEW: (&str, &str) = ("admission.k8s.io/v1", "AdmissionReview");
 /// The subresource by which containers are added to a running pod.
 const EPHEMERAL: &str = "ephemeralcontainers";
-
-/// Why a body is not answered: the caller is no API server, or is configured for other objects.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReviewFault {
-    /// Not the JSON of a review.
-    #[error("the body is no AdmissionReview: {fault}")]
-    Json {
-        /// What the JSON parser says.
-        fault: String,
-    },
-    /// Another kind or version.
-    #[error(
-        "the body is `{kind}` of `{version}`: AdmissionReview of admission.k8s.io/v1 is understood"
-    )]
-    Kind {
-        /// Its kind.
-        kind: String,
-        /// Its version.
-        version: String,
-    },
-    /// No request, or no pod in it.
-    #[error("the AdmissionReview has no `{field}`")]
-    Missing {
-        /// The field.
-        field: &'static str,
-    },
-    /// Another resource than pods.
-    #[error(
-        "the AdmissionReview is about `{resource}`: pods and pods/ephemeralcontainers are answered, so \
-         correct the rules of the webhook's configuration"
-    )]
-    Resource {
-        /// Resource and subresource.
-        resource: String,
-    },
-}
 
 /// An answer to a review.
 #[derive(Clone, Debug)]
@@ -199,13 +161,13 @@ impl Admission {
         if let Some(node) = spec.node_name.as_deref().filter(|node| !node.is_empty()) {
             return Err(AdmissionError::NodeName { node: shown(node) });
         }
+        self.check_grace(spec)?;
         let clients = match self.settings.memory_limit {
             MemoryLimit::Mps if mps::is_client(request)? => Clients::Granted,
             MemoryLimit::Mps | MemoryLimit::Driver | MemoryLimit::None => Clients::None,
         };
-        let folder = &self.settings.mps_folder;
-        let volume = (clients == Clients::Granted).then(|| mps::volume(folder));
-        refuse_pod(annotations, spec, folder, volume.as_ref())?;
+        let volume = (clients == Clients::Granted).then(|| mps::volume(&self.settings.mps_folder));
+        refuse_pod(annotations, spec, &self.settings, volume.as_ref())?;
         let all = containers(spec);
         let mut changes = Changes::default();
         self.direct(spec, &mut changes)?;
@@ -235,9 +197,10 @@ impl Admission {
         }
         let markers = markers(request);
         for container in &all {
-            refuse_container(container)?;
+            refuse_container(container, &self.settings)?;
             let gets_it = container.name == gets && container.list != ContainerList::Ephemeral;
-            changes.variables(container, if gets_it { &granted } else { &blank }, clients)?;
+            let owned = self.owned(clients);
+            changes.variables(container, if gets_it { &granted } else { &blank }, owned)?;
             changes.mounts(container, if gets_it { &mounts } else { &[] })?;
             if container.list != ContainerList::Ephemeral {
                 changes.mark(container, if gets_it { &markers } else { &[] });
@@ -257,7 +220,12 @@ impl Admission {
         {
             changes.set("schedulerName", ours);
         }
-        let Some(expected) = self.settings.runtime_class.as_deref() else { return Ok(()) };
+        let Some(expected) = self.settings.runtime_class.as_deref() else {
+            return match class_of(spec).filter(|class| self.leads_to_gpus(class)) {
+                Some(class) => Err(AdmissionError::UnknownRuntimeClass { class: shown(class) }),
+                None => Ok(()),
+            };
+        };
         match class_of(spec) {
             None => changes.set("runtimeClassName", expected),
             Some(found) if found == expected => {}
@@ -291,23 +259,51 @@ impl Admission {
         spec: &PodSpec,
     ) -> Result<Changes, AdmissionError> {
         let mut changes = Changes::default();
-        let Some(class) = class_of(spec).filter(|class| self.leads_to_gpus(class)) else {
+        if !self.is_confined(spec) {
             return Ok(changes);
-        };
-        match self.settings.unmanaged {
-            Unmanaged::Allow => Ok(changes),
-            Unmanaged::Refuse => {
-                Err(AdmissionError::UnmanagedRuntimeClass { class: class.to_owned() })
-            }
-            Unmanaged::Blank => {
-                refuse_pod(annotations, spec, &self.settings.mps_folder, None)?;
-                for container in &containers(spec) {
-                    refuse_container(container)?;
-                    changes.variables(container, &blank(), Clients::None)?;
-                }
-                Ok(changes)
-            }
         }
+        if let Some(class) = class_of(spec).filter(|class| self.leads_to_gpus(class))
+            && self.settings.unmanaged == Unmanaged::Refuse
+        {
+            let (is_nvidias, class) = (self.is_nvidias(class), shown(class));
+            return Err(match is_nvidias {
+                true => AdmissionError::UnmanagedRuntimeClass { class },
+                false => AdmissionError::UnknownRuntimeClass { class },
+            });
+        }
+        refuse_pod(annotations, spec, &self.settings, None)?;
+        for container in &containers(spec) {
+            refuse_container(container, &self.settings)?;
+            changes.variables(container, &blank(), self.owned(Clients::None))?;
+        }
+        Ok(changes)
+    }
+
+    /// Whether a pod that asks for no GPU is held to what pods with one may have: under a runtime that may
+    /// hand out GPUs, and where its scheduler is ours alone, since it may then run beside them. Pods of the
+    /// cluster's own scheduler may, too, but where they will run is not known yet.
+    fn is_confined(&self, spec: &PodSpec) -> bool {
+        let scheduler = scheduler_of(spec);
+        let is_named = self.scheduler_names.iter().any(|name| name == scheduler);
+        let is_beside = is_named && scheduler != DEFAULT_SCHEDULER;
+        let is_suspect = class_of(spec).is_some_and(|class| self.leads_to_gpus(class));
+        self.settings.unmanaged != Unmanaged::Allow && (is_beside || is_suspect)
+    }
+
+    /// Refuses a pod that could keep its GPU for long after its deletion. It is not made shorter without a
+    /// word: whoever wrote it may count on it, for instance to save its work.
+    fn check_grace(&self, spec: &PodSpec) -> Result<(), AdmissionError> {
+        let most = self.settings.allowed.max_grace_seconds;
+        match spec.termination_grace_period_seconds {
+            Some(seconds) if u64::try_from(seconds).is_ok_and(|seconds| seconds > most) => {
+                Err(AdmissionError::GracePeriod { seconds, most })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn owned(&self, clients: Clients) -> Owned<'_> {
+        Owned { clients, allowed: &self.settings.allowed.variables }
     }
 
     /// What is written into containers that are added to a running pod. Only those may change now.
@@ -323,10 +319,7 @@ impl Admission {
             // Whoever debugs a pod need not mend its request.
             Ok(Tenant::Managed(_)) | Err(_) => true,
             Ok(Tenant::Kubelet) => false,
-            Ok(Tenant::Unmanaged) => {
-                self.settings.unmanaged != Unmanaged::Allow
-                    && class_of(spec).is_some_and(|class| self.leads_to_gpus(class))
-            }
+            Ok(Tenant::Unmanaged) => self.is_confined(spec),
         };
         if !is_confined {
             return Ok(changes);
@@ -336,38 +329,22 @@ impl Admission {
         let present: BTreeSet<&str> = old.iter().filter(is_ephemeral).map(|c| c.name).collect();
         let now = containers(spec);
         for added in now.iter().filter(is_ephemeral).filter(|c| !present.contains(c.name)) {
-            refuse_container(added)?;
-            changes.variables(added, &blank(), Clients::None)?;
+            refuse_container(added, &self.settings)?;
+            changes.variables(added, &blank(), self.owned(Clients::None))?;
             changes.mounts(added, &[])?;
         }
         Ok(changes)
     }
 
-    /// Whether a RuntimeClass leads to NVIDIA's runtime.
+    /// Whether a RuntimeClass may lead to NVIDIA's runtime, under whatever name.
     fn leads_to_gpus(&self, class: &str) -> bool {
+        !self.settings.allowed.harmless_classes.iter().any(|harmless| harmless == class)
+    }
+
+    /// Whether it is known to.
+    fn is_nvidias(&self, class: &str) -> bool {
         NVIDIA_CLASSES.contains(&class) || self.settings.runtime_class.as_deref() == Some(class)
     }
-}
-
-/// The request of a review about pods.
-fn request(body: &[u8]) -> Result<AdmissionRequest<Pod>, ReviewFault> {
-    let json =
-        |error: serde_json::Error| ReviewFault::Json { fault: shown_long(&error.to_string()) };
-    let value: Value = serde_json::from_slice(body).map_err(json)?;
-    let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or_default();
-    if (text("apiVersion"), text("kind")) != REVIEW {
-        let (kind, version) = (shown(text("kind")), shown(text("apiVersion")));
-        return Err(ReviewFault::Kind { kind, version });
-    }
-    let missing = ReviewFault::Missing { field: "request" };
-    let about = value.pointer("/request/resource").ok_or(missing.clone())?;
-    let part = |field| about.get(field).and_then(Value::as_str).unwrap_or_default();
-    if (part("group"), part("resource")) != ("", "pods") {
-        let resource = shown(&format!("{}/{}", part("group"), part("resource")));
-        return Err(ReviewFault::Resource { resource });
-    }
-    let review: AdmissionReview<Pod> = serde_json::from_value(value).map_err(json)?;
-    review.try_into().map_err(|_| missing)
 }
 
 /// The container with those of its GPU resources that are ours.
@@ -385,16 +362,8 @@ fn class_of(spec: &PodSpec) -> Option<&str> {
     spec.runtime_class_name.as_deref().filter(|class| !class.is_empty())
 }
 
-fn name_of(request: &AdmissionRequest<Pod>, pod: &Pod) -> String {
-    let name = pod.metadata.name.as_deref().or(pod.metadata.generate_name.as_deref());
-    let namespace = request.namespace.as_deref().unwrap_or_default();
-    format!("{}/{}", shown(namespace), shown(name.unwrap_or_default()))
-}
-
-/// A message of the JSON parser, which may quote the body.
-fn shown_long(text: &str) -> String {
-    text.chars().take(200).flat_map(char::escape_debug).collect()
-}
-
+#[cfg(test)]
+#[path = "admission/beside/tests.rs"]
+mod beside;
 #[cfg(test)]
 mod tests;

@@ -82,6 +82,64 @@ pub enum AdmissionError {
         /// The capability.
         capability: String,
     },
+    /// It sets what Pod Security *baseline* does not allow, and the operator does not either.
+    #[error(
+        "{place} sets `{field}` to `{value}`: pods with a GPU, and pods that share nodes with them, may have \
+         what the Pod Security standard `baseline` allows, so remove it{}",
+        or_list_it(*key)
+    )]
+    NotAllowed {
+        /// The pod or a container.
+        place: String,
+        /// The field.
+        field: &'static str,
+        /// What it says.
+        value: String,
+        /// The key of the configuration by which an operator can allow it.
+        key: Option<&'static str>,
+    },
+    /// It mounts a folder of the node that is not listed.
+    #[error(
+        "volume `{volume}` mounts `{path}` of the node: pods with a GPU, and pods that share nodes with them, \
+         mount none but those that the cluster's operator lists under `webhook.allowed_host_paths`, so remove \
+         it, or take a PersistentVolumeClaim or an emptyDir"
+    )]
+    UnlistedHostPath {
+        /// The volume.
+        volume: String,
+        /// Its path on the node.
+        path: String,
+    },
+    /// It has claims on devices of DRA drivers.
+    #[error(
+        "the pod has the resource claim `{claim}`, by which a DRA driver could hand it GPUs that gpupack gives \
+         to others: remove `resourceClaims`, or have the cluster's operator set \
+         `webhook.allow_resource_claims`"
+    )]
+    ResourceClaim {
+        /// The claim's name in the pod.
+        claim: String,
+    },
+    /// Its runtime may hand out GPUs.
+    #[error(
+        "`runtimeClassName` is `{class}`, and it is not known that this runtime hands out no GPU: remove it, \
+         or have the cluster's operator list it under `webhook.harmless_runtime_classes`"
+    )]
+    UnknownRuntimeClass {
+        /// The class.
+        class: String,
+    },
+    /// It may keep its GPU for too long after it was deleted.
+    #[error(
+        "`terminationGracePeriodSeconds` is `{seconds}`: so long a deleted pod may keep its GPU, and here that \
+         is at most `{most}` (`webhook.max_grace_period_seconds`), so set `{most}` or less"
+    )]
+    GracePeriod {
+        /// The pod's.
+        seconds: i64,
+        /// The configured one.
+        most: u64,
+    },
     /// It reaches into other pods.
     #[error(
         "the pod asks for a GPU and sets `{field}`, through which it reaches the processes of its \
@@ -162,6 +220,11 @@ impl AdmissionError {
             Self::EnvFromPrefix { .. } => "env_from_prefix",
             Self::Privileged { .. } => "privileged",
             Self::Capability { .. } => "capability",
+            Self::NotAllowed { .. } => "not_allowed",
+            Self::UnlistedHostPath { .. } => "unlisted_host_path",
+            Self::ResourceClaim { .. } => "resource_claim",
+            Self::UnknownRuntimeClass { .. } => "unknown_runtime_class",
+            Self::GracePeriod { .. } => "grace_period",
             Self::HostNamespace { .. } => "host_namespace",
             Self::HostPath { .. } => "host_path",
             Self::DeviceMount { .. } => "device_mount",
@@ -171,4 +234,9 @@ impl AdmissionError {
             Self::DeviceAnnotation { .. } => "device_annotation",
         }
     }
+}
+
+fn or_list_it(key: Option<&str>) -> String {
+    key.map(|key| format!(", or have the cluster's operator allow it (`{key}`)"))
+        .unwrap_or_default()
 }

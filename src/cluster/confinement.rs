@@ -1,4 +1,5 @@
-//! What would let a container reach a GPU that it was not given, whatever its variables say.
+//! What would let a container reach a GPU that it was not given, whatever its variables say: no setting of
+//! the operator allows that. Beyond it only what [`pod_security`](super::pod_security) allows.
 //!
 //! None of this is a complete fence: a pod that is not sent to the webhook may do as it likes within
 //! the rules of its namespace (Pod Security).
@@ -9,11 +10,10 @@ use k8s_openapi::api::core::v1::{PodSpec, SecurityContext, Volume};
 
 use crate::cluster::admission_error::AdmissionError;
 use crate::cluster::containers::ContainerView;
+use crate::cluster::pod_security;
 use crate::cluster::request_error::shown;
-use crate::config::webhook::HostFolder;
-
-/// Capabilities that lift the confinement to devices.
-const CAPABILITIES: [&str; 2] = ["ALL", "SYS_ADMIN"];
+use crate::config::allowed::{HostFolder, LIFTING_CAPABILITIES, ResourceClaims, plain};
+use crate::config::webhook::WebhookConfig;
 
 /// Places of a node with GPU devices or what controls them; `*` stands for the rest of a name.
 const GUARDED_PATHS: [&str; 7] = [
@@ -40,15 +40,16 @@ const DEVICE_ANNOTATIONS: [&str; 6] = [
     "devices.nri.io/",
 ];
 
-/// Refuses what a whole pod could do: namespaces and paths of its node, among them the `folder` of MPS,
-/// devices by annotation. A volume that is `ours` is none of its doing.
+/// Refuses what a whole pod could do: namespaces and paths of its node, among them the folder of MPS,
+/// devices by annotation or claim, and whatever goes beyond *baseline*. A volume that is `ours` is none of
+/// its doing.
 ///
 /// # Errors
 /// The first [`AdmissionError`] found.
 pub(super) fn refuse_pod(
     annotations: &BTreeMap<String, String>,
     spec: &PodSpec,
-    folder: &HostFolder,
+    settings: &WebhookConfig,
     ours: Option<&Volume>,
 ) -> Result<(), AdmissionError> {
     for (field, value) in [("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)] {
@@ -58,24 +59,33 @@ pub(super) fn refuse_pod(
     }
     for volume in spec.volumes.iter().flatten().filter(|volume| Some(*volume) != ours) {
         let Some(source) = &volume.host_path else { continue };
-        if let Some(guarded) = reached(&source.path, folder) {
+        if let Some(guarded) = reached(&source.path, &settings.mps_folder) {
             let (volume, path) = (shown(&volume.name), shown(&source.path));
             let guarded = guarded.to_owned();
             return Err(AdmissionError::HostPath { volume, path, guarded });
         }
     }
     let names_devices = |key: &&String| DEVICE_ANNOTATIONS.iter().any(|part| key.starts_with(part));
-    match annotations.keys().find(names_devices) {
-        Some(key) => Err(AdmissionError::DeviceAnnotation { key: shown(key) }),
-        None => Ok(()),
+    if let Some(key) = annotations.keys().find(names_devices) {
+        return Err(AdmissionError::DeviceAnnotation { key: shown(key) });
     }
+    let claim = spec.resource_claims.iter().flatten().next();
+    if let Some(claim) =
+        claim.filter(|_| settings.allowed.resource_claims == ResourceClaims::Refused)
+    {
+        return Err(AdmissionError::ResourceClaim { claim: shown(&claim.name) });
+    }
+    pod_security::check_pod(annotations, spec, settings, ours)
 }
 
 /// Refuses what one container could do.
 ///
 /// # Errors
 /// The first [`AdmissionError`] found.
-pub(super) fn refuse_container(container: &ContainerView<'_>) -> Result<(), AdmissionError> {
+pub(super) fn refuse_container(
+    container: &ContainerView<'_>,
+    settings: &WebhookConfig,
+) -> Result<(), AdmissionError> {
     let name = || shown(container.name);
     if container.security.and_then(|security| security.privileged) == Some(true) {
         return Err(AdmissionError::Privileged { container: name() });
@@ -92,7 +102,7 @@ pub(super) fn refuse_container(container: &ContainerView<'_>) -> Result<(), Admi
             let path = shown(&mount.mount_path);
             Err(AdmissionError::DeviceMount { container: name(), path })
         }
-        None => Ok(()),
+        None => pod_security::check_container(container, settings),
     }
 }
 
@@ -101,7 +111,7 @@ fn capability(security: &SecurityContext) -> Option<String> {
     let added = security.capabilities.as_ref()?.add.as_ref()?;
     let goes_too_far = |given: &&String| {
         let name = given.to_ascii_uppercase();
-        CAPABILITIES.contains(&name.strip_prefix("CAP_").unwrap_or(&name))
+        LIFTING_CAPABILITIES.contains(&name.strip_prefix("CAP_").unwrap_or(&name))
     };
     added.iter().find(goes_too_far).map(|given| shown(given))
 }
@@ -121,24 +131,6 @@ fn reached<'a>(path: &str, folder: &'a HostFolder) -> Option<&'a str> {
         };
         is_inside || path == "/" || below(&path, &place)
     })
-}
-
-/// A path without empty parts, `.` and `..`, and with `/var/run` as what it is a link to.
-pub(super) fn plain(path: &str) -> String {
-    let mut parts: Vec<&str> = Vec::new();
-    for part in path.split('/') {
-        match part {
-            "" | "." => {}
-            ".." => {
-                parts.pop();
-            }
-            part => parts.push(part),
-        }
-    }
-    if parts.starts_with(&["var", "run"]) {
-        parts.remove(0);
-    }
-    format!("/{}", parts.join("/"))
 }
 
 #[cfg(test)]

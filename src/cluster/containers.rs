@@ -1,7 +1,8 @@
 //! All containers of a pod alike: regular, init and ephemeral ones have types of their own.
 
 use k8s_openapi::api::core::v1::{
-    EnvFromSource, EnvVar, PodSpec, ResourceRequirements, SecurityContext, VolumeMount,
+    ContainerPort, EnvFromSource, EnvVar, Lifecycle, PodSpec, Probe, ResourceRequirements,
+    SecurityContext, VolumeMount,
 };
 
 /// A list of containers in a pod.
@@ -45,6 +46,12 @@ pub(super) struct ContainerView<'a> {
     pub(super) mounts: &'a [VolumeMount],
     /// Its resources.
     pub(super) resources: Option<&'a ResourceRequirements>,
+    /// Its ports.
+    pub(super) ports: &'a [ContainerPort],
+    /// How kubelet asks whether it lives, is ready, and has started.
+    pub(super) probes: [Option<&'a Probe>; 3],
+    /// What kubelet does when it starts and ends.
+    pub(super) lifecycle: Option<&'a Lifecycle>,
 }
 
 /// The containers of a pod: regular, init, ephemeral, each list in its order.
@@ -60,6 +67,13 @@ pub(super) fn containers(spec: &PodSpec) -> Vec<ContainerView<'_>> {
                 security: container.security_context.as_ref(),
                 mounts: container.volume_mounts.as_deref().unwrap_or_default(),
                 resources: container.resources.as_ref(),
+                ports: container.ports.as_deref().unwrap_or_default(),
+                probes: [
+                    container.liveness_probe.as_ref(),
+                    container.readiness_probe.as_ref(),
+                    container.startup_probe.as_ref(),
+                ],
+                lifecycle: container.lifecycle.as_ref(),
             })
         };
     }

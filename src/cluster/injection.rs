@@ -50,6 +50,26 @@ const OWNED: [&str; 7] = [
     MEMORY_VARIABLE,
 ];
 
+/// Beginning of the names by which NVIDIA's container toolkit takes orders; it learns new ones from time to
+/// time.
+const TOOLKIT: &str = "NVIDIA_";
+
+/// Those of the toolkit's names, and of NVIDIA's images and libraries, that give no device and no memory:
+/// which parts of the driver a container gets, versions, and what programs read.
+const HARMLESS: [&str; 8] = [
+    "NVIDIA_API_KEY",
+    "NVIDIA_BUILD_ID",
+    "NVIDIA_CUDA_VERSION",
+    "NVIDIA_DISABLE_REQUIRE",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_PRODUCT_NAME",
+    "NVIDIA_TF32_OVERRIDE",
+    "NVIDIA_TRITON_SERVER_VERSION",
+];
+
+/// Conditions on driver and GPU, which can only keep a container from starting.
+const HARMLESS_PREFIX: &str = "NVIDIA_REQUIRE_";
+
 /// Those of MPS, where containers are its clients.
 const OWNED_OF_CLIENTS: [&str; 3] =
     [mps::PIPE_VARIABLE, mps::MEMORY_VARIABLE, mps::THREADS_VARIABLE];
@@ -63,15 +83,37 @@ pub(super) enum Clients {
     Granted,
 }
 
-impl Clients {
-    /// Whether a variable is nobody's but ours.
+/// Which variables are nobody's but ours.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Owned<'a> {
+    /// Whether those of MPS are.
+    pub(super) clients: Clients,
+    /// Those of NVIDIA that the operator leaves to users.
+    pub(super) allowed: &'a [String],
+}
+
+impl Owned<'_> {
     fn own(self, variable: &str) -> bool {
-        self.owned().any(|name| name == variable)
+        let is_harmless = || {
+            HARMLESS.contains(&variable)
+                || variable.starts_with(HARMLESS_PREFIX)
+                || self.allowed.iter().any(|allowed| allowed == variable)
+        };
+        self.named().any(|name| name == variable)
+            || (variable.starts_with(TOOLKIT) && !is_harmless())
     }
 
-    fn owned(self) -> impl Iterator<Item = &'static str> {
-        let of_clients = OWNED_OF_CLIENTS.into_iter().filter(move |_| self == Self::Granted);
+    fn named(self) -> impl Iterator<Item = &'static str> {
+        let is_client = self.clients == Clients::Granted;
+        let of_clients = OWNED_OF_CLIENTS.into_iter().filter(move |_| is_client);
         OWNED.into_iter().chain(of_clients)
+    }
+
+    /// One of these variables that names beginning with `prefix` could make.
+    fn made_by(self, prefix: &str) -> Option<&'static str> {
+        let of_toolkit = prefix.starts_with(TOOLKIT) && !prefix.starts_with(HARMLESS_PREFIX);
+        let named = self.named().find(|name| !prefix.is_empty() && name.starts_with(prefix));
+        named.or(of_toolkit.then_some("NVIDIA_…"))
     }
 }
 
@@ -178,18 +220,18 @@ impl Changes {
         &mut self,
         container: &ContainerView<'_>,
         wanted: &[EnvVar],
-        clients: Clients,
+        owned: Owned<'_>,
     ) -> Result<(), AdmissionError> {
-        refuse_prefixes(container, clients)?;
+        refuse_prefixes(container, owned)?;
         let mut present = Vec::new();
         let mut repeated = Vec::new();
         for (index, given) in container.env.iter().enumerate() {
-            if !clients.own(&given.name) {
+            if !owned.own(&given.name) {
                 continue;
             }
             match wanted.iter().position(|wanted| *wanted == plain(given)) {
                 None => {
-                    let (container, variable) = (shown(container.name), given.name.clone());
+                    let (container, variable) = (shown(container.name), shown(&given.name));
                     return Err(AdmissionError::Variable { container, variable });
                 }
                 Some(which) if present.contains(&which) => repeated.push(index),
@@ -309,10 +351,9 @@ impl Changes {
 
 /// Refuses an `envFrom` that is made to give one of our variables. What is in a ConfigMap or Secret
 /// is not known here; where we set a variable ourselves, ours wins over it.
-fn refuse_prefixes(container: &ContainerView<'_>, clients: Clients) -> Result<(), AdmissionError> {
+fn refuse_prefixes(container: &ContainerView<'_>, owned: Owned<'_>) -> Result<(), AdmissionError> {
     for prefix in container.env_from.iter().filter_map(|source| source.prefix.as_deref()) {
-        let made = clients.owned().find(|name| !prefix.is_empty() && name.starts_with(prefix));
-        if let Some(variable) = made {
+        if let Some(variable) = owned.made_by(prefix) {
             let (container, prefix) = (shown(container.name), shown(prefix));
             return Err(AdmissionError::EnvFromPrefix { container, prefix, variable });
         }

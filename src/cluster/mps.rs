@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{EnvVar, HostPathVolumeSource, PodSpec, Volume, VolumeMount};
 
 use crate::cluster::admission_error::AdmissionError;
-use crate::cluster::confinement::plain;
 use crate::cluster::containers::ContainerView;
 use crate::cluster::injection::{UUIDS_VARIABLE, literal, placed};
 use crate::cluster::placement::{MPS_MEMORY, MPS_THREADS};
 use crate::cluster::request_error::shown;
-use crate::config::webhook::{HostFolder, ThreadCap};
+use crate::config::allowed::{HostFolder, plain};
+use crate::config::webhook::ThreadCap;
 use crate::packing::device::ModelName;
 use crate::packing::request::{Amount, Demand, GpuRequest, Isolation, ModelFilter};
 use crate::packing::units::Share;

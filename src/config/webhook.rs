@@ -3,9 +3,9 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use super::Reader;
+pub use super::allowed::{Allowed, HostFolder, HostNetwork, ResourceClaims};
 
 /// Whose pods are those that ask for `nvidia.com/gpu` and name no scheduler of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,31 +57,6 @@ pub enum ThreadCap {
     ShareOnHopper,
 }
 
-/// A folder of every node, as it may stand in a manifest: absolute, of letters, digits, `.`, `_` and `-`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostFolder(String);
-
-impl HostFolder {
-    /// The path.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for HostFolder {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let is_plain = |part: &str| {
-            let is_legal = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
-            !part.is_empty() && part != "." && part != ".." && part.chars().all(is_legal)
-        };
-        let parts = text.strip_prefix('/').ok_or(())?;
-        let is_sound = text.len() <= 200 && parts.split('/').all(is_plain);
-        if is_sound { Ok(Self(text.to_owned())) } else { Err(()) }
-    }
-}
-
 /// Checked section `webhook`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookConfig {
@@ -103,6 +78,8 @@ pub struct WebhookConfig {
     pub mps_folder: HostFolder,
     /// Whether MPS limits compute.
     pub thread_cap: ThreadCap,
+    /// What pods with a GPU are allowed beyond *baseline*.
+    pub allowed: Allowed,
 }
 
 impl Default for WebhookConfig {
@@ -115,14 +92,15 @@ impl Default for WebhookConfig {
             unmanaged: Unmanaged::default(),
             whole_gpus: WholeGpus::default(),
             memory_limit: MemoryLimit::default(),
-            mps_folder: HostFolder("/run/gpupack/mps".to_owned()),
+            mps_folder: HostFolder::mps(),
             thread_cap: ThreadCap::default(),
+            allowed: Allowed::default(),
         }
     }
 }
 
 /// All keys of the section, in the order of their documentation.
-pub const KEYS: [&str; 9] = [
+pub const KEYS: [&str; 17] = [
     "listen",
     "certificate_file",
     "key_file",
@@ -132,6 +110,14 @@ pub const KEYS: [&str; 9] = [
     "memory_limit",
     "mps_folder",
     "mps_thread_percentage",
+    "allowed_capabilities",
+    "allowed_host_paths",
+    "allow_host_network",
+    "allowed_sysctls",
+    "allowed_variables",
+    "harmless_runtime_classes",
+    "allow_resource_claims",
+    "max_grace_period_seconds",
 ];
 
 impl WebhookConfig {
@@ -139,13 +125,15 @@ impl WebhookConfig {
     pub(super) fn read(reader: &mut Reader) -> Self {
         let default = Self::default();
         let file = |text: Option<String>, default| text.map_or(default, PathBuf::from);
+        let runtime_class = reader
+            .text("runtime_class")
+            .map_or(default.runtime_class, |class| (class != "none").then_some(class));
         Self {
+            allowed: Allowed::read(reader, runtime_class.as_deref()),
             listen: reader.parsed("listen", "an address such as `0.0.0.0:8443`", default.listen),
             certificate_file: file(reader.text("certificate_file"), default.certificate_file),
             key_file: file(reader.text("key_file"), default.key_file),
-            runtime_class: reader
-                .text("runtime_class")
-                .map_or(default.runtime_class, |class| (class != "none").then_some(class)),
+            runtime_class,
             unmanaged: reader.word(
                 "unmanaged_runtime_class",
                 &[
@@ -196,7 +184,11 @@ mod tests {
     fn every_key_is_read() {
         let text = "webhook:\n  listen: 0.0.0.0:9\n  certificate_file: /c\n  key_file: /k\n  \
             runtime_class: none\n  unmanaged_runtime_class: blank\n  take_over_whole_gpus: true\n  \
-            memory_limit: mps\n  mps_folder: /a/b.c\n  mps_thread_percentage: share\n";
+            memory_limit: mps\n  mps_folder: /a/b.c\n  mps_thread_percentage: share\n  \
+            allowed_capabilities: [IPC_LOCK]\n  allowed_host_paths: [/data]\n  \
+            allow_host_network: true\n  allowed_sysctls: [a.b]\n  \
+            allowed_variables: [NVIDIA_GDS]\n  harmless_runtime_classes: [wasm]\n  \
+            allow_resource_claims: true\n  max_grace_period_seconds: 60\n";
         let expected = WebhookConfig {
             listen: "0.0.0.0:9".parse().unwrap(),
             certificate_file: PathBuf::from("/c"),
@@ -207,6 +199,16 @@ mod tests {
             memory_limit: MemoryLimit::Mps,
             mps_folder: "/a/b.c".parse().unwrap(),
             thread_cap: ThreadCap::Share,
+            allowed: Allowed {
+                capabilities: vec!["IPC_LOCK".to_owned()],
+                host_paths: vec!["/data".parse().unwrap()],
+                host_network: HostNetwork::Allowed,
+                sysctls: vec!["a.b".to_owned()],
+                variables: vec!["NVIDIA_GDS".to_owned()],
+                harmless_classes: vec!["wasm".to_owned()],
+                resource_claims: ResourceClaims::Allowed,
+                max_grace_seconds: 60,
+            },
         };
         assert_eq!(Config::from_yaml(text).unwrap().webhook, expected);
         assert!(KEYS.iter().all(|key| text.contains(&format!("{key}:"))));

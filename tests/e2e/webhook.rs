@@ -53,7 +53,7 @@ impl Webhook {
         let arguments = arguments.map(str::to_owned);
         let log = plane.log("webhook");
         let process = Leash::start("gpupack webhook", &gpupack(), &arguments, &log);
-        runtime_class(&cluster.client).await;
+        runtime_classes(&cluster.client).await;
         let mut configured = configuration(port, part("ca.crt"));
         if takes_over {
             let condition =
@@ -168,15 +168,18 @@ fn condition_of_take_over() -> String {
     condition
 }
 
-/// The RuntimeClass that the GPU Operator brings: without it the API server refuses every GPU pod.
-async fn runtime_class(client: &Client) {
-    let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass",
-        "metadata": {"name": "nvidia"}, "handler": "nvidia"});
-    let class: RuntimeClass = serde_json::from_value(class).expect("a class is that simple");
-    match Api::all(client.clone()).create(&PostParams::default(), &class).await {
-        Ok(_) => {}
-        Err(kube::Error::Api(status)) if status.code == 409 => {}
-        Err(error) => panic!("cannot create the RuntimeClass: {error}"),
+/// The RuntimeClass that the GPU Operator brings (without it the API server refuses every GPU pod), another
+/// one of the same runtime, and one of another runtime.
+pub(crate) async fn runtime_classes(client: &Client) {
+    for (name, handler) in [("nvidia", "nvidia"), ("fast", "nvidia"), ("kata", "kata")] {
+        let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass",
+            "metadata": {"name": name}, "handler": handler});
+        let class: RuntimeClass = serde_json::from_value(class).expect("a class is that simple");
+        match Api::all(client.clone()).create(&PostParams::default(), &class).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(error) => panic!("cannot create the RuntimeClass: {error}"),
+        }
     }
 }
 

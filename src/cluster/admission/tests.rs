@@ -1,18 +1,18 @@
 use super::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Rules with the shipped settings, changed.
-fn rules(change: impl FnOnce(&mut WebhookConfig)) -> Admission {
+pub(super) fn rules(change: impl FnOnce(&mut WebhookConfig)) -> Admission {
     let mut settings = WebhookConfig::default();
     change(&mut settings);
     Admission::new(settings, vec!["gpupack".to_owned(), "gpupack-b".to_owned()])
 }
 
-fn shipped() -> Admission {
+pub(super) fn shipped() -> Admission {
     rules(|_| ())
 }
 
-fn review(object: &Value, sub_resource: &str, old: Option<&Value>) -> Value {
+pub(super) fn review(object: &Value, sub_resource: &str, old: Option<&Value>) -> Value {
     json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
@@ -27,7 +27,7 @@ fn review(object: &Value, sub_resource: &str, old: Option<&Value>) -> Value {
 }
 
 /// What the API server makes of the answer: the pod as it is stored, or why it is refused.
-fn answered(rules: &Admission, review: &Value) -> Result<Value, String> {
+pub(super) fn answered(rules: &Admission, review: &Value) -> Result<Value, String> {
     let answer = rules.review(review.to_string().as_bytes()).unwrap();
     let text: Value = serde_json::from_slice(&answer.review).unwrap();
     assert_eq!(text["apiVersion"], "admission.k8s.io/v1");
@@ -52,7 +52,7 @@ fn answered(rules: &Admission, review: &Value) -> Result<Value, String> {
 }
 
 /// Admits the pod, and once more what came out of it, which must change nothing.
-fn admitted(rules: &Admission, pod: &Value) -> Result<Value, String> {
+pub(super) fn admitted(rules: &Admission, pod: &Value) -> Result<Value, String> {
     let once = answered(rules, &review(pod, "", None))?;
     let twice = answered(rules, &review(&once, "", None)).unwrap();
     assert_eq!(once, twice, "applied twice");
@@ -60,7 +60,7 @@ fn admitted(rules: &Admission, pod: &Value) -> Result<Value, String> {
 }
 
 /// A pod of two containers and an init container, with these annotations, changed.
-fn pod(annotations: Value, change: impl FnOnce(&mut Value)) -> Value {
+pub(super) fn pod(annotations: Value, change: impl FnOnce(&mut Value)) -> Value {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"generateName": "infer-", "annotations": annotations},
@@ -76,12 +76,12 @@ fn pod(annotations: Value, change: impl FnOnce(&mut Value)) -> Value {
     pod
 }
 
-fn half(change: impl FnOnce(&mut Value)) -> Value {
+pub(super) fn half(change: impl FnOnce(&mut Value)) -> Value {
     pod(json!({"gpu-fraction": "0.5"}), change)
 }
 
 /// `NAME=value` or `NAME<annotation` for each variable of a container.
-fn env(container: &Value) -> Vec<String> {
+pub(super) fn env(container: &Value) -> Vec<String> {
     let told = |variable: &Value| {
         let name = variable["name"].as_str().unwrap();
         match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
@@ -96,7 +96,7 @@ const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES<metadata.annotations['placed.gpupa
 const UUIDS: &str = "GPUPACK_DEVICE_UUIDS<metadata.annotations['placed.gpupack.dev/uuids']";
 const MEMORY: &str = "GPUPACK_MEMORY_MIB<metadata.annotations['placed.gpupack.dev/memory-mib']";
 const LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT<metadata.annotations['placed.gpupack.dev/memory-mib']";
-const VOID: &str = "NVIDIA_VISIBLE_DEVICES=void";
+pub(super) const VOID: &str = "NVIDIA_VISIBLE_DEVICES=void";
 
 #[test]
 fn a_gpu_pod_is_completed() {
@@ -276,10 +276,22 @@ fn nvidias_runtime_without_a_request_is_refused_blanked_or_left_as_configured() 
         let allow = rules(|settings| settings.unmanaged = Unmanaged::Allow);
         assert_eq!(admitted(&allow, &plain(class)), Ok(plain(class)));
     }
-    let other = plain("kata");
-    assert_eq!(admitted(&shipped(), &other), Ok(other));
+    for harmless in ["kata", "gvisor", "runc", "crun"] {
+        assert_eq!(admitted(&shipped(), &plain(harmless)), Ok(plain(harmless)));
+    }
+    // Whoever made a RuntimeClass named it as he liked.
+    let message = admitted(&shipped(), &plain("fast")).unwrap_err();
+    assert!(
+        message.contains("`fast`") && message.contains("harmless_runtime_classes"),
+        "{message}"
+    );
+    let listed = rules(|settings| settings.allowed.harmless_classes = vec!["fast".to_owned()]);
+    assert_eq!(admitted(&listed, &plain("fast")), Ok(plain("fast")));
+    assert!(admitted(&listed, &plain("kata")).is_err(), "the operator's list is the whole list");
     let default = rules(|settings| settings.runtime_class = None);
     assert_eq!(admitted(&default, &half(|_| ())).unwrap()["spec"].get("runtimeClassName"), None);
+    let own = half(|pod| pod["spec"]["runtimeClassName"] = "fast".into());
+    assert!(admitted(&default, &own).unwrap_err().contains("harmless_runtime_classes"));
 }
 
 #[test]
@@ -381,7 +393,8 @@ fn every_refusal_names_what_is_wrong_and_the_mend() {
         pod["spec"]["containers"][0]["envFrom"] = json!([{"configMapRef": {"name": "x"}}]);
         pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": "/data"}}]);
     });
-    assert!(admitted(&shipped(), &ordinary).is_ok());
+    let listed = rules(|settings| settings.allowed.host_paths = vec!["/data".parse().unwrap()]);
+    assert!(admitted(&listed, &ordinary).is_ok());
 }
 
 #[test]

@@ -103,6 +103,9 @@ fn parts(plane: &ControlPlane, name: &'static str, kind: GpuRuntime) -> Result<P
 impl Machine {
     async fn start(bed: Testbed, parts: Parts, settings: Value) -> Self {
         let Testbed { plane, cluster, name } = bed;
+        // There is no network of pods here: they all have the node's.
+        let mut settings = settings;
+        settings["webhook"]["allow_host_network"] = true.into();
         let Parts { runtime, driver, toolkit, fleet, work } = parts;
         let started = clock::now();
         let watching = Watching::start(cluster.client.clone(), fleet.clone()).await;

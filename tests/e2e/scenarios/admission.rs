@@ -194,6 +194,17 @@ async fn refused_with_the_mend(stage: &Stage) {
     privileged["spec"]["containers"][0]["securityContext"] = json!({"privileged": true});
     let mut stranger = json!(PodPlan::new("stranger").for_scheduler("default-scheduler").to_pod());
     stranger["spec"]["runtimeClassName"] = "nvidia".into();
+    // A class that nobody has heard of, and an amount of zero, open no way.
+    let mut unknown = stranger.clone();
+    unknown["spec"]["runtimeClassName"] = "fast".into();
+    let mut zero = stranger.clone();
+    zero["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": "0"}});
+    let spec = |field: &str, value: Value| {
+        let mut pod = json!(PodPlan::fraction("beyond", "0.5").to_pod());
+        pod["spec"][field] = value;
+        pod
+    };
+    let data = json!([{"name": "data", "hostPath": {"path": "/data"}}]);
     for (pod, part) in [
         (json!(PodPlan::fraction("word", "half").to_pod()), "for instance `0.5`"),
         (
@@ -203,6 +214,15 @@ async fn refused_with_the_mend(stage: &Stage) {
         (taking, "remove the variable"),
         (privileged, "remove `securityContext.privileged`"),
         (stranger, "or remove `runtimeClassName`"),
+        (unknown, "webhook.harmless_runtime_classes"),
+        (zero, "or remove `runtimeClassName`"),
+        (spec("hostNetwork", true.into()), "webhook.allow_host_network"),
+        (spec("volumes", data), "webhook.allowed_host_paths"),
+        (spec("terminationGracePeriodSeconds", 3600.into()), "set `600` or less"),
+        (
+            spec("resourceClaims", json!([{"name": "gpu", "resourceClaimName": "gpu"}])),
+            "webhook.allow_resource_claims",
+        ),
         (
             json!(PodPlan::new("forged").annotated("placed.gpupack.dev/devices", "x").to_pod()),
             "by gpupack alone",
@@ -214,7 +234,11 @@ async fn refused_with_the_mend(stage: &Stage) {
         let by_webhook = message.starts_with("admission webhook \"pods.gpupack.dev\" denied");
         assert!(by_webhook && message.contains(part), "{message}");
     }
-    stage.figure("6 bad pods refused at their creation, each with the mend");
+    let mut harmless = json!(PodPlan::new("kata").for_scheduler("default-scheduler").to_pod());
+    harmless["spec"]["runtimeClassName"] = "kata".into();
+    let harmless: Pod = serde_json::from_value(harmless).expect("still a pod");
+    dry_run(&api, &harmless).await.expect("a runtime that hands out no GPU");
+    stage.figure("12 bad pods refused at their creation, each with the mend");
 }
 
 async fn debug_containers(stage: &Stage, name: &str) {
@@ -342,6 +366,30 @@ async fn nobody_takes_gpus_once_it_is_gone(stage: &Stage, name: &str) {
         let message = dry_run(&api, &under_nvidia(bad.clone())).await.expect_err("it takes a GPU");
         assert!(message.contains("gpupack-devices"), "{bad}: {message}");
     }
+    let limited = |class: &str, limits: Value, node: Value| {
+        let plan = PodPlan::new("limited").for_scheduler("default-scheduler");
+        let mut pod = json!(plan.to_pod());
+        pod["spec"]["runtimeClassName"] = class.into();
+        pod["spec"]["nodeName"] = node;
+        pod["spec"]["containers"][0]["env"] = json!([variable("all")]);
+        pod["spec"]["containers"][0]["resources"] = json!({"limits": limits});
+        serde_json::from_value::<Pod>(pod).expect("still a pod")
+    };
+    let one = json!({"nvidia.com/gpu": "1"});
+    for bad in [
+        limited("nvidia", json!({"nvidia.com/x": "0"}), Value::Null),
+        limited("nvidia", json!({"nvidia.com/x": "1"}), Value::Null),
+        limited("nvidia", json!({"nvidia.com/gpu": "0"}), Value::Null),
+        limited("nvidia", json!({"nvidia.com/mig-1g.5gb": "0"}), Value::Null),
+        limited("nvidia", one.clone(), "admission-00".into()),
+        limited("fast", json!({}), Value::Null),
+    ] {
+        let message = dry_run(&api, &bad).await.expect_err("it takes every GPU");
+        assert!(message.contains("gpupack-devices"), "{message}");
+    }
+    for good in [limited("nvidia", one, Value::Null), limited("kata", json!({}), Value::Null)] {
+        dry_run(&api, &good).await.expect("kubelet's, and one of another runtime");
+    }
     for good in [json!([ours]), json!([variable("void")])] {
         dry_run(&api, &under_nvidia(good)).await.expect("as the webhook writes it");
     }
@@ -350,5 +398,5 @@ async fn nobody_takes_gpus_once_it_is_gone(stage: &Stage, name: &str) {
     let patched = api.patch_ephemeral_containers(name, &PatchParams::default(), &patch).await;
     let message = told(&patched.expect_err("it takes every GPU"));
     assert!(message.contains("gpupack-devices"), "{message}");
-    stage.figure("with the webhook's configuration deleted, 4 ways to take every GPU are refused");
+    stage.figure("with the webhook's configuration deleted, 10 ways to take every GPU are refused");
 }

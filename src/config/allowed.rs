@@ -1,0 +1,249 @@
+//! What pods with a GPU are allowed beyond the Pod Security standard *baseline*: keys of the section `webhook`.
+
+use std::str::FromStr;
+
+use super::Reader;
+
+/// A path without empty parts, `.` and `..`, and with `/var/run` as what it is a link to.
+pub fn plain(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    if parts.starts_with(&["var", "run"]) {
+        parts.remove(0);
+    }
+    format!("/{}", parts.join("/"))
+}
+
+/// A folder of every node, as it may stand in a manifest: absolute, of letters, digits, `.`, `_` and `-`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostFolder(String);
+
+impl HostFolder {
+    /// Where MPS has its folder unless it is told otherwise.
+    pub(super) fn mps() -> Self {
+        Self("/run/gpupack/mps".to_owned())
+    }
+
+    /// The path.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether `path` is this folder, or something in it.
+    pub fn contains(&self, path: &str) -> bool {
+        let (folder, path) = (plain(&self.0), plain(path));
+        path.strip_prefix(&folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+}
+
+impl FromStr for HostFolder {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let is_plain = |part: &str| {
+            let is_legal = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
+            !part.is_empty() && part != "." && part != ".." && part.chars().all(is_legal)
+        };
+        let parts = text.strip_prefix('/').ok_or(())?;
+        let is_sound = text.len() <= 200 && parts.split('/').all(is_plain);
+        if is_sound { Ok(Self(text.to_owned())) } else { Err(()) }
+    }
+}
+
+/// Capabilities that lift the confinement to devices: never allowed.
+pub const LIFTING_CAPABILITIES: [&str; 2] = ["ALL", "SYS_ADMIN"];
+
+/// RuntimeClasses that lead to NVIDIA's runtime, as the GPU Operator names them: never harmless.
+pub const NVIDIA_CLASSES: [&str; 3] = ["nvidia", "nvidia-cdi", "nvidia-legacy"];
+
+/// Whether pods with a GPU may use the network of their node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostNetwork {
+    /// They may not, nor its ports.
+    #[default]
+    Refused,
+    /// They may.
+    Allowed,
+}
+
+/// Whether pods with a GPU may have claims on devices of DRA drivers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResourceClaims {
+    /// They may not: which devices a claim is for does not stand in the pod.
+    #[default]
+    Refused,
+    /// They may: no DRA driver hands out GPUs of gpupack's nodes.
+    Allowed,
+}
+
+/// What pods with a GPU are allowed, and pods that share nodes with them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allowed {
+    /// Capabilities that pods with a GPU may add, beyond those of *baseline*; without `CAP_`.
+    pub capabilities: Vec<String>,
+    /// Folders of the node that they may mount.
+    pub host_paths: Vec<HostFolder>,
+    /// Whether they may use the network of their node.
+    pub host_network: HostNetwork,
+    /// Kernel parameters that they may set, beyond those of *baseline*.
+    pub sysctls: Vec<String>,
+    /// Variables `NVIDIA_…` that they may set, beyond those that are known to be harmless.
+    pub variables: Vec<String>,
+    /// RuntimeClasses that hand out no GPU.
+    pub harmless_classes: Vec<String>,
+    /// Whether they may have claims on devices.
+    pub resource_claims: ResourceClaims,
+    /// Longest grace period of a pod with a GPU, in seconds.
+    pub max_grace_seconds: u64,
+}
+
+impl Default for Allowed {
+    fn default() -> Self {
+        Self {
+            capabilities: Vec::new(),
+            host_paths: Vec::new(),
+            host_network: HostNetwork::default(),
+            sysctls: Vec::new(),
+            variables: Vec::new(),
+            harmless_classes: ["crun", "gvisor", "kata", "runc"].map(str::to_owned).into(),
+            resource_claims: ResourceClaims::default(),
+            max_grace_seconds: 600,
+        }
+    }
+}
+
+/// A list of texts, which may be empty.
+fn list<T: FromStr>(
+    reader: &mut Reader,
+    key: &str,
+    allowed: &str,
+    default: Vec<T>,
+    is_legal: impl Fn(&str) -> bool,
+) -> Vec<T> {
+    let Some(value) = reader.take(key) else { return default };
+    let item = |item: &serde_yaml_ng::Value| {
+        item.as_str().filter(|text| is_legal(text)).and_then(|text| text.parse().ok())
+    };
+    let items: Option<Vec<T>> =
+        value.as_sequence().and_then(|items| items.iter().map(item).collect());
+    items.unwrap_or_else(|| {
+        reader.fault(key, &value, allowed);
+        default
+    })
+}
+
+impl Allowed {
+    /// Takes its keys out of `reader`. `runtime_class` is the one that hands out GPUs.
+    pub(super) fn read(reader: &mut Reader, runtime_class: Option<&str>) -> Self {
+        let default = Self::default();
+        let is_word = |text: &str, extra: &str| {
+            let is_legal = |c: char| c.is_ascii_alphanumeric() || extra.contains(c);
+            (1..=253).contains(&text.len()) && text.chars().all(is_legal)
+        };
+        let is_capability = |text: &str| {
+            let is_plain = is_word(text, "_") && !text.starts_with("CAP_");
+            is_plain && text.to_ascii_uppercase() == text && !LIFTING_CAPABILITIES.contains(&text)
+        };
+        let is_class = |text: &str| {
+            is_word(text, "-.") && !NVIDIA_CLASSES.contains(&text) && runtime_class != Some(text)
+        };
+        let is_variable = |text: &str| {
+            let owned = ["NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_", "NVIDIA_MIG_"];
+            let is_owned = owned.iter().any(|name| text.starts_with(name));
+            text.starts_with("NVIDIA_") && is_word(text, "_") && !is_owned
+        };
+        Self {
+            capabilities: list(
+                reader,
+                "allowed_capabilities",
+                "a list of capabilities in capitals without `CAP_`, and neither `ALL` nor `SYS_ADMIN`",
+                default.capabilities,
+                is_capability,
+            ),
+            host_paths: list(
+                reader,
+                "allowed_host_paths",
+                "a list of absolute paths of letters, digits, `.`, `_` and `-` such as `/data`",
+                default.host_paths,
+                |_| true,
+            ),
+            host_network: reader.switch(
+                "allow_host_network",
+                [HostNetwork::Refused, HostNetwork::Allowed],
+                default.host_network,
+            ),
+            sysctls: list(
+                reader,
+                "allowed_sysctls",
+                "a list of names such as `net.core.somaxconn`",
+                default.sysctls,
+                |text| is_word(text, "-._/"),
+            ),
+            variables: list(
+                reader,
+                "allowed_variables",
+                "a list of names that begin with `NVIDIA_` and choose no device and no memory",
+                default.variables,
+                is_variable,
+            ),
+            harmless_classes: list(
+                reader,
+                "harmless_runtime_classes",
+                "a list of RuntimeClasses, none of them NVIDIA's",
+                default.harmless_classes,
+                is_class,
+            ),
+            resource_claims: reader.switch(
+                "allow_resource_claims",
+                [ResourceClaims::Refused, ResourceClaims::Allowed],
+                default.resource_claims,
+            ),
+            max_grace_seconds: reader.number(
+                "max_grace_period_seconds",
+                30..=604_800,
+                default.max_grace_seconds,
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    #[test]
+    fn what_would_open_a_way_to_every_gpu_cannot_be_allowed() {
+        for bad in [
+            "allowed_capabilities: [SYS_ADMIN]",
+            "allowed_capabilities: [all]",
+            "allowed_capabilities: [CAP_SYS_ADMIN]",
+            "allowed_capabilities: IPC_LOCK",
+            "allowed_host_paths: [/]",
+            "allowed_host_paths: [data]",
+            "allowed_variables: [NVIDIA_VISIBLE_DEVICES]",
+            "allowed_variables: [NVIDIA_MIG_CONFIG_DEVICES]",
+            "allowed_variables: [GPUPACK_MEMORY_MIB]",
+            "harmless_runtime_classes: [kata, nvidia-cdi]",
+            "runtime_class: mine, harmless_runtime_classes: [mine]",
+            "max_grace_period_seconds: 29",
+            "allow_host_network: 7",
+        ] {
+            let faults = Config::from_yaml(&format!("webhook: {{{bad}}}")).unwrap_err();
+            assert_eq!(faults.faults.len(), 1, "{bad}: {faults}");
+        }
+        let none = "webhook: {harmless_runtime_classes: [], allowed_host_paths: []}";
+        assert!(Config::from_yaml(none).unwrap().webhook.allowed.harmless_classes.is_empty());
+        let folder: HostFolder = "/data".parse().unwrap();
+        assert!(folder.contains("/data/") && folder.contains("/data/a/../b"));
+        assert!(!folder.contains("/data/../etc") && !folder.contains("/database"));
+    }
+}

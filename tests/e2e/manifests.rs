@@ -43,7 +43,7 @@ pub(crate) async fn patch_agent(client: &Client, file: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(file);
     let text = std::fs::read_to_string(path).expect("a shipped file");
     let patch: Value = serde_yaml_ng::from_str(&text).expect("a patch is one document");
-    let api: Api<DaemonSet> = Api::namespaced(client.clone(), "gpu-system");
+    let api: Api<DaemonSet> = Api::namespaced(client.clone(), "gpupack-agents");
     let parameters = PatchParams { dry_run: true, ..PatchParams::default() }.validation_strict();
     let patched = api.patch("gpupack-agent", &parameters, &Patch::Strategic(patch)).await;
     json!(patched.unwrap_or_else(|error| panic!("{file}: {error}")))

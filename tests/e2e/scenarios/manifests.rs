@@ -1,9 +1,12 @@
 //! The files of `deploy/` are what an API server takes.
 
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::manifests::{Mode, apply, patch_agent};
+use crate::manifests::{Mode, apply, objects, patch_agent};
 use crate::testbed::{figure, scenario};
+use crate::webhook::{dry_run, runtime_classes};
 
 #[test]
 fn the_api_server_takes_every_manifest() {
@@ -37,4 +40,43 @@ fn the_api_server_takes_every_manifest() {
         );
         figure(bed.name, "agent-privileged.yaml: accepted as a patch of agent.yaml");
     });
+}
+
+#[test]
+fn only_the_agents_are_beyond_restricted() {
+    scenario("namespaces", |bed| async move {
+        let client = &bed.cluster.client;
+        runtime_classes(client).await;
+        for file in ["extender.yaml", "webhook.yaml", "scheduler.yaml"] {
+            let template = template_of(file);
+            let made = made(client, "gpu-system", &template).await;
+            made.unwrap_or_else(|message| panic!("{file}: {message}"));
+            figure(bed.name, &format!("{file}: its pod may be created under `restricted`"));
+        }
+        apply(client, "agent.yaml", Mode::Keep).await;
+        let privileged = patch_agent(client, "agent-privileged.yaml").await;
+        for agent in [template_of("agent.yaml"), privileged["spec"]["template"].clone()] {
+            made(client, "gpupack-agents", &agent).await.expect("the agents' own namespace");
+            let message = made(client, "gpu-system", &agent).await.expect_err("hostPID");
+            assert!(message.contains("violates PodSecurity \"restricted"), "{message}");
+        }
+        figure(bed.name, "the agents' pods are refused there, and created in their own namespace");
+    });
+}
+
+/// The pod template of the one Deployment or DaemonSet in a file.
+fn template_of(file: &str) -> Value {
+    let all = objects(file).into_iter().map(|object| object.data["spec"]["template"].clone());
+    let templates: Vec<Value> = all.filter(Value::is_object).collect();
+    assert_eq!(templates.len(), 1, "{file}");
+    templates[0].clone()
+}
+
+/// Creates a pod of this template in a dry run.
+async fn made(client: &Client, namespace: &str, template: &Value) -> Result<(), String> {
+    let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"],
+        "spec": template["spec"]});
+    pod["metadata"]["name"] = "made".into();
+    let pod: Pod = serde_json::from_value(pod).expect("a template makes a pod");
+    dry_run(&Api::namespaced(client.clone(), namespace), &pod).await.map(drop)
 }

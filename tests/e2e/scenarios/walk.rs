@@ -192,7 +192,10 @@ async fn serve_at(stage: &Stage, address: IpAddr) -> u16 {
     });
     let named = |name: &str| json!({"name": name, "namespace": "gpu-system"});
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": named("gpupack-0"),
-        "spec": {"nodeName": "walk-00", "containers": [{"name": "extender", "image": "none"}]}});
+        "spec": {"nodeName": "walk-00", "securityContext": {"runAsNonRoot": true,
+            "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "extender", "image": "none", "securityContext": {
+                "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}]}});
     keep(stage, pod).await;
     let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
     let pods: Api<Pod> = Api::namespaced(stage.cluster.client.clone(), "gpu-system");

@@ -23,8 +23,9 @@ pub mod advice;
 pub mod guard;
 /// The section `pools`.
 pub mod pools;
-/// The section `webhook`.
+/// What pods with a GPU are allowed, in the section `webhook`.
 pub mod allowed;
+/// The section `webhook`.
 pub mod webhook;
 
 /// How log lines look.

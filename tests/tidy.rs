@@ -318,6 +318,22 @@ fn crates_come_from_the_public_registry() {
 }
 
 #[test]
+fn an_image_is_built_from_no_results_history_or_keys() {
+    let ignored = text_of(&files(), ".dockerignore").to_owned();
+    for path in ["/target", "/.git", "**/*.key", "**/*.pem", "**/*.kubeconfig"] {
+        assert!(ignored.lines().any(|line| line == path), "{path} goes into the build of an image");
+    }
+}
+
+#[test]
+fn a_release_notices_sums_that_overflow() {
+    let files = files();
+    let (_, rest) = text_of(&files, "Cargo.toml").split_once("[profile.release]").unwrap();
+    let profile = rest.split("\n[").next().unwrap();
+    assert!(profile.lines().any(|line| line == "overflow-checks = true"), "{profile}");
+}
+
+#[test]
 fn every_configuration_key_is_documented() {
     let files = files();
     let keys = KEYS.map(str::to_owned).into_iter();

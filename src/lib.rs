@@ -170,6 +170,7 @@ pub mod agent {
     pub mod nvml;
     pub mod processes;
     mod mps_clients;
+    mod mps_memory;
     mod mps_control;
     pub mod mps;
     pub mod fleet;

@@ -17,6 +17,7 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use super::mps_clients;
 use super::mps_control::Control;
+use super::mps_memory;
 use super::processes::PodsByProcess;
 use crate::clock::Clock;
 use crate::packing::units::Timestamp;
@@ -34,8 +35,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Looks without an answer after which a daemon of ours is killed, and started again.
 const MISSES_MAX: u32 = 3;
 
+/// Looks between two at the memory that clients share, and how old what is removed must be.
+const LOOKS_PER_SWEEP: u32 = 12;
+
 /// How long a daemon may take to end by itself.
 const END_WITHIN: Duration = Duration::from_secs(3);
+
+/// Shared memory, in the folder of all daemons.
+const SHARED_MEMORY: &str = "shm";
 
 /// The folder of a node's shared memory: everybody's, as `/dev/shm` is.
 const SHARED_MEMORY_MODE: u32 = 0o1777;
@@ -60,6 +67,8 @@ pub struct MpsSettings {
     pub duty: Duty,
     /// Time between two looks at each.
     pub ask_every: Duration,
+    /// Where the host's process table is mounted.
+    pub proc_root: PathBuf,
 }
 
 /// The daemons of a node; a handle, cheap to copy.
@@ -183,6 +192,8 @@ async fn look_after(shared: Arc<Shared>) {
     let mut news = shared.devices.subscribe();
     let mut keepers = JoinSet::new();
     let mut running: BTreeMap<String, AbortHandle> = BTreeMap::new();
+    let mut sweeps = tokio::time::interval(LOOKS_PER_SWEEP * shared.settings.ask_every);
+    sweeps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let devices = news.borrow_and_update().clone();
         if devices.is_over {
@@ -198,9 +209,29 @@ async fn look_after(shared: Arc<Shared>) {
         tokio::select! {
             _ = news.changed() => {}
             Some(_) = keepers.join_next() => {}
+            _ = sweeps.tick() => sweep(&shared.settings).await,
         }
     }
     while keepers.join_next().await.is_some() {}
+}
+
+/// Empties the memory that clients share, where it is the agent's and no client is left.
+async fn sweep(settings: &MpsSettings) {
+    let folder = settings.folder.join(SHARED_MEMORY);
+    if settings.duty != Duty::Manage || !folder.is_dir() {
+        return;
+    }
+    let (shown, proc_root) = (folder.clone(), settings.proc_root.clone());
+    let spared = LOOKS_PER_SWEEP * settings.ask_every;
+    let swept = move || mps_memory::sweep(&folder, &proc_root, spared);
+    match tokio::task::spawn_blocking(swept).await {
+        Ok(Ok(0)) | Err(_) => {}
+        Ok(Ok(removed)) => tracing::info!(removed, "removed what clients of MPS left in memory"),
+        Ok(Err(error)) => {
+            let folder = shown.display();
+            tracing::warn!(%folder, %error, "cannot tell whether clients of MPS are left: nothing is removed");
+        }
+    }
 }
 
 /// Looks after the daemon of one device.
@@ -339,7 +370,7 @@ async fn ended(daemon: &mut Option<Child>) {
 
 /// Makes the folders of a daemon.
 fn prepare(folder: &Path, control: &Control) -> std::io::Result<()> {
-    let shared_memory = folder.join("shm");
+    let shared_memory = folder.join(SHARED_MEMORY);
     for made in [&control.pipes, &control.logs, &shared_memory] {
         std::fs::create_dir_all(made)?;
     }

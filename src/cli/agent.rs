@@ -94,7 +94,8 @@ impl AgentArgs {
             MpsChoice::Manage => Duty::Manage,
         };
         let (folder, program) = (self.mps_folder.clone(), self.mps_control.clone());
-        let settings = MpsSettings { folder, program, duty, ask_every: ASK_EVERY };
+        let proc_root = self.proc_root.clone();
+        let settings = MpsSettings { folder, program, duty, ask_every: ASK_EVERY, proc_root };
         Some(MpsDaemons::new(settings, clock))
     }
 }

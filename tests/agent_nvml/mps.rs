@@ -59,7 +59,9 @@ impl Node {
         let clock = Clock::start();
         let ask_every = Duration::from_millis(100);
         let folder = world.path("mps");
-        let daemons = MpsDaemons::new(MpsSettings { folder, program, duty, ask_every }, clock);
+        let proc_root = world.proc_root();
+        let settings = MpsSettings { folder, program, duty, ask_every, proc_root };
+        let daemons = MpsDaemons::new(settings, clock);
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();
@@ -322,4 +324,55 @@ fn the_agent_as_a_process_runs_the_daemons_and_ends_them_when_it_is_told_to_stop
     assert!(is_alive(&pid));
     assert!(agent.end().success());
     assert!(!is_alive(&pid));
+}
+
+#[test]
+fn what_clients_left_in_shared_memory_goes_once_no_client_is_left() {
+    let node = Node::start(&json!({"gpus": [a100("GPU-a")]}), Duty::Manage);
+    let shm = node.world.path("mps/shm");
+    std::fs::create_dir_all(&shm).unwrap();
+    std::fs::write(shm.join("left"), "x").unwrap();
+    // This process, whose container is the agent's, and a client in another one.
+    for (pid, container) in [(std::process::id(), "mnt:[1]"), (10, "mnt:[2]")] {
+        let folder = node.world.proc_root().join(pid.to_string());
+        std::fs::create_dir_all(folder.join("root/dev")).unwrap();
+        std::fs::create_dir_all(folder.join("ns")).unwrap();
+        symlink(&shm, folder.join("root/dev/shm")).unwrap();
+        symlink(container, folder.join("ns/mnt")).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(3_000));
+    assert!(shm.join("left").exists(), "a client is there");
+    std::fs::remove_dir_all(node.world.proc_root().join("10")).unwrap();
+    until("the end of the file", || (!shm.join("left").exists()).then_some(()));
+}
+
+/// The container of `deploy/agent-privileged.yaml` that makes the file system, in a name space of its own.
+#[test]
+fn the_shared_memory_of_the_manifest_is_limited() {
+    let path =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/agent-privileged.yaml");
+    let patch: Value = serde_yaml_ng::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let container = &patch["spec"]["template"]["spec"]["initContainers"][0];
+    assert_eq!(container["command"], json!(["/bin/sh", "-ec"]));
+    let script = container["args"][0].as_str().unwrap();
+    let shell = |script: &str, folder: &std::path::Path| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--mount", "/bin/sh", "-ec", script]).env("FOLDER", folder).env("SIZE", "1m");
+        command.output()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    if !shell("true", folder.path()).is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no mount name space can be made here");
+        return;
+    }
+    let full = "head -c 2000000 /dev/zero >\"$FOLDER/shm/a\" && exit 9; rm \"$FOLDER/shm/a\"";
+    let checked = format!(
+        "{script}\n{script}\n{full}\nstat -f -c %T \"$FOLDER/shm\"; \
+        stat -c %a \"$FOLDER/shm\"; grep -c \"$FOLDER/shm\" /proc/self/mounts"
+    );
+    let output = shell(&checked, folder.path()).unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    let faults = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(told, "tmpfs\n1777\n1\n", "{faults}");
+    assert!(faults.contains("No space left"), "{faults}");
 }

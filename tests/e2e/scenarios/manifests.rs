@@ -29,6 +29,7 @@ fn the_api_server_takes_every_manifest() {
         apply(&bed.cluster.client, "agent.yaml", Mode::Keep).await;
         let patched = patch_agent(&bed.cluster.client, "agent-privileged.yaml").await;
         let pod = &patched["spec"]["template"]["spec"];
+        assert_eq!(pod["initContainers"][0]["name"], "mps-shm");
         let container = &pod["containers"][0];
         assert_eq!(container["securityContext"]["privileged"], true);
         assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true, "it is kept");

@@ -38,6 +38,7 @@ pub mod packing {
     pub mod fragmentation;
     pub mod figures;
     pub mod outlook;
+    pub mod rank;
     pub mod policy;
     pub mod baseline;
     pub mod plan;

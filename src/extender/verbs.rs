@@ -288,7 +288,7 @@ mod tests {
     use crate::packing::nearness::Reach;
 
     fn rank(cost: i64) -> Option<u128> {
-        Some(Rank::Fragmentation { cost, reach: Reach::default() }.key())
+        Some(Rank::Fragmentation { instance_mib: 0, cost, reach: Reach::default() }.key())
     }
 
     fn score(nodes: &[(&str, Option<u128>)]) -> Vec<i64> {

@@ -20,7 +20,7 @@ enum Family {
     /// Their ranks do not depend on prices.
     Ranked,
     /// What the prices are for.
-    Worth { class: ClassId, share: i64, spared: i64, reach: Reach },
+    Worth { instance_mib: u32, class: ClassId, share: i64, spared: i64, reach: Reach },
 }
 
 /// A node in its family, the better one first; equals are told apart by the order of names.
@@ -53,8 +53,9 @@ pub(super) struct Ranking {
 fn family_and_key(merit: &Merit) -> (Family, u128) {
     match *merit {
         Merit::Ranked(rank) => (Family::Ranked, rank.key()),
-        Merit::Worth(Worth { gain, spared, class, share }, reach) => {
-            (Family::Worth { class, share, spared, reach }, u128::from(i64::MAX.abs_diff(gain)))
+        Merit::Worth(instance_mib, Worth { gain, spared, class, share }, reach) => {
+            let family = Family::Worth { instance_mib, class, share, spared, reach };
+            (family, u128::from(i64::MAX.abs_diff(gain)))
         }
     }
 }
@@ -63,10 +64,10 @@ fn family_and_key(merit: &Merit) -> (Family, u128) {
 fn rank_key(family: Family, key: u128, prices: &Prices) -> u128 {
     match family {
         Family::Ranked => key,
-        Family::Worth { class, share, spared, reach } => {
+        Family::Worth { instance_mib, class, share, spared, reach } => {
             let less = u64::try_from(key).expect("it was made of one");
             let gain = i64::MAX.wrapping_sub_unsigned(less);
-            Merit::Worth(Worth { gain, spared, class, share }, reach).key(prices)
+            Merit::Worth(instance_mib, Worth { gain, spared, class, share }, reach).key(prices)
         }
     }
 }
@@ -166,15 +167,23 @@ mod tests {
     fn merits() -> impl Strategy<Value = Vec<Merit>> {
         let reach = prop::sample::select(vec![Reach::Linked, Reach::NumaNode, Reach::Far]);
         let gain = prop_oneof![-3..3_i64, Just(-1_000_000_000_000), Just(1_000_000_000_000)];
-        let worth = (gain, 0..3_i64, 0..2_usize, 1..3_i64, reach);
-        let worth = worth.prop_map(|(gain, spared, number, share, reach)| {
-            Merit::Worth(Worth { gain, spared, class: class(number), share }, reach)
+        let instance = || (0..2_u32).prop_map(|size| size * 4_864);
+        let worth = (instance(), gain, 0..3_i64, 0..2_usize, 1..3_i64, reach);
+        let worth = worth.prop_map(|(instance_mib, gain, spared, number, share, reach)| {
+            Merit::Worth(instance_mib, Worth { gain, spared, class: class(number), share }, reach)
         });
-        let ranked = (0..3_usize, 0..3_u64).prop_map(|(devices_opened, left)| {
+        let ranked = (instance(), 0..3_usize, 0..3_u64);
+        let ranked = ranked.prop_map(|(instance_mib, devices_opened, left)| {
             let left = Share::from_millionths(left);
             let reach = Reach::Linked;
             let (left_on_devices, left_on_node) = (left, left);
-            Merit::Ranked(Rank::BinPack { devices_opened, left_on_devices, left_on_node, reach })
+            Merit::Ranked(Rank::BinPack {
+                instance_mib,
+                devices_opened,
+                left_on_devices,
+                left_on_node,
+                reach,
+            })
         });
         prop_oneof![prop::collection::vec(worth, 0..20), prop::collection::vec(ranked, 0..20)]
     }

@@ -288,7 +288,7 @@ mod tests {
     }
 
     fn fits(cost: i64) -> Kept {
-        Ok(Merit::Ranked(Rank::Fragmentation { cost, reach: Reach::default() }))
+        Ok(Merit::Ranked(Rank::Fragmentation { instance_mib: 0, cost, reach: Reach::default() }))
     }
 
     /// The positions in the order of ranks, where that order is kept.

@@ -17,7 +17,7 @@ use super::mix::CompiledMix;
 use super::nearness::Reach;
 use super::node::NodeLedger;
 use super::outlook::{self, KeptOutlook};
-use super::prices::{Prices, Worth};
+pub use super::rank::{Merit, Rank};
 use super::request::Demand;
 use super::units::{HostAmount, Share};
 
@@ -106,110 +106,6 @@ impl Strategy {
     }
 }
 
-/// How good a place is; smaller is better. Ranks of one strategy are compared from top to bottom.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Rank {
-    /// Fullest first.
-    BinPack {
-        /// Empty devices that would be opened.
-        devices_opened: usize,
-        /// What stays free on the chosen devices: the larger of share and memory of each, summed.
-        left_on_devices: Share,
-        /// What stays free on the node, likewise.
-        left_on_node: Share,
-        /// How near the chosen devices are to each other.
-        reach: Reach,
-    },
-    /// Emptiest first.
-    Spread {
-        /// Tenants that are already on the chosen devices.
-        tenants_met: usize,
-        /// What stays free on the chosen devices; more is better.
-        left_on_devices: Reverse<Share>,
-        /// What stays free on the node; more is better.
-        left_on_node: Reverse<Share>,
-        /// How near the chosen devices are to each other.
-        reach: Reach,
-    },
-    /// Least expected waste first.
-    Fragmentation {
-        /// Expected waste that the place causes at the prices of the day, in billionths of a GPU.
-        cost: i64,
-        /// How near the chosen devices are to each other.
-        reach: Reach,
-    },
-    /// Highest score first.
-    Baseline {
-        /// The baseline's score, 0 to 100.
-        score: Reverse<i64>,
-    },
-}
-
-impl Rank {
-    /// A number in the same order as the ranks of one strategy: thousands of them are compared sooner.
-    /// Exact for shares below 280 million GPUs, and fewer than 65,536 devices and tenants.
-    #[inline]
-    pub fn key(&self) -> u128 {
-        const SHARE: u32 = 48;
-        const ALL: u128 = (1 << SHARE) - 1;
-        let share = |share: Share| u128::from(share.millionths()).min(ALL);
-        let few = |number: usize| u128::from(u16::try_from(number).unwrap_or(u16::MAX));
-        let joined = |first, second, third, reach: Reach| {
-            ((first << SHARE | second) << SHARE | third) << 2 | reach as u128
-        };
-        match *self {
-            Self::BinPack { devices_opened, left_on_devices, left_on_node, reach } => {
-                joined(few(devices_opened), share(left_on_devices), share(left_on_node), reach)
-            }
-            Self::Spread { tenants_met, left_on_devices, left_on_node, reach } => {
-                let less = |left: Reverse<Share>| ALL - share(left.0);
-                joined(few(tenants_met), less(left_on_devices), less(left_on_node), reach)
-            }
-            Self::Fragmentation { cost, reach } => key_of_cost(cost, reach),
-            Self::Baseline { score } => u128::from(u64::MAX) - from_least(score.0),
-        }
-    }
-}
-
-#[inline]
-fn key_of_cost(cost: i64, reach: Reach) -> u128 {
-    from_least(cost) << 2 | reach as u128
-}
-
-/// By how much a number exceeds the least one.
-fn from_least(number: i64) -> u128 {
-    u128::from(number.cast_unsigned() ^ 1 << 63)
-}
-
-/// What is known of a place from its node alone. It holds until the node changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Merit {
-    /// The rank itself.
-    Ranked(Rank),
-    /// How it changes the worth of the node's room, of which the prices of the day make a rank, and how
-    /// near its devices are to each other.
-    Worth(Worth, Reach),
-}
-
-impl Merit {
-    /// The key of its rank at these prices: see [`Rank::key`].
-    #[inline]
-    pub fn key(&self, prices: &Prices) -> u128 {
-        match self {
-            Self::Ranked(rank) => rank.key(),
-            Self::Worth(worth, reach) => key_of_cost(prices.cost(worth), *reach),
-        }
-    }
-
-    /// The rank at these prices.
-    pub fn rank(self, prices: &Prices) -> Rank {
-        match self {
-            Self::Ranked(rank) => rank,
-            Self::Worth(worth, reach) => Rank::Fragmentation { cost: prices.cost(&worth), reach },
-        }
-    }
-}
-
 /// A device that fits: its position on the node and what is taken of it.
 pub type Taken = (usize, Demand);
 
@@ -237,7 +133,7 @@ impl Strategy {
     pub(super) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Merit, TakenList) {
         if let (Self::Policy(Policy::Fragmentation), Some(forecast)) = (self, &mix.forecast) {
             let (worth, taken) = outlook::choose(forecast, scene, &mix.typical);
-            return (Merit::Worth(worth, scene.reach(&taken)), taken);
+            return (Merit::Worth(scene.instance_mib(&taken), worth, scene.reach(&taken)), taken);
         }
         let (rank, taken) = self.rank(scene, mix);
         (Merit::Ranked(rank), taken)
@@ -251,6 +147,7 @@ impl Strategy {
                     (scene.is_empty(*position), scene.left(*position, *demand))
                 });
                 let rank = Rank::BinPack {
+                    instance_mib: scene.instance_mib(&taken),
                     devices_opened: taken.iter().filter(|(at, _)| scene.is_empty(*at)).count(),
                     left_on_devices: total(taken.iter().map(|(at, d)| scene.left(*at, *d))),
                     left_on_node: scene.left_on_node(&taken),
@@ -263,6 +160,7 @@ impl Strategy {
                     (scene.tenants(*position), Reverse(scene.left(*position, *demand)))
                 });
                 let rank = Rank::Spread {
+                    instance_mib: scene.instance_mib(&taken),
                     tenants_met: taken.iter().map(|(at, _)| scene.tenants(*at)).sum(),
                     left_on_devices: Reverse(total(
                         taken.iter().map(|(at, d)| scene.left(*at, *d)),
@@ -281,6 +179,12 @@ impl Scene<'_> {
     /// Processor time and memory that would be left.
     pub(super) fn host_left(&self) -> HostAmount {
         self.host_free.left_after(self.ask.host)
+    }
+
+    /// The memory of the instance that is taken in MiB, where any will do that has enough; else 0.
+    fn instance_mib(&self, taken: &[Taken]) -> u32 {
+        let first = taken.first().filter(|_| self.ask.wants_any_instance());
+        first.map_or(0, |(_, demand)| u32::try_from(demand.memory.mib()).unwrap_or(u32::MAX))
     }
 
     /// How near devices are to each other.

@@ -3,6 +3,7 @@
 use super::super::fixture;
 use super::super::node::ClaimRule;
 use super::super::plan::{self, Place};
+use super::super::prices::Prices;
 use super::*;
 use proptest::prelude::{Just, Strategy as Any, any, prop_oneof, proptest};
 use proptest::prop_assert_eq;
@@ -70,6 +71,7 @@ fn a_rank_counts_what_stays_free_where_tenants_may_come() {
     let node = "A:600/1000 B!:900/1000 C=1g.5gb:500/500";
     let rank = place(node, "fraction=0.4", Policy::BinPack, "").merit;
     let left = Rank::BinPack {
+        instance_mib: 0,
         devices_opened: 0,
         left_on_devices: share(200_000),
         reach: Reach::Linked,
@@ -78,6 +80,7 @@ fn a_rank_counts_what_stays_free_where_tenants_may_come() {
     assert_eq!(rank, Merit::Ranked(left));
     let rank = place(node, "fraction=0.4", Policy::Spread, "").merit;
     let left = Rank::Spread {
+        instance_mib: 0,
         tenants_met: 1,
         left_on_devices: Reverse(share(200_000)),
         left_on_node: Reverse(share(1_200_000)),
@@ -101,6 +104,32 @@ fn of_whole_devices_of_several_models_the_least_wanted_is_taken() {
 }
 
 #[test]
+fn the_smallest_instance_that_is_enough_wins_under_every_policy() {
+    let request = "memory=400 isolation=hardware";
+    for policy in Policy::ALL {
+        for mix in ["", "9 memory=400 isolation=hardware; 1 fraction=0.5"] {
+            let key = |node| place(node, request, policy, mix).merit.key(&Prices::default());
+            // The larger one is alone on its node, or the only free one beside tenants.
+            for large in [
+                "A=3g.20gb:2000/2000",
+                "A=3g.20gb:2000/2000 B=3g.20gb:0/2000",
+                "A=2g.10gb:1000/1000 B:0/9000",
+            ] {
+                for small in ["A=1g.5gb:500/500", "A=1g.5gb:500/500 B:9000/9000 C:10/9000"] {
+                    assert!(key(small) < key(large), "{policy}, `{mix}`: {small}, {large}");
+                }
+            }
+        }
+    }
+    check_better(
+        Policy::BinPack,
+        request,
+        "A=1g.5gb:500/500 B=1g.5gb:0/500",
+        "A=1g.5gb:500/500 B=1g.5gb:500/500",
+    );
+}
+
+#[test]
 fn policies_are_named_as_the_annotation_writes_them() {
     for policy in Policy::ALL {
         assert_eq!(policy.to_string().parse(), Ok(policy));
@@ -111,21 +140,30 @@ fn policies_are_named_as_the_annotation_writes_them() {
 
 /// Any rank of one strategy, near others as a rule.
 fn any_rank(strategy: u8) -> impl Any<Value = Rank> {
-    let share = prop_oneof![4 => 0..5_u64, 1 => 0..(1_u64 << 47)];
+    let share = prop_oneof![4 => 0..5_u64, 1 => 0..(1_u64 << 39)];
     let few = prop_oneof![4 => 0..4_usize, 1 => 0..256_usize];
     let number = prop_oneof![4 => -3..3_i64, 1 => any::<i64>()];
     let reach = prop_oneof![Just(Reach::Linked), Just(Reach::NumaNode), Just(Reach::Far)];
-    (few, share.clone(), share, reach, number).prop_map(move |(few, a, b, reach, number)| {
+    let instance = prop_oneof![Just(0), 0..3_u32, 0..(1_u32 << 29)];
+    let any = (few, share.clone(), share, reach, number, instance);
+    any.prop_map(move |(few, a, b, reach, number, instance_mib)| {
         let (a, b) = (self::share(a), self::share(b));
         match strategy {
-            0 => Rank::BinPack { devices_opened: few, left_on_devices: a, left_on_node: b, reach },
+            0 => Rank::BinPack {
+                instance_mib,
+                devices_opened: few,
+                left_on_devices: a,
+                left_on_node: b,
+                reach,
+            },
             1 => Rank::Spread {
+                instance_mib,
                 tenants_met: few,
                 left_on_devices: Reverse(a),
                 left_on_node: Reverse(b),
                 reach,
             },
-            2 => Rank::Fragmentation { cost: number, reach },
+            2 => Rank::Fragmentation { instance_mib, cost: number, reach },
             _ => Rank::Baseline { score: Reverse(number) },
         }
     })

@@ -12,6 +12,7 @@ use serde_yaml_ng::{Mapping, Value};
 
 pub use self::advice::AdviceConfig;
 pub use self::guard::GuardConfig;
+pub use self::requests::RequestRules;
 pub use self::webhook::WebhookConfig;
 use crate::packing::policy::Policy;
 use crate::packing::pool::PoolRules;
@@ -25,6 +26,8 @@ pub mod guard;
 pub mod pools;
 /// What pods with a GPU are allowed, in the section `webhook`.
 pub mod allowed;
+/// What the operator says of requests.
+pub mod requests;
 /// The section `webhook`.
 pub mod webhook;
 
@@ -58,6 +61,8 @@ pub struct Config {
     pub domain_label: String,
     /// How the devices of each pool are shared.
     pub pools: PoolRules,
+    /// What is allowed of requests.
+    pub requests: RequestRules,
     /// How long a claim lasts at most.
     pub claim_for: Duration,
     /// Age of the last report from which a node counts as silent.
@@ -97,6 +102,7 @@ impl Default for Config {
             keep_best: NonZeroUsize::new(50),
             domain_label: "topology.kubernetes.io/zone".to_owned(),
             pools: PoolRules::default(),
+            requests: RequestRules::default(),
             claim_for: Duration::from_secs(10),
             stale_after: Duration::from_secs(15),
             warm_up: Duration::from_secs(10),
@@ -131,7 +137,7 @@ impl fmt::Display for ConfigFaults {
 impl std::error::Error for ConfigFaults {}
 
 /// All keys of the file, in the order of their documentation.
-pub const KEYS: [&str; 21] = [
+pub const KEYS: [&str; 24] = [
     "listen",
     "kubeconfig",
     "scheduler_names",
@@ -140,6 +146,9 @@ pub const KEYS: [&str; 21] = [
     "keep_best",
     "domain_label",
     "pools",
+    "other_resources",
+    "min_memory_mib",
+    "max_limit",
     "claim_seconds",
     "report_stale_seconds",
     "warm_up_seconds",
@@ -204,6 +213,7 @@ impl Reader {
                 None => default.keep_best,
             },
             domain_label: self.text("domain_label").unwrap_or(default.domain_label),
+            requests: RequestRules::read(self),
             claim_for: self.seconds("claim_seconds", 1..=300, default.claim_for),
             stale_after: self.seconds("report_stale_seconds", 2..=3600, default.stale_after),
             warm_up: self.seconds("warm_up_seconds", 0..=60, default.warm_up),

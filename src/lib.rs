@@ -92,6 +92,7 @@ pub mod cluster {
     pub mod resources;
     mod values;
     pub mod annotations;
+    pub mod other_keys;
     pub mod placement;
     pub mod mps;
     pub mod host;

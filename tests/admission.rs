@@ -2,9 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use gpupack::cluster::admission::Admission;
+use gpupack::cluster::annotations::{ContainerAsk, ContainerKind, parse_request};
+use gpupack::cluster::resources::{MARKER_MEMORY, MARKER_SHARE, MIG_PREFIX, SHARED_SLOT, WHOLE};
 use gpupack::config::WebhookConfig;
 use gpupack::config::webhook::{Allowed, MemoryLimit, ThreadCap, Unmanaged, WholeGpus};
+use gpupack::packing::mig::GEOMETRIES;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use serde_json::{Value, json};
@@ -386,4 +391,31 @@ fn the_pods_of_the_property_are_often_admitted() {
             usize::from(done.is_some_and(|done| done.to_string().contains("placed.gpupack.dev")));
     }
     assert!(granted > 50, "only {granted} of 1,000 pods get a device");
+}
+
+/// `second-scheduler.yaml` leaves to gpupack what gpupack counts, and nothing else of NVIDIA's group.
+#[test]
+fn the_second_scheduler_ignores_exactly_the_resources_that_are_served() {
+    let text = include_str!("../scheduler-config/second-scheduler.yaml");
+    let yaml: serde_yaml_ng::Value = serde_yaml_ng::from_str(text).unwrap();
+    let plugins = yaml["profiles"][0]["pluginConfig"].as_sequence().unwrap();
+    let fit = plugins.iter().find(|plugin| plugin["name"] == "NodeResourcesFit").unwrap();
+    assert_eq!(fit["args"]["ignoredResourceGroups"], serde_yaml_ng::Value::Null);
+    let ignored = fit["args"]["ignoredResources"].as_sequence().unwrap();
+    let ignored: Vec<&str> = ignored.iter().map(|name| name.as_str().unwrap()).collect();
+    let instances = GEOMETRIES.iter().flat_map(|geometry| geometry.profiles).flat_map(|profile| {
+        let plain = format!("{MIG_PREFIX}{}", profile.name);
+        let with_media = profile.has_media.then(|| format!("{plain}.me"));
+        [Some(plain), with_media].into_iter().flatten()
+    });
+    let fixed = [WHOLE, SHARED_SLOT, MARKER_SHARE, MARKER_MEMORY].map(str::to_owned);
+    let served: BTreeSet<String> = instances.chain(fixed).collect();
+    assert_eq!(ignored.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>(), served);
+    assert_eq!(ignored.len(), served.len(), "each is listed once");
+    for resource in served.iter().filter(|name| name.starts_with("nvidia.com/")) {
+        let resources = [(resource.clone(), "1".to_owned())].into();
+        let (name, kind) = ("main".to_owned(), ContainerKind::Regular);
+        let asked = parse_request(&BTreeMap::new(), &[ContainerAsk { name, kind, resources }]);
+        assert!(matches!(asked, Ok(Some(_))), "{resource}");
+    }
 }

@@ -60,7 +60,7 @@ pub fn run(args: &WebhookArgs) -> Result<()> {
             tracing::info!("stopping");
             stop.send_replace(true);
         });
-        let admission = Admission::new(settings, config.scheduler_names);
+        let admission = Admission::new(settings, config.scheduler_names).under(config.requests);
         service.serve(router(Arc::new(admission)), stopped).await;
         Ok(())
     })

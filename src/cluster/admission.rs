@@ -22,17 +22,17 @@ use crate::cluster::confinement::{refuse_container, refuse_pod};
 use crate::cluster::containers::{ContainerList, ContainerView, containers};
 use crate::cluster::injection::{Changes, Clients, Owned, blank, granted, markers};
 use crate::cluster::mps;
+use crate::cluster::other_keys::{check, other_keys};
 use crate::cluster::placement::refuse_reserved_keys;
-use crate::cluster::pod::container_asks;
+use crate::cluster::pod::{DEFAULT_SCHEDULER, class_of, container_asks, scheduler_of};
 use crate::cluster::request_error::{RequestError, shown};
-use crate::cluster::resources::{WHOLE, asks_for};
+use crate::cluster::resources::{WHOLE, asks_for, only};
 use crate::cluster::review::{ReviewFault, name_of, request};
 use crate::config::allowed::NVIDIA_CLASSES;
+use crate::config::requests::RequestRules;
 use crate::config::webhook::{MemoryLimit, Unmanaged, WebhookConfig, WholeGpus};
 use crate::packing::request::GpuRequest;
 
-/// The scheduler of pods that name none.
-const DEFAULT_SCHEDULER: &str = "default-scheduler";
 /// The subresource by which containers are added to a running pod.
 const EPHEMERAL: &str = "ephemeralcontainers";
 
@@ -62,12 +62,19 @@ enum Tenant {
 pub struct Admission {
     settings: WebhookConfig,
     scheduler_names: Vec<String>,
+    requests: RequestRules,
 }
 
 impl Admission {
     /// Rules for pods of these schedulers. Pods that name none get the first of them.
     pub fn new(settings: WebhookConfig, scheduler_names: Vec<String>) -> Self {
-        Self { settings, scheduler_names }
+        Self { settings, scheduler_names, requests: RequestRules::default() }
+    }
+
+    /// The same with these rules for requests.
+    #[must_use]
+    pub fn under(self, requests: RequestRules) -> Self {
+        Self { requests, ..self }
     }
 
     /// Answers the body of a call.
@@ -143,11 +150,16 @@ impl Admission {
             WholeGpus::Kubelet => false,
         };
         let ours: Vec<ContainerAsk> = asks.iter().map(|ask| only(ask, is_ours)).collect();
+        let others = other_keys(annotations, &asks);
         if parse_request(annotations, &ours)?.is_none() {
+            if scheduler != DEFAULT_SCHEDULER {
+                check(&self.requests, None, &others)?;
+            }
             return Ok(left);
         }
         // With all that it asks for, so that nothing is asked of both.
         let request = parse_request(annotations, &asks)?;
+        check(&self.requests, request.as_ref(), &others)?;
         Ok(request.map_or(left, |request| Tenant::Managed(Box::new(request))))
     }
 
@@ -345,21 +357,6 @@ impl Admission {
     fn is_nvidias(&self, class: &str) -> bool {
         NVIDIA_CLASSES.contains(&class) || self.settings.runtime_class.as_deref() == Some(class)
     }
-}
-
-/// The container with those of its GPU resources that are ours.
-fn only(ask: &ContainerAsk, is_ours: impl Fn(&str) -> bool) -> ContainerAsk {
-    let mut only = ask.clone();
-    only.resources.retain(|resource, _| is_ours(resource));
-    only
-}
-
-fn scheduler_of(spec: &PodSpec) -> &str {
-    spec.scheduler_name.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_SCHEDULER)
-}
-
-fn class_of(spec: &PodSpec) -> Option<&str> {
-    spec.runtime_class_name.as_deref().filter(|class| !class.is_empty())
 }
 
 #[cfg(test)]

@@ -10,15 +10,20 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::cluster::annotations::{ContainerAsk, ContainerKind, parse_request};
 use crate::cluster::host::host_amount;
 use crate::cluster::injection::takes_devices;
+use crate::cluster::other_keys::{OtherKey, check, other_keys};
 use crate::cluster::placement::{PlacementError, TOUCH, TouchMaker, decode, refuse_reserved_keys};
 use crate::cluster::pod_fields::PodFields;
 use crate::cluster::request_error::RequestError;
 use crate::cluster::start_failure::StartFailure;
+use crate::config::requests::RequestRules;
 use crate::ledger::facts::PodFact;
 use crate::packing::device::{NodeName, PodUid};
 use crate::packing::request::GpuRequest;
 use crate::packing::reservation::{Placement, PodRef};
 use crate::packing::units::HostAmount;
+
+/// The scheduler of pods that name none. Not all of its pods are meant for gpupack.
+pub(super) const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
 /// What matters of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +42,8 @@ pub struct SeenPod {
     pub host: HostAmount,
     /// What it asks of GPUs; none for a pod that wants no GPU.
     pub request: Result<Option<GpuRequest>, RequestError>,
+    /// Keys of its that ask another scheduler for a GPU.
+    pub other_keys: Vec<OtherKey>,
     /// Whether a container of it takes its devices from the placement, as the admission webhook or its
     /// own template has it. Without that it runs, and sees no GPU by its placement.
     pub takes_devices: bool,
@@ -112,9 +119,10 @@ impl SeenPod {
             },
             namespace,
             name,
-            scheduler_name: scheduler.unwrap_or_else(|| "default-scheduler".to_owned()),
+            scheduler_name: scheduler.unwrap_or_else(|| DEFAULT_SCHEDULER.to_owned()),
             host: spec.map_or(HostAmount::ZERO, host_amount),
             request: reserved.and_then(|()| parse_request(annotations, &containers)),
+            other_keys: other_keys(annotations, &containers),
             takes_devices: spec.is_some_and(takes_devices),
             placement: node.as_ref().map_or(Ok(None), |node| decode(annotations, node)),
             node,
@@ -170,6 +178,37 @@ impl SeenPod {
             None => Ok(seen),
         }
     }
+
+    /// Reads a pod of the API server under the operator's rules: see [`SeenPod::judge`].
+    pub fn judged(pod: &Pod, rules: &RequestRules) -> Self {
+        let mut seen = Self::from_api(pod);
+        seen.judge(rules);
+        seen
+    }
+
+    /// Refuses its request where the operator's rules do, on a pod that waits: what has its node keeps
+    /// what it was given.
+    pub fn judge(&mut self, rules: &RequestRules) {
+        let Ok(request) = &self.request else { return };
+        // Where the cluster's own scheduler serves all pods, one that asks us for nothing is not ours.
+        let is_ours = request.is_some() || self.scheduler_name != DEFAULT_SCHEDULER;
+        if self.node.is_none()
+            && is_ours
+            && let Err(error) = check(rules, request.as_ref(), &self.other_keys)
+        {
+            self.request = Err(error);
+        }
+    }
+}
+
+/// The scheduler that a pod is meant for.
+pub(super) fn scheduler_of(spec: &PodSpec) -> &str {
+    spec.scheduler_name.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_SCHEDULER)
+}
+
+/// The RuntimeClass that a pod names.
+pub(super) fn class_of(spec: &PodSpec) -> Option<&str> {
+    spec.runtime_class_name.as_deref().filter(|class| !class.is_empty())
 }
 
 /// The containers of a pod as the request parser wants them: regular ones first, in their order.

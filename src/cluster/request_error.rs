@@ -6,6 +6,7 @@
 
 use crate::packing::device::MAX_DEVICE_MEMORY;
 use crate::packing::request::MAX_DEVICES_PER_POD;
+use crate::packing::units::{MemMib, Share};
 
 /// A request that is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -202,6 +203,52 @@ pub enum RequestError {
         /// The keys that exist, each in backticks.
         known: &'static str,
     },
+    /// A container resource by which another scheduler, or kubelet, hands out GPUs.
+    #[error(
+        "container `{container}` asks for `{resource}`, which gpupack does not serve: {instead}, and \
+         remove `{resource}`; where it is no GPU, the operator lists it in `other_resources`"
+    )]
+    OtherResource {
+        /// The container.
+        container: String,
+        /// The resource.
+        resource: String,
+        /// What to write instead.
+        instead: &'static str,
+    },
+    /// An annotation by which another scheduler is asked for a GPU, or limits or chooses one.
+    #[error(
+        "annotation `{key}` is another scheduler's, and gpupack does not follow it: {instead}, and \
+         remove `{key}`"
+    )]
+    OtherAnnotation {
+        /// The annotation.
+        key: String,
+        /// What to write instead.
+        instead: &'static str,
+    },
+    /// Less memory than the operator hands out.
+    #[error(
+        "the pod asks for {memory} of GPU memory: the least that is given here is {least}, so raise \
+         `gpu-memory`; a CUDA context alone takes some 500 MiB"
+    )]
+    SmallMemory {
+        /// What it asks for.
+        memory: MemMib,
+        /// `min_memory_mib`.
+        least: MemMib,
+    },
+    /// A limit above what the operator allows.
+    #[error(
+        "the pod's limit is {limit} of a GPU: `gpu-fraction.limit` may be at most {most} here, so \
+         lower it"
+    )]
+    LimitAboveMax {
+        /// The limit.
+        limit: Share,
+        /// `max_limit`.
+        most: Share,
+    },
     /// A key that only gpupack writes.
     #[error(
         "`{key}` is written by gpupack alone when it places the pod: remove it from the pod or its \
@@ -215,7 +262,7 @@ pub enum RequestError {
 
 impl RequestError {
     /// All labels that [`RequestError::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 16] = [
+    pub const LABELS: [&'static str; 20] = [
         "fraction",
         "memory",
         "device_count",
@@ -231,6 +278,10 @@ impl RequestError {
         "two_kinds",
         "several_ask",
         "unknown_key",
+        "other_resource",
+        "other_annotation",
+        "small_memory",
+        "limit_above_max",
         "reserved_key",
     ];
 
@@ -252,6 +303,10 @@ impl RequestError {
             Self::TwoKinds { .. } => "two_kinds",
             Self::SeveralAsk { .. } => "several_ask",
             Self::UnknownKey { .. } => "unknown_key",
+            Self::OtherResource { .. } => "other_resource",
+            Self::OtherAnnotation { .. } => "other_annotation",
+            Self::SmallMemory { .. } => "small_memory",
+            Self::LimitAboveMax { .. } => "limit_above_max",
             Self::ReservedKey { .. } => "reserved_key",
         }
     }
@@ -285,6 +340,16 @@ impl RequestError {
                 "GPU request refused: it asks for several kinds of GPU or in several containers"
             }
             Self::UnknownKey { .. } => "GPU request refused: an annotation is unknown",
+            Self::OtherResource { .. } => {
+                "GPU request refused: a container resource is not served by gpupack"
+            }
+            Self::OtherAnnotation { .. } => {
+                "GPU request refused: an annotation is another scheduler's"
+            }
+            Self::SmallMemory { .. } => "GPU request refused: too little memory is asked for",
+            Self::LimitAboveMax { .. } => {
+                "GPU request refused: a limit is above what the operator allows"
+            }
             Self::ReservedKey { .. } => {
                 "GPU request refused: it carries a key that only gpupack writes"
             }

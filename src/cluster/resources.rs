@@ -65,6 +65,18 @@ pub(super) fn asks_for(container: &ContainerAsk, is_meant: impl Fn(&str) -> bool
     })
 }
 
+/// Whether gpupack serves a container resource, or writes it itself.
+pub(super) fn is_served(resource: &str) -> bool {
+    kind_of(resource).is_some()
+}
+
+/// The container with those of its GPU resources that are ours.
+pub(super) fn only(ask: &ContainerAsk, is_ours: impl Fn(&str) -> bool) -> ContainerAsk {
+    let mut only = ask.clone();
+    only.resources.retain(|resource, _| is_ours(resource));
+    only
+}
+
 /// What one unit of a resource is, and how many a pod may ask for; `None` for other resources.
 fn kind_of(resource: &str) -> Option<(Amount, u32)> {
     match resource {

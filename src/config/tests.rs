@@ -12,7 +12,8 @@ fn an_empty_file_is_the_default() {
 #[test]
 fn every_key_is_read() {
     let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
-        pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2}}\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
+        pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2}}\n\
+        other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 1\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
         drain_seconds: 4\napi_timeout_seconds: 5\nscheduler_timeout_seconds: 6\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
         log_level: debug\nlog_format: json\nguard:\nadvice:\nwebhook:\n";
     let halves = PoolRule {
@@ -29,6 +30,11 @@ fn every_key_is_read() {
         keep_best: None,
         domain_label: "r/s".to_owned(),
         pools: PoolRules::new([(PoolName::new("a"), halves)]),
+        requests: RequestRules {
+            other_resources: vec!["c/d".to_owned()],
+            min_memory: MemMib::new(8),
+            ..RequestRules::default()
+        },
         claim_for: Duration::from_secs(1),
         stale_after: Duration::from_secs(2),
         warm_up: Duration::from_secs(3),

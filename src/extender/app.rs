@@ -301,19 +301,22 @@ impl Sink for App {
             self.passed.forget(uid);
             return self.settle_pod(uid);
         }
+        let mut pod = pod.clone();
+        pod.judge(&self.config.requests);
         if pod.request == Ok(None) {
             self.passed.see(uid);
             return self.settle_pod(uid);
         }
-        self.pending.insert(uid.clone(), Arc::new(pod.clone()));
+        let pod = Arc::new(pod);
+        self.pending.insert(uid.clone(), Arc::clone(&pod));
         let to_hold = self.passed.see(uid);
-        match self.question(pod) {
+        match self.question(&pod) {
             Some(question) => {
                 let now = self.clock.now();
                 if let Some(node) = to_hold {
                     self.outbox.push(self.ledger.claim(uid, node.as_str(), &question, now));
                 }
-                self.waiting.see(Self::waiting_pod(pod, question), now);
+                self.waiting.see(Self::waiting_pod(&pod, question), now);
             }
             None => self.waiting.remove(&pod.pod.uid), // its request is refused
         }

@@ -216,7 +216,7 @@ async fn read_pod(app: &App, args: &ExtenderBindingArgs) -> Result<Arc<SeenPod>,
     let key = PodKey::new(&args.pod_namespace, &args.pod_name)?;
     let found = match cluster.writer.read_back(&key).await {
         Err(cause) => return Err(BindError::Unreadable { pod, cause }),
-        Ok(found) => found.map(|found| SeenPod::from_api(&found)),
+        Ok(found) => found.map(|found| SeenPod::judged(&found, &app.config.requests)),
     };
     let same = found.filter(|seen| seen.pod.uid.as_str() == args.pod_uid);
     same.map(Arc::new).ok_or(BindError::Gone { pod })
@@ -319,7 +319,7 @@ async fn unbound_again(
             let pod = target.key().to_string();
             return Err(taken_back(app, turn, uid, BindError::Unreadable { pod, cause }));
         }
-        Ok(read) => read.map(|pod| SeenPod::from_api(&pod)),
+        Ok(read) => read.map(|pod| SeenPod::judged(&pod, &app.config.requests)),
     };
     let Some(pod) = read.filter(|pod| pod.pod.uid == *uid) else {
         return Err(taken_back(app, turn, uid, gone(target.key())));

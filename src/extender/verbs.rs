@@ -53,7 +53,8 @@ pub type VerbAnswer = (Vec<u8>, Outcome);
 /// # Errors
 /// [`ProtocolError`] for a body that is no question.
 pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
-    let args = ExtenderArgs::parse(body)?;
+    let mut args = ExtenderArgs::parse(body)?;
+    args.pod.judge(&app.config.requests);
     let pod = &args.pod;
     let (names, are_plain) = (|| args.nodes.names(), args.nodes.are_plain());
     if let Err(error) = &pod.request {
@@ -226,7 +227,8 @@ fn encode_filter(
 /// # Errors
 /// [`ProtocolError`] for a body that is no question.
 pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
-    let args = ExtenderArgs::parse(body)?;
+    let mut args = ExtenderArgs::parse(body)?;
+    args.pod.judge(&app.config.requests);
     let pod = &args.pod;
     let names = args.nodes.names();
     let is_ready = app.readiness() == Readiness::Ready;

@@ -205,7 +205,12 @@ async fn refused_with_the_mend(stage: &Stage) {
         pod
     };
     let data = json!([{"name": "data", "hostPath": {"path": "/data"}}]);
+    let hami = PodPlan::new("hami").limited("nvidia.com/gpu", "1");
     for (pod, part) in [
+        (
+            json!(hami.limited("nvidia.com/gpumem", "4096").to_pod()),
+            "`gpu-memory` (MiB of one GPU)",
+        ),
         (json!(PodPlan::fraction("word", "half").to_pod()), "for instance `0.5`"),
         (
             json!(PodPlan::memory("unit", 1).annotated("gpu-memory", "8Gi").to_pod()),
@@ -238,7 +243,7 @@ async fn refused_with_the_mend(stage: &Stage) {
     harmless["spec"]["runtimeClassName"] = "kata".into();
     let harmless: Pod = serde_json::from_value(harmless).expect("still a pod");
     dry_run(&api, &harmless).await.expect("a runtime that hands out no GPU");
-    stage.figure("12 bad pods refused at their creation, each with the mend");
+    stage.figure("13 bad pods refused at their creation, each with the mend");
 }
 
 async fn debug_containers(stage: &Stage, name: &str) {

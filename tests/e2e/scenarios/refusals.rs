@@ -35,6 +35,8 @@ fn refusable() -> Vec<(PodPlan, &'static str)> {
         half("typo", "gpupack.dev/gpu-modle", "A100"),
         (PodPlan::new("count-alone").annotated("gpu-fraction-num-devices", "2"), "num-devices"),
         half("limit", "gpu-fraction.limit", "0.25"),
+        half("rival", "kai.scheduler/container.main.gpu-memory.portion.limit", "0.8"),
+        memory("tiny", "63"),
     ]
 }
 
@@ -63,6 +65,60 @@ fn bad_annotations_are_refused_with_an_event_and_without_a_loop() {
         stage.figure(&format!("a good pod is bound beside them in {} ms", clock::ms(took)));
         stage.judge().await;
     });
+}
+
+/// The shipped configuration leaves to gpupack what it serves, and counts the rest of NVIDIA's group.
+#[test]
+fn kube_scheduler_counts_the_resources_that_gpupack_does_not() {
+    scenario("counted", |bed| async move {
+        let settings = json!({"other_resources": ["nvidia.com/hostdev"]});
+        let fleet = Fleet::new().with("counted", 2, (2, A100));
+        let stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
+        let half = |name: &str| PodPlan::fraction(name, "0.5");
+        stage
+            .cluster
+            .add_pods(&[
+                half("network").limited("nvidia.com/hostdev", "1"),
+                PodPlan::new("instance").limited("nvidia.com/mig-1g.10gb.me", "1"),
+                PodPlan::new("whole").limited("nvidia.com/gpu", "1"),
+                PodPlan::new("hami")
+                    .limited("nvidia.com/gpu", "1")
+                    .limited("nvidia.com/gpumem", "4096"),
+                half("limited").limited("koordinator.sh/gpu-core", "0"),
+            ])
+            .await;
+        let limit = Duration::from_secs(60);
+        stage
+            .watching
+            .until("the sound ones bound", limit, |pods| {
+                is_bound(pods, "whole") && is_bound(pods, "limited")
+            })
+            .await;
+        for (name, part) in [
+            ("network", "Insufficient nvidia.com/hostdev"),
+            ("instance", "node has no device of the kind asked for"),
+            ("hami", "Insufficient nvidia.com/gpumem"),
+        ] {
+            until_said(&stage, name, part).await;
+            assert!(!stage.watching.ask(|pods| is_bound(pods, name)), "{name} bound");
+        }
+        stage.figure("whole GPUs and MIG instances are gpupack's, nvidia.com/hostdev is counted");
+        stage.judge().await;
+    });
+}
+
+/// Waits until the scheduler has said this of the pod.
+async fn until_said(stage: &Stage, name: &str, part: &str) {
+    let started = clock::now();
+    loop {
+        let events = stage.cluster.events().await.into_iter().filter(|event| event.pod == name);
+        let said: Vec<String> = events.map(|event| event.message).collect();
+        if said.iter().any(|text| text.contains(part)) {
+            return;
+        }
+        assert!(started.elapsed() < Duration::from_secs(60), "{name}: {said:?}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }
 
 #[test]

@@ -1,0 +1,142 @@
+//! What the operator says of requests: the keys `other_resources`, `min_memory_mib` and `max_limit`.
+
+use serde_yaml_ng::Value;
+
+use super::Reader;
+use crate::packing::units::{MemMib, Share};
+
+/// Checked rules for requests. The webhook and the extender read them from one configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestRules {
+    /// Container resources that look like GPUs and are none: full names, or prefixes that end in `*`.
+    pub other_resources: Vec<String>,
+    /// A part of a GPU has at least this much memory.
+    pub min_memory: MemMib,
+    /// The largest limit that a pod may declare, as a share of the GPU.
+    pub max_limit: Share,
+}
+
+impl Default for RequestRules {
+    fn default() -> Self {
+        Self { other_resources: Vec::new(), min_memory: MemMib::new(64), max_limit: Share::WHOLE }
+    }
+}
+
+impl RequestRules {
+    /// Takes its keys out of `reader`.
+    pub(super) fn read(reader: &mut Reader) -> Self {
+        let default = Self::default();
+        let min_memory = reader.number("min_memory_mib", 1..=65_536, default.min_memory.mib());
+        Self {
+            other_resources: resources(reader).unwrap_or_default(),
+            min_memory: MemMib::new(min_memory),
+            max_limit: max_limit(reader).unwrap_or(default.max_limit),
+        }
+    }
+
+    /// Whether the operator says that this container resource is no GPU.
+    pub fn is_other(&self, resource: &str) -> bool {
+        self.other_resources.iter().any(|pattern| is_like(pattern, resource))
+    }
+}
+
+/// Whether `name` is `pattern`, or begins with what is before the `*` at the end of `pattern`.
+pub fn is_like(pattern: &str, name: &str) -> bool {
+    pattern.strip_suffix('*').map_or(pattern == name, |prefix| name.starts_with(prefix))
+}
+
+fn resources(reader: &mut Reader) -> Option<Vec<String>> {
+    let key = "other_resources";
+    let value = reader.take(key)?;
+    // The group is always said, so that no pattern lets every resource through.
+    let is_plain = |text: &&str| {
+        let name = text.strip_suffix('*').unwrap_or(text);
+        let group = name.split_once('/').map_or("", |(group, _)| group);
+        !group.is_empty() && !name.contains('*') && !name.contains(char::is_whitespace)
+    };
+    let items = value.as_sequence().map(|items| {
+        items.iter().map(|item| item.as_str().filter(is_plain).map(str::to_owned)).collect()
+    });
+    let names: Option<Vec<String>> = items.flatten();
+    if names.is_none() {
+        let allowed = "a list of resource names with their group, such as `nvidia.com/hostdev`, or \
+             of prefixes such as `nvidia.com/hostdev*`";
+        reader.fault(key, &value, allowed);
+    }
+    names
+}
+
+fn max_limit(reader: &mut Reader) -> Option<Share> {
+    let key = "max_limit";
+    let value = reader.take(key)?;
+    let text = match &value {
+        Value::Number(number) => number.to_string(),
+        other => other.as_str().unwrap_or_default().to_owned(),
+    };
+    let share = decimal(&text).filter(|it| (Share::from_millionths(1)..=Share::WHOLE).contains(it));
+    if share.is_none() {
+        let allowed = "a share of a GPU above 0 and up to 1 with at most 5 decimals, such as `0.5`";
+        reader.fault(key, &value, allowed);
+    }
+    share
+}
+
+/// A decimal with at most five decimals, exactly.
+fn decimal(text: &str) -> Option<Share> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
+    let is_digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    if decimals.len() > 5 || whole.is_empty() || !is_digits(whole) || !is_digits(decimals) {
+        return None;
+    }
+    let millionths: u64 = format!("{decimals:0<6}").parse().ok()?;
+    let whole: u64 = whole.parse().ok()?;
+    Some(Share::from_millionths(whole.checked_mul(1_000_000)?.checked_add(millionths)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    fn read(text: &str) -> Result<RequestRules, String> {
+        Config::from_yaml(text).map(|config| config.requests).map_err(|faults| faults.to_string())
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let text = "other_resources: [nvidia.com/hostdev, 'nvidia.com/rdma*']\nmin_memory_mib: 1\n\
+            max_limit: 0.25";
+        let rules = read(text).unwrap();
+        let expected = RequestRules {
+            other_resources: vec!["nvidia.com/hostdev".to_owned(), "nvidia.com/rdma*".to_owned()],
+            min_memory: MemMib::new(1),
+            max_limit: Share::from_millionths(250_000),
+        };
+        assert_eq!(rules, expected);
+        for (resource, is_other) in [
+            ("nvidia.com/hostdev", true),
+            ("nvidia.com/hostdevs", false),
+            ("nvidia.com/rdma_a", true),
+            ("nvidia.com/gpumem", false),
+        ] {
+            assert_eq!(rules.is_other(resource), is_other, "{resource}");
+        }
+        for (text, millionths) in [("1", 1_000_000), ("1.0", 1_000_000), ("'0.00001'", 10)] {
+            let rules = read(&format!("max_limit: {text}")).unwrap();
+            assert_eq!(rules.max_limit.millionths(), millionths, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_would_let_everything_through_is_refused() {
+        for bad in ["'*'", "hostdev", "'/a'", "'nvidia.com/*a'", "nvidia.com/a b", "7"] {
+            let fault = read(&format!("other_resources: [{bad}]")).unwrap_err();
+            assert!(fault.contains("`other_resources:"), "{fault}");
+        }
+        for bad in ["0", "1.1", "-0.5", "0.123456", ".nan", "half", "[1]"] {
+            let fault = read(&format!("max_limit: {bad}")).unwrap_err();
+            assert!(fault.contains("`max_limit:"), "{bad}: {fault}");
+        }
+        assert!(read("min_memory_mib: 0").unwrap_err().contains("1 to 65536"));
+    }
+}

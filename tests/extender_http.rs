@@ -222,7 +222,7 @@ async fn what_is_not_there_is_404_and_a_wrong_method_405() {
 }
 
 /// Annotations and resource limits that are refused, and the reason.
-const FAULTY: [(&str, &str, &str); 21] = [
+const FAULTY: [(&str, &str, &str); 25] = [
     (r#"{"gpu-fraction":"1.5"}"#, "{}", "a fraction is not a decimal in (0, 1]"),
     (r#"{"gpu-fraction":"0"}"#, "{}", "a fraction is not a decimal in (0, 1]"),
     (r#"{"gpu-fraction":"NaN"}"#, "{}", "a fraction is not a decimal in (0, 1]"),
@@ -276,11 +276,27 @@ const FAULTY: [(&str, &str, &str); 21] = [
         r#"{"nvidia.com/gpu":"1"}"#,
         "it asks for part of a GPU and for whole devices",
     ),
+    (
+        "{}",
+        r#"{"nvidia.com/gpu":"1","nvidia.com/gpumem":"4096"}"#,
+        "a container resource is not served by gpupack",
+    ),
+    (
+        r#"{"gpu-fraction":"0.5","kai.scheduler/container.main.gpu-memory.portion.limit":"0.8"}"#,
+        "{}",
+        "an annotation is another scheduler's",
+    ),
+    (r#"{"gpu-memory":"63"}"#, "{}", "too little memory is asked for"),
+    (
+        r#"{"gpu-fraction":"0.2","gpu-fraction.limit":"0.9"}"#,
+        "{}",
+        "a limit is above what the operator allows",
+    ),
 ];
 
 #[tokio::test]
 async fn each_faulty_request_has_its_constant_reason_on_every_node() {
-    let bed = Bed::warm().await;
+    let bed = Bed::warm_with("max_limit: 0.8").await;
     let before = bed.books().await;
     let nodes = ["gpu-a", "gpu-b", "gpu-c"];
     for (annotations, limits, reason) in FAULTY {
@@ -295,7 +311,23 @@ async fn each_faulty_request_has_its_constant_reason_on_every_node() {
     }
     assert_eq!(bed.books().await, before);
     let (_, metrics) = bed.get("/metrics").await;
-    assert!(metrics.contains(r#"gpupack_refusals_total{reason="bad_request"} 21"#), "{metrics}");
+    assert!(metrics.contains(r#"gpupack_refusals_total{reason="bad_request"} 25"#), "{metrics}");
+}
+
+#[tokio::test]
+async fn what_the_operator_lists_is_no_gpu_and_what_is_tiny_is_not_given() {
+    let bed = Bed::warm_with("other_resources: ['nvidia.com/host*']").await;
+    let nodes = ["gpu-a", "gpu-b"];
+    let mut asks = pod("a", json!({"gpu-fraction": "0.5"}));
+    asks["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/hostdev": "1"}});
+    assert_eq!(bed.filter(asks, &nodes).await["NodeNames"], json!(nodes));
+    // 0.004 is 61 MiB of the T4 and 327 MiB of the A100.
+    let answer = bed.filter(pod("b", json!({"gpu-fraction": "0.004"})), &nodes).await;
+    assert_eq!(answer["NodeNames"], json!(["gpu-b"]));
+    assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-a"], "insufficient memory per share");
+    let bind = json!({"PodName": "b", "PodNamespace": "team", "PodUID": "b", "Node": "gpu-a"});
+    let (_, answer) = bed.post("/v1/bind", bind.to_string()).await;
+    assert_eq!(answer["Error"], "insufficient memory per share");
 }
 
 #[tokio::test]

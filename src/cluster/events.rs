@@ -39,6 +39,8 @@ const MAX_NOTE_BYTES: usize = 1024;
 pub enum NoticeReason {
     /// The pod is bound, with its devices.
     GpuPlaced,
+    /// It is bound with so little memory that a CUDA program can hardly start.
+    GpuMemorySmall,
     /// Its way of asking for a GPU is wrong.
     GpuRequestRefused,
     /// No node has room for it now.
@@ -72,6 +74,7 @@ impl NoticeReason {
     pub fn name(self) -> &'static str {
         match self {
             Self::GpuPlaced => "GpuPlaced",
+            Self::GpuMemorySmall => "GpuMemorySmall",
             Self::GpuRequestRefused => "GpuRequestRefused",
             Self::NoGpuFits => "NoGpuFits",
             Self::GpuMemoryFragmented => "GpuMemoryFragmented",
@@ -91,7 +94,10 @@ impl NoticeReason {
     /// What was being done.
     fn action(self) -> &'static str {
         match self {
-            Self::GpuPlaced | Self::NoGpuFits | Self::GpuMemoryFragmented => "Scheduling",
+            Self::GpuPlaced
+            | Self::GpuMemorySmall
+            | Self::NoGpuFits
+            | Self::GpuMemoryFragmented => "Scheduling",
             Self::GpuRequestRefused => "Parsing",
             Self::PlacedByOthers
             | Self::Overbooked
@@ -107,7 +113,8 @@ impl NoticeReason {
     fn severity(self) -> EventType {
         match self {
             Self::GpuPlaced => EventType::Normal,
-            Self::GpuRequestRefused
+            Self::GpuMemorySmall
+            | Self::GpuRequestRefused
             | Self::NoGpuFits
             | Self::GpuMemoryFragmented
             | Self::PlacedByOthers

@@ -36,6 +36,11 @@ use crate::packing::device::{NodeName, PodUid};
 use crate::packing::fit::HostRule;
 use crate::packing::policy::Strategy;
 use crate::packing::reservation::{Placement, PodRef, Protection};
+use crate::packing::units::MemMib;
+
+/// What a CUDA context takes of a GPU's memory before the program allocates any, by and large: 300 to 500
+/// MiB on data center GPUs.
+const CUDA_CONTEXT: MemMib = MemMib::new(512);
 
 /// Where a decision is written.
 pub enum Truth {
@@ -122,7 +127,10 @@ impl App {
     /// The question that a pod's request stands for; none where the request is faulty. A pod without
     /// a GPU is a question only where nobody else checks processor time and memory.
     pub fn question(&self, pod: &SeenPod) -> Option<Question> {
-        let gpu = pod.request.as_ref().ok()?.clone();
+        let mut gpu = pod.request.as_ref().ok()?.clone();
+        if let Some(gpu) = &mut gpu {
+            gpu.min_memory = self.config.requests.min_memory;
+        }
         let host_rule = match self.truth {
             Truth::Cluster(_) if gpu.is_none() => return None,
             Truth::Cluster(_) => HostRule::Trusted,
@@ -235,6 +243,17 @@ impl App {
             note.push_str(DEVICES);
         }
         self.tell(&pod.pod, NoticeReason::GpuPlaced, note);
+    }
+
+    /// Warns about a placement on which a CUDA program can hardly start.
+    pub fn tell_small(&self, pod: &SeenPod, placement: &Placement) {
+        let least = placement.devices.iter().map(|device| device.demand.memory).min();
+        let Some(memory) = least.filter(|memory| *memory < CUDA_CONTEXT) else { return };
+        let note = format!(
+            "it gets {memory} of GPU memory, and a CUDA context alone takes up to {CUDA_CONTEXT}: ask \
+             for more by `gpu-memory` or `gpu-fraction`"
+        );
+        self.tell(&pod.pod, NoticeReason::GpuMemorySmall, note);
     }
 
     /// Whether containers that share a GPU are given to the driver to be limited: what the webhook is

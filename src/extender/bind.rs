@@ -152,6 +152,7 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
             let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
             decide(call, cluster, &mut turn, &pod, target).await?;
             app.tell_placed(&pod, &placement);
+            app.tell_small(&pod, &placement);
         }
     }
     placed(app, &pod, &placement);

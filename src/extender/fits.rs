@@ -10,6 +10,8 @@ use super::mends::in_words;
 use crate::cluster::annotations::{
     ContainerAsk, ContainerKind, DEVICE_COUNT, FRACTION, ISOLATION, MEMORY, MODEL, parse_request,
 };
+use crate::cluster::other_keys::check;
+use crate::config::requests::RequestRules;
 use crate::ledger::questions::Question;
 use crate::packing::fit::HostRule;
 use crate::packing::policy::Strategy;
@@ -42,7 +44,7 @@ pub(super) struct Fits {
 pub(super) fn fits(app: &App, query: &BTreeMap<String, String>) -> Result<Fits, String> {
     let request = match query.get("pod") {
         Some(pod) => waiting_request(app, query, pod)?,
-        None => request(query)?,
+        None => request(&app.config.requests, query)?,
     };
     let asks = in_words(&request);
     let policy = Strategy::Policy(app.config.policy);
@@ -76,7 +78,7 @@ fn waiting_request(
 }
 
 /// The request that a pod with these annotations would make: there is one parser for it.
-fn request(query: &BTreeMap<String, String>) -> Result<GpuRequest, String> {
+fn request(rules: &RequestRules, query: &BTreeMap<String, String>) -> Result<GpuRequest, String> {
     let mut annotations = BTreeMap::new();
     let mut container = ContainerAsk {
         name: "gpu".to_owned(),
@@ -106,7 +108,10 @@ fn request(query: &BTreeMap<String, String>) -> Result<GpuRequest, String> {
         annotations.insert(annotation.to_owned(), value.clone());
     }
     match parse_request(&annotations, &[container]) {
-        Ok(Some(request)) => Ok(request),
+        Ok(Some(request)) => {
+            check(rules, Some(&request), &[]).map_err(|error| error.to_string())?;
+            Ok(GpuRequest { min_memory: rules.min_memory, ..request })
+        }
         Ok(None) => Err(format!(
             "say what is asked for, such as /v1/fit?fraction=0.25 or /v1/fit?memory=16Gi: there are {KEYS}"
         )),

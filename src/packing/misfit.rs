@@ -35,6 +35,11 @@ pub enum Misfit {
         /// By how much the request exceeds the largest suitable device.
         over: MemMib,
     },
+    /// A share is asked for that is less memory than the operator hands out of such a device.
+    SmallShare {
+        /// By how much it is less.
+        short: MemMib,
+    },
     /// Fewer suitable devices exist than are asked for, whatever is free.
     TooFewDevices {
         /// Devices that would suit if they were empty.
@@ -77,7 +82,7 @@ pub enum Misfit {
 
 impl Misfit {
     /// All labels that [`Misfit::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 21] = [
+    pub const LABELS: [&'static str; 22] = [
         "unknown_node",
         "node_gone",
         "never_reported",
@@ -99,6 +104,7 @@ impl Misfit {
         "share",
         "memory",
         "host",
+        "small_share",
     ];
 
     /// Position of the label in [`Misfit::LABELS`].
@@ -125,6 +131,7 @@ impl Misfit {
             Self::Share { .. } => 18,
             Self::Memory { .. } => 19,
             Self::Cpu { .. } | Self::HostMemory { .. } => 20,
+            Self::SmallShare { .. } => 21,
         }
     }
 
@@ -153,6 +160,7 @@ impl Misfit {
                 "tenants of the GPU accept only neighbours held to their memory"
             }
             Self::TooLarge { .. } => "request exceeds the memory of every GPU of the node",
+            Self::SmallShare { .. } => "insufficient memory per share",
             Self::TooFewDevices { .. } => "node has fewer suitable GPUs than are asked for",
             Self::Unhealthy => "every suitable GPU is unhealthy",
             Self::KubeletOwned => "every suitable GPU is handed out by kubelet itself",
@@ -168,6 +176,7 @@ impl Misfit {
     pub fn missing(self) -> String {
         match self {
             Self::TooLarge { over } => format!("{over} more than the largest GPU has"),
+            Self::SmallShare { short } => format!("{short} for the least share that is given"),
             Self::TooFewDevices { suitable } => {
                 format!("only {suitable} suitable GPUs exist there")
             }
@@ -211,7 +220,7 @@ impl Misfit {
             Self::Unhealthy => "health",
             Self::KubeletOwned => "kubelet",
             Self::Share { .. } => "compute",
-            Self::TooLarge { .. } | Self::Memory { .. } => "memory",
+            Self::TooLarge { .. } | Self::SmallShare { .. } | Self::Memory { .. } => "memory",
             Self::Cpu { .. } => "CPU",
             Self::HostMemory { .. } => "main memory",
         }
@@ -229,6 +238,10 @@ impl Misfit {
             Self::UnverifiedGuard => Some(
                 "see `protection_evidence` of the node in /v1/state: its driver is too old for memory \
                  limits, or sets none for tenants that should have one",
+            ),
+            Self::SmallShare { .. } => Some(
+                "raise `gpu-fraction`, or choose larger GPUs by `gpupack.dev/gpu-model`: the operator \
+                 gives no share with less memory than `min_memory_mib`",
             ),
             Self::UnheldTenant => Some("wait until what nothing holds there has left"),
             Self::ProtectedTenant => Some(
@@ -274,6 +287,7 @@ impl Misfit {
             | Self::Unprotected
             | Self::UnverifiedGuard
             | Self::TooLarge { .. }
+            | Self::SmallShare { .. }
             | Self::TooFewDevices { .. }
             | Self::Unhealthy
             | Self::KubeletOwned => false,
@@ -294,6 +308,7 @@ impl Misfit {
             Self::NoReplicas => (7, 0),
             Self::PartOfGpu => (8, 0),
             Self::TooLarge { over } => (9, over.mib()),
+            Self::SmallShare { short } => (9, short.mib()),
             Self::TooFewDevices { suitable } => (10, u64::from(u32::MAX - suitable)),
             Self::Unprotected => (11, 0),
             Self::UnverifiedGuard => (12, 0),

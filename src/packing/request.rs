@@ -117,6 +117,8 @@ pub struct GpuRequest {
     pub policy: Option<Policy>,
     /// Container that gets the GPU; the first regular one where none is named.
     pub container: Option<Arc<str>>,
+    /// Least memory that a part of a device may have: the operator's, zero where there is none.
+    pub min_memory: MemMib,
 }
 
 impl GpuRequest {
@@ -135,6 +137,7 @@ impl GpuRequest {
             limit: None,
             policy: None,
             container: None,
+            min_memory: MemMib::ZERO,
         }
     }
 
@@ -156,6 +159,16 @@ impl GpuRequest {
         if !self.is_kind(&class.kind) {
             return Err(Misfit::Kind);
         }
+        let demand = self.isolated_demand_on(class)?;
+        match self.min_memory.checked_sub(demand.memory) {
+            Some(short) if short > MemMib::ZERO && demand != class.whole() => {
+                Err(Misfit::SmallShare { short })
+            }
+            _ => Ok(demand),
+        }
+    }
+
+    fn isolated_demand_on(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
         let demand = self.amount.demand_of(class)?;
         let whole = class.whole();
         match (self.isolation, &class.kind) {
@@ -321,6 +334,24 @@ mod tests {
                 "{amount:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_part_with_less_memory_than_is_handed_out_fits_nowhere() {
+        let gpu = class("T4", ClassKind::Gpu);
+        let asks = |share, min_memory| {
+            let share = Amount::Fraction(Share::from_millionths(share));
+            let request =
+                GpuRequest { min_memory: MemMib::new(min_memory), ..GpuRequest::one(share) };
+            request.demand_on(&gpu).map(|demand| demand.memory.mib())
+        };
+        // 0.00416 of 15,360 MiB is 63.9 MiB.
+        assert_eq!(asks(4_160, 64), Err(Misfit::SmallShare { short: MemMib::new(1) }));
+        assert_eq!(asks(4_170, 64), Ok(64));
+        assert_eq!(asks(10, 1), Err(Misfit::SmallShare { short: MemMib::new(1) }));
+        assert_eq!(asks(10, 0), Ok(0), "the simulator has no least");
+        assert_eq!(asks(1_000_000, 20_000), Ok(15_360), "what is whole is no part");
+        assert_eq!(Misfit::SmallShare { short: MemMib::new(1) }.label(), "small_share");
     }
 
     #[test]

@@ -17,12 +17,12 @@ use serde_json::{Value, json};
 use crate::cluster::admission_error::AdmissionError;
 use crate::cluster::containers::{ContainerView, containers};
 use crate::cluster::mps;
-use crate::cluster::placement::{DEVICES, MEMORY_MIB, UUIDS};
+use crate::cluster::placement::{DEVICES, DRIVER_MEMORY, MEMORY_MIB, UUIDS};
 use crate::cluster::quantity::parse_count;
 use crate::cluster::request_error::shown;
 use crate::cluster::resources::{MARKER_MEMORY, MARKER_SHARE, WHOLE};
 use crate::config::webhook::MemoryLimit;
-use crate::packing::request::{Amount, GpuRequest};
+use crate::packing::request::{Amount, GpuRequest, Isolation};
 
 /// What NVIDIA's runtime reads the devices of a container from.
 pub const DEVICES_VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -129,12 +129,15 @@ pub(super) fn granted(request: &GpuRequest, limit: MemoryLimit) -> Vec<EnvVar> {
         | Amount::Memory(_)
         | Amount::FractionAndMemory(..)
         | Amount::SharedSlot => true,
-        // Nobody else is on the device; and the hook has no place in the specification of a MIG instance.
+        // Nobody else is on the device.
         Amount::Whole | Amount::MigInstance(_) => false,
     };
-    if limit == MemoryLimit::Driver && is_shared {
+    // The driver takes no limit of a MIG instance. Under isolation by hardware it is one, or a whole GPU;
+    // of others bind says it, by writing the annotation or not. The hook is not in the specification of an
+    // instance, so that nobody reads the empty variable there.
+    if limit == MemoryLimit::Driver && is_shared && request.isolation != Isolation::Hardware {
         variables.push(literal(HOOK_REQUEST, "0"));
-        variables.push(placed(HOOK_LIMIT, MEMORY_MIB));
+        variables.push(placed(HOOK_LIMIT, DRIVER_MEMORY));
     }
     variables
 }

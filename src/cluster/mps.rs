@@ -14,13 +14,13 @@ use k8s_openapi::api::core::v1::{EnvVar, HostPathVolumeSource, PodSpec, Volume, 
 use crate::cluster::admission_error::AdmissionError;
 use crate::cluster::containers::ContainerView;
 use crate::cluster::injection::{UUIDS_VARIABLE, literal, placed};
-use crate::cluster::placement::{MPS_MEMORY, MPS_THREADS};
+use crate::cluster::placement::{DRIVER_MEMORY, MPS_MEMORY, MPS_THREADS};
 use crate::cluster::request_error::shown;
 use crate::config::allowed::{HostFolder, plain};
 use crate::config::webhook::ThreadCap;
 use crate::packing::device::ModelName;
 use crate::packing::request::{Amount, Demand, GpuRequest, Isolation, ModelFilter};
-use crate::packing::units::Share;
+use crate::packing::units::{MemMib, Share};
 
 /// The volume with the folders of all daemons. Pods have no other use for the name.
 pub(super) const VOLUME: &str = "gpupack-mps";
@@ -129,7 +129,7 @@ pub(super) fn has_volume(spec: &PodSpec, wanted: Option<&Volume>) -> Result<bool
     }
 }
 
-/// What the client in a pod is told when the pod is placed.
+/// The limits of a container, of MPS or of the driver, that are written when its pod is placed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientLimits {
     annotations: BTreeMap<String, String>,
@@ -148,6 +148,12 @@ impl ClientLimits {
         };
         let all = std::iter::once(memory).chain(threads);
         Self { annotations: all.map(|(key, value)| (key.to_owned(), value)).collect() }
+    }
+
+    /// The limit of a container that the driver is to hold to so much of each of its GPUs.
+    pub fn of_driver(memory: MemMib) -> Self {
+        let limit = (DRIVER_MEMORY.to_owned(), memory.mib().to_string());
+        Self { annotations: BTreeMap::from([limit]) }
     }
 
     /// They as annotations.
@@ -173,7 +179,6 @@ fn percent(share: Share, model: Option<&ModelName>, cap: ThreadCap) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packing::units::MemMib;
 
     fn limits(mib: u64, millionths: u64, model: Option<&str>, cap: ThreadCap) -> String {
         let share = Share::from_millionths(millionths);

@@ -25,6 +25,9 @@ pub const UUIDS: &str = "placed.gpupack.dev/uuids";
 /// Booked memory per device in whole MiB; the least where devices differ, because a container has
 /// one limit for all its devices.
 pub const MEMORY_MIB: &str = "placed.gpupack.dev/memory-mib";
+/// What the driver is to hold each container to on each of its GPUs, in MiB; none on MIG instances, of which
+/// the driver takes no limits.
+pub const DRIVER_MEMORY: &str = "placed.gpupack.dev/driver-memory-limit";
 /// What a client of MPS may take of its GPU, as MPS reads it: `0=4096M`. Where MPS is in use.
 pub const MPS_MEMORY: &str = "placed.gpupack.dev/mps-memory-limit";
 /// Percent of the multiprocessors that a client of MPS may use; 100 is no limit. Where MPS limits compute.

@@ -1,6 +1,8 @@
 //! The section `guard` of the configuration: what becomes of pods that use more GPU memory than they
 //! may.
 
+use std::time::Duration;
+
 use super::Reader;
 use crate::packing::units::MemMib;
 
@@ -24,16 +26,23 @@ pub struct GuardConfig {
     pub after_sightings: u32,
     /// Use beyond what a pod may is nobody's fault up to this.
     pub tolerance: MemMib,
+    /// How long a pod that is no longer alone on its GPU may go on to use up to its limit.
+    pub grace: Duration,
 }
 
 impl Default for GuardConfig {
     fn default() -> Self {
-        Self { over_use: OverUse::default(), after_sightings: 2, tolerance: MemMib::new(128) }
+        Self {
+            over_use: OverUse::default(),
+            after_sightings: 2,
+            tolerance: MemMib::new(128),
+            grace: Duration::from_secs(30),
+        }
     }
 }
 
 /// All keys of the section, in the order of their documentation.
-pub const KEYS: [&str; 3] = ["evict", "after_sightings", "tolerance_mib"];
+pub const KEYS: [&str; 4] = ["evict", "after_sightings", "tolerance_mib", "grace_seconds"];
 
 impl GuardConfig {
     /// Takes the section's keys out of `reader`.
@@ -46,6 +55,7 @@ impl GuardConfig {
             over_use: reader.switch("evict", [OverUse::Told, OverUse::Evicted], default.over_use),
             after_sightings: u32::try_from(sightings).unwrap_or(default.after_sightings),
             tolerance: MemMib::new(tolerance),
+            grace: reader.seconds("grace_seconds", 0..=3600, default.grace),
         }
     }
 }
@@ -57,9 +67,13 @@ mod tests {
 
     #[test]
     fn every_key_is_read_and_nothing_is_evicted_unless_asked_for() {
-        let text = "guard: { evict: true, after_sightings: 3, tolerance_mib: 0 }";
-        let expected =
-            GuardConfig { over_use: OverUse::Evicted, after_sightings: 3, tolerance: MemMib::ZERO };
+        let text = "guard: { evict: true, after_sightings: 3, tolerance_mib: 0, grace_seconds: 7 }";
+        let expected = GuardConfig {
+            over_use: OverUse::Evicted,
+            after_sightings: 3,
+            tolerance: MemMib::ZERO,
+            grace: Duration::from_secs(7),
+        };
         assert_eq!(Config::from_yaml(text).unwrap().guard, expected);
         assert!(KEYS.iter().all(|key| text.contains(&format!("{key}:"))));
         assert_eq!(Config::from_yaml("guard:").unwrap().guard.over_use, OverUse::Told);

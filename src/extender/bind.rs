@@ -27,9 +27,9 @@ use crate::config::Config;
 use crate::config::webhook::MemoryLimit;
 use crate::ledger::reading::Readiness;
 use crate::metrics::{BindResult, Outcome};
-use crate::packing::device::{NodeName, PodUid};
+use crate::packing::device::{DeviceKind, NodeName, PodUid};
 use crate::packing::figures::Size;
-use crate::packing::reservation::{Placement, Reservation, ReservationState};
+use crate::packing::reservation::{PlacedDevice, Placement, Reservation, ReservationState};
 use crate::packing::units::Timestamp;
 
 /// Times a Binding is posted again after the pod changed under it: each needs a further change of
@@ -188,18 +188,28 @@ async fn settle_earlier(call: &Call<'_>, turn: &mut Turn<'_>) -> Result<bool, Bi
     Ok(false)
 }
 
-/// The limits that the containers of a pod get with `placement`.
+/// The limits that the containers of a pod get with `placement`: what it asked for, whatever its own limit.
 pub(super) fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
     let settings = &app.config.webhook;
-    let [placed] = &placement.devices[..] else { return ClientLimits::default() };
-    if settings.memory_limit != MemoryLimit::Mps {
-        return ClientLimits::default();
-    }
     let node = app.ledger.node(placement.node.as_str());
-    let books =
-        node.as_ref().and_then(|node| node.devices().iter().find(|it| it.device().id == placed.id));
-    let model = books.map(|books| &books.device().model);
-    ClientLimits::of(placed.demand, model, settings.thread_cap)
+    let device = |placed: &PlacedDevice| {
+        let mut devices = node.iter().flat_map(|node| node.devices());
+        devices.find(|it| it.device().id == placed.id).map(|books| books.device())
+    };
+    match (settings.memory_limit, &placement.devices[..]) {
+        (MemoryLimit::Mps, [placed]) => {
+            let model = device(placed).map(|device| &device.model);
+            ClientLimits::of(placed.demand, model, settings.thread_cap)
+        }
+        (MemoryLimit::Driver, devices) => {
+            let is_gpu = |placed| device(placed).is_some_and(|it| it.kind == DeviceKind::Gpu);
+            // The toolkit sets one amount on all of them.
+            let least = devices.iter().map(|placed| placed.demand.memory).min();
+            let least = least.filter(|_| devices.iter().all(is_gpu));
+            least.map(ClientLimits::of_driver).unwrap_or_default()
+        }
+        (MemoryLimit::None | MemoryLimit::Mps, _) => ClientLimits::default(),
+    }
 }
 
 /// Whether the books have the pod on this node already, and its Binding is decided.
@@ -368,7 +378,8 @@ mod tests {
         let capped = "memory_limit: mps, mps_thread_percentage: share";
         for (settings, devices, written) in [
             ("", &["A"][..], ""),
-            ("memory_limit: driver", &["A"], ""),
+            ("memory_limit: driver", &["A"], "250"),
+            ("memory_limit: driver", &["gone"], ""),
             ("memory_limit: mps", &["A"], "0=250M"),
             ("memory_limit: mps", &["A", "B"], ""),
             (capped, &["A"], "0=250M 25"),

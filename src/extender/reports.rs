@@ -30,8 +30,12 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
             app.metrics.report(result, last.map(|last| now.since(last)));
             app.outbox.push(receipt.effects);
             if receipt.is_taken {
-                let rules =
-                    Rules { tolerance: app.config.guard.tolerance, limits: app.driver_limits() };
+                let rules = Rules {
+                    tolerance: app.config.guard.tolerance,
+                    limits: app.driver_limits(),
+                    grace: app.config.guard.grace,
+                    max_limit: app.config.requests.max_limit,
+                };
                 let seen = (&report.books.uses[..], report.details);
                 app.outbox.push(app.ledger.note(node, seen, rules, now));
             }

@@ -5,6 +5,7 @@
 //! [`Nearness`](crate::packing::nearness::Nearness); both are in the books.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::books::{Ledger, locked};
 use super::effect::Effect;
@@ -14,7 +15,7 @@ use super::usage::Usages;
 use crate::packing::details::DeviceDetails;
 use crate::packing::device::{DeviceId, PodUid};
 use crate::packing::node::{DeviceUse, NodeLedger};
-use crate::packing::units::{MemMib, Timestamp};
+use crate::packing::units::{MemMib, Share, Timestamp};
 
 /// The driver of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +81,10 @@ pub struct Rules {
     pub tolerance: MemMib,
     /// What containers that share a GPU are given to.
     pub limits: DriverLimits,
+    /// How long a pod that is no longer alone on its GPU may go on to use up to its limit.
+    pub grace: Duration,
+    /// No limit counts for more than this share of the GPU.
+    pub max_limit: Share,
 }
 
 impl NodeDetails {
@@ -108,7 +113,7 @@ impl NodeDetails {
         }
         let mut effects = Vec::new();
         if uses.iter().any(|seen| seen.processes.is_some()) {
-            effects = self.sightings.take(books, uses, rules.tolerance);
+            effects = self.sightings.take(books, uses, rules, now);
             self.usages.take(books, (uses, &self.sightings), now);
             let seen = (uses, &report.tenants);
             effects.extend(self.protections.take(books, seen, rules.limits, now));
@@ -152,7 +157,12 @@ mod tests {
     use crate::ledger::fixture;
 
     fn note(ledger: &Ledger, node: &str, report: DetailsReport) {
-        let rules = Rules { tolerance: MemMib::ZERO, limits: DriverLimits::Unused };
+        let rules = Rules {
+            tolerance: MemMib::ZERO,
+            limits: DriverLimits::Unused,
+            grace: Duration::ZERO,
+            max_limit: Share::WHOLE,
+        };
         assert_eq!(ledger.note(node, (&[], report), rules, Timestamp::START), []);
     }
 

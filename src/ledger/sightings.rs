@@ -5,17 +5,19 @@
 //! by themselves. What the driver cannot say of a process makes nobody an over-user.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use litemap::LiteMap;
 
 use super::books::{Ledger, locked};
+use super::details::Rules;
 use super::effect::Effect;
 use super::slot::Slot;
 use crate::packing::device::{DeviceId, NodeName, PodUid};
 use crate::packing::node::{DeviceUse, NodeLedger, NodeState};
 use crate::packing::request::Limit;
 use crate::packing::reservation::{PodRef, Reservation, ReservationState};
-use crate::packing::units::{MemMib, Share};
+use crate::packing::units::{MemMib, Share, Timestamp};
 
 /// What was seen on the devices of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,10 +40,44 @@ pub struct OnDevice {
 pub struct Use {
     /// Memory of all its processes.
     pub used: MemMib,
-    /// What it may use: what it holds, or its limit where that is more.
+    /// What it may use: what it holds, or its limit where that is more and counts now.
     pub allowed: MemMib,
+    /// Whether its limit counts.
+    pub(super) company: Company,
     /// Lists, one after the other up to the last, that show more than that and the tolerance.
     pub lists_over: u32,
+}
+
+/// Who is on a device beside a pod: until borrowing is built, its limit counts only without neighbors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Company {
+    /// Others were there before it.
+    #[default]
+    Shared,
+    /// It is alone.
+    Alone,
+    /// Others came; until then it may go down to what it holds.
+    Until(Timestamp),
+}
+
+impl Company {
+    /// What follows on `self` at the next list.
+    fn next(self, is_alone: bool, now: Timestamp, grace: Duration) -> Self {
+        match self {
+            _ if is_alone => Self::Alone,
+            Self::Alone => Self::Until(now.plus(grace)),
+            Self::Shared | Self::Until(_) => self,
+        }
+    }
+
+    /// Whether a limit counts.
+    fn tolerates(self, now: Timestamp) -> bool {
+        match self {
+            Self::Shared => false,
+            Self::Alone => true,
+            Self::Until(end) => now < end,
+        }
+    }
 }
 
 impl Use {
@@ -102,13 +138,15 @@ impl Sightings {
         }
     }
 
-    /// Takes in the lists of a report. Use within `tolerance` of what is allowed is nobody's fault.
+    /// Takes in the lists of a report. Use within the tolerance of what is allowed is nobody's fault.
     pub(super) fn take(
         &mut self,
         books: &NodeLedger,
         uses: &[DeviceUse],
-        tolerance: MemMib,
+        rules: Rules,
+        now: Timestamp,
     ) -> Vec<Effect> {
+        let tolerance = rules.tolerance;
         // What is kept shares the texts of the books: those of a report are of no use beyond it.
         let device = |id: &DeviceId| {
             let mut devices = books.devices().iter().map(|known| &known.device().id);
@@ -117,27 +155,35 @@ impl Sightings {
         let mut effects = Vec::new();
         for seen in uses {
             let (Some(id), Some(list)) = (device(&seen.id), &seen.processes) else { continue };
-            let before = self.devices.remove(&id).unwrap_or_default();
+            let before = self.devices.remove(&id);
+            // Whoever was there before the first list may have been alone until now.
+            let unseen = if before.is_none() { Company::Alone } else { Company::Shared };
+            let before = before.unwrap_or_default();
+            let is_alone = is_alone(books, &id);
             let most = list.len().min(books.reservations().len());
-            let mut now = OnDevice { pods: LiteMap::with_capacity(most), foreign: MemMib::ZERO };
+            let mut on = OnDevice { pods: LiteMap::with_capacity(most), foreign: MemMib::ZERO };
             let mut unknown = Vec::new();
             for process in list {
                 let holder = process.pod.as_ref().and_then(|uid| books.reservation(uid));
                 let holder = holder.map(|held| &held.pod.uid);
                 let sum = match holder {
-                    Some(uid) => &mut now.pods.entry(uid.clone()).or_default().used,
-                    None => &mut now.foreign,
+                    Some(uid) => &mut on.pods.entry(uid.clone()).or_default().used,
+                    None => &mut on.foreign,
                 };
                 match process.memory {
                     Some(memory) => *sum = sum.checked_add(memory).unwrap_or(BEYOND),
                     None => unknown.extend(holder.cloned()),
                 }
             }
-            now.pods.retain(|uid, _| !unknown.contains(uid));
-            for (uid, used) in &mut now.pods {
+            on.pods.retain(|uid, _| !unknown.contains(uid));
+            for (uid, used) in &mut on.pods {
                 let Some(held) = books.reservation(uid) else { continue };
-                used.allowed = allowed(books, held, &seen.id);
-                let earlier = before.pods.get(uid).map_or(0, |earlier| earlier.lists_over);
+                let earlier = before.pods.get(uid);
+                let company = earlier.map_or(unseen, |earlier| earlier.company);
+                used.company = company.next(is_alone, now, rules.grace);
+                let most = if used.company.tolerates(now) { rules.max_limit } else { Share::ZERO };
+                used.allowed = allowed(books, held, &seen.id, most);
+                let earlier = earlier.map_or(0, |earlier| earlier.lists_over);
                 if used.excess() > tolerance {
                     used.lists_over = earlier.saturating_add(1);
                 }
@@ -151,14 +197,14 @@ impl Sightings {
                     });
                 }
             }
-            if now.foreign > tolerance && before.foreign <= tolerance {
+            if on.foreign > tolerance && before.foreign <= tolerance {
                 effects.push(Effect::Foreign {
                     node: books.name().clone(),
                     device: seen.id.clone(),
-                    used: now.foreign,
+                    used: on.foreign,
                 });
             }
-            self.devices.insert(id, now);
+            self.devices.insert(id, on);
         }
         effects
     }
@@ -197,22 +243,29 @@ fn is_ending(held: &Reservation) -> bool {
     matches!(held.state, ReservationState::Draining { .. })
 }
 
-/// What a pod may use of a device: what it holds there, or the limit it asked for where that is more.
-/// Of a device on which it holds nothing it may use nothing.
-fn allowed(books: &NodeLedger, held: &Reservation, device: &DeviceId) -> MemMib {
+/// Whether the device has one tenant in the books.
+fn is_alone(books: &NodeLedger, device: &DeviceId) -> bool {
+    let on_it = books.devices().iter().find(|known| known.device().id == *device);
+    on_it.is_some_and(|known| known.tenants().len() == 1)
+}
+
+/// What a pod may use of a device: what it holds there, or the limit it asked for where that is more, but by
+/// that no more than the share `most` of it. Of a device on which it holds nothing it may use nothing.
+fn allowed(books: &NodeLedger, held: &Reservation, device: &DeviceId, most: Share) -> MemMib {
     let on_it = books.devices().iter().find(|known| known.device().id == *device);
     let (Some(books), Some(booked)) =
         (on_it, on_it.and_then(|known| known.tenants().get(&held.pod.uid)))
     else {
         return MemMib::ZERO;
     };
+    let capacity = books.capacity().memory;
     let limit = held.request.as_ref().and_then(|request| request.limit);
     let limit = match limit {
         None => MemMib::ZERO,
-        Some(Limit::Fraction(share)) => share.min(Share::WHOLE).of(books.capacity().memory),
+        Some(Limit::Fraction(share)) => share.min(Share::WHOLE).of(capacity),
         Some(Limit::Memory(memory)) => memory,
     };
-    booked.memory.max(limit)
+    booked.memory.max(limit.min(most.of(capacity)))
 }
 
 impl Ledger {
@@ -246,136 +299,4 @@ impl Ledger {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ledger::details::{DetailsReport, Rules};
-    use crate::ledger::fixture::{bound, hello, ledger, report, say, seconds, uid};
-    use crate::ledger::protection::DriverLimits;
-    use crate::packing::node::ProcessUse;
-    use crate::packing::units::Timestamp;
-
-    fn note(ledger: &Ledger, node: &str, uses: &[DeviceUse]) -> Vec<Effect> {
-        let rules = Rules { tolerance: MemMib::new(50), limits: DriverLimits::Unused };
-        ledger.note(node, (uses, DetailsReport::default()), rules, Timestamp::START)
-    }
-
-    /// A report of one device with these processes; `?` is an amount that the driver cannot say.
-    fn list(device: &str, processes: &str) -> Vec<DeviceUse> {
-        let mut uses = crate::ledger::fixture::uses(device, &[]);
-        let process = |text: &str| {
-            let (pod, mib) = text.split_once('=').unwrap();
-            let pod = (pod != "host").then(|| uid(pod));
-            ProcessUse { pod, memory: (mib != "?").then(|| MemMib::new(mib.parse().unwrap())) }
-        };
-        uses[0].processes = Some(processes.split_whitespace().map(process).collect());
-        uses
-    }
-
-    /// The ledger with two GPUs of 1000 MiB; `p` holds half of A, `q` a fifth of A, `r` half of B.
-    fn tenanted() -> Ledger {
-        let ledger = ledger("A B");
-        for (name, device, share) in [("p", "A", 500_000), ("q", "A", 200_000), ("r", "B", 500_000)]
-        {
-            ledger.see_pod(&bound(name, "n", device, share), Timestamp::START);
-        }
-        ledger
-    }
-
-    fn shown(effects: &[Effect]) -> String {
-        let shown = effects.iter().map(|effect| match effect {
-            Effect::Overuse { device, pod, used, allowed, .. } => {
-                format!("{pod} {}/{} on {device}", used.mib(), allowed.mib())
-            }
-            Effect::Foreign { device, used, .. } => format!("foreign {} on {device}", used.mib()),
-            other => format!("{other:?}"),
-        });
-        shown.collect::<Vec<_>>().join(", ")
-    }
-
-    fn check(ledger: &Ledger, processes: &str, effects: &str, over: &str) {
-        let told = note(ledger, "n", &list("A", processes));
-        assert_eq!(shown(&told), effects, "{processes}");
-        let found = ledger.over_users();
-        let rows = found
-            .iter()
-            .map(|it| format!("{} +{} x{}", it.pod(), it.seen.excess().mib(), it.seen.lists_over));
-        assert_eq!(rows.collect::<Vec<_>>().join(", "), over, "{processes}");
-    }
-
-    #[test]
-    fn an_over_user_is_told_once_and_counted_with_each_list() {
-        let ledger = tenanted();
-        check(&ledger, "p=500 q=250", "", "");
-        check(&ledger, "p=400 p=151 q=200", "p 551/500 on A", "p +51 x1");
-        check(&ledger, "p=600 q=251", "q 251/200 on A", "p +100 x2, q +51 x1");
-        check(&ledger, "p=550 q=300", "", "q +100 x2");
-        check(&ledger, "p=600", "p 600/500 on A", "p +100 x1");
-        check(&ledger, "p=600 p=?", "", "");
-        check(&ledger, "", "", "");
-    }
-
-    #[test]
-    fn a_report_without_lists_changes_nothing() {
-        let ledger = tenanted();
-        check(&ledger, "p=600", "p 600/500 on A", "p +100 x1");
-        let mut uses = list("A", "");
-        uses[0].processes = None;
-        assert_eq!(note(&ledger, "n", &uses), []);
-        assert_eq!(ledger.over_users().len(), 1);
-    }
-
-    #[test]
-    fn a_pod_on_a_device_that_it_does_not_hold_is_an_over_user_there() {
-        let ledger = tenanted();
-        check(&ledger, "r=51", "r 51/0 on A", "r +51 x1");
-    }
-
-    #[test]
-    fn a_limit_may_be_used_and_not_more() {
-        let ledger = tenanted();
-        for (limit, allowed) in [
-            (Limit::Fraction(Share::from_millionths(800_000)), 800),
-            (Limit::Memory(MemMib::new(700)), 700),
-            (Limit::Memory(MemMib::new(1)), 500),
-        ] {
-            let mut fact = bound("p", "n", "A", 500_000);
-            let mut request = (**fact.request.as_ref().unwrap()).clone();
-            request.limit = Some(limit);
-            fact.request = Some(request.into());
-            ledger.see_pod(&fact, Timestamp::START);
-            check(&ledger, &format!("p={}", allowed + 50), "", "");
-            let told = format!("p {}/{allowed} on A", allowed + 51);
-            check(&ledger, &format!("p={}", allowed + 51), &told, "p +51 x1");
-            check(&ledger, "", "", "");
-        }
-    }
-
-    #[test]
-    fn foreign_use_is_told_when_it_begins_and_summed() {
-        let ledger = tenanted();
-        check(&ledger, "host=30 x=20", "", "");
-        check(&ledger, "host=30 x=21 p=600", "p 600/500 on A, foreign 51 on A", "p +100 x1");
-        check(&ledger, "host=900 p=600", "", "p +100 x2");
-        let expected =
-            Outside { over_users: 1, excess: MemMib::new(100), foreign: MemMib::new(900) };
-        assert_eq!(ledger.outside(), expected);
-        check(&ledger, "host=18446744073709551615 x=1", "", "");
-        assert_eq!(ledger.outside().foreign, BEYOND, "absurd sums stop nothing");
-    }
-
-    #[test]
-    fn pods_and_devices_that_are_gone_are_forgotten() {
-        let ledger = tenanted();
-        check(&ledger, "p=600", "p 600/500 on A", "p +100 x1");
-        ledger.end_pod(&uid("p"), seconds(1));
-        let told = note(&ledger, "n", &list("A", "p=700"));
-        assert_eq!(shown(&told), "", "it is ending");
-        say(&ledger, &report("x", 7, 2, "A B")).unwrap();
-        say(&ledger, &report("x", 7, 3, "A B")).unwrap();
-        assert_eq!(ledger.over_users(), [], "it is out of the books");
-        say(&ledger, &hello("y", 1, "B")).unwrap();
-        assert_eq!(note(&ledger, "n", &list("A", "host=900")), []);
-        assert_eq!(ledger.outside(), Outside::default());
-        assert_eq!(note(&ledger, "nobody", &list("A", "host=900")), []);
-    }
-}
+mod tests;

@@ -44,12 +44,27 @@ impl Bed {
 
     /// The same before it is ready, when the watch has shown no pod.
     pub(crate) async fn starting(fake: &Fake, config: Config, annotations: Value) -> Self {
+        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
+            "reserved_mib": 0, "kind": "gpu", "healthy": true}]);
+        Self::made(fake, config, annotations, &gpu).await
+    }
+
+    /// The same as [`Bed::new`] with this configuration and these devices.
+    async fn with(fake: &Fake, config: Config, inventory: &Value) -> Self {
+        let bed = Self::made(fake, config, json!({"gpu-fraction": "0.5"}), inventory).await;
+        bed.app.set_fenced();
+        bed.watch(fake);
+        bed
+    }
+
+    async fn made(fake: &Fake, config: Config, annotations: Value, inventory: &Value) -> Self {
         let clock = Clock::start();
         let stale_after = Duration::from_secs(3_600);
         let settings = Settings { stale_after, first_session: 1, ..settings(&config, &clock) };
         let (events, _) = notices(fake.client(), "replica-0".to_owned(), 1, TIMEOUT);
         let truth = ClusterTruth { writer: fake.writer(), notices: events };
         let ledger = Arc::new(Ledger::new(settings));
+        ledger.share_by(config.pools.clone());
         let truth = Truth::Cluster(Box::new(truth));
         let app = Arc::new(App::new(ledger, clock, config, truth));
         let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(1 << 18) };
@@ -57,11 +72,12 @@ impl Bed {
         app.ledger.set_listed(app.clock.now());
         let set_log_level = Arc::new(|_: &str| Ok(()));
         let bed = Self { router: router(Service { app: Arc::clone(&app), set_log_level }), app };
+        let uses: Vec<Value> = inventory.as_array().into_iter().flatten().map(|device| {
+            json!({"uuid": device["uuid"], "used_mib": 0, "healthy": true, "processes": []})
+        }).collect();
         let hello = json!({
             "schema_version": 1, "agent": "agent-of-n1", "sequence": 1,
-            "inventory": [{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
-                "reserved_mib": 0, "kind": "gpu", "healthy": true}],
-            "devices": [{"uuid": "GPU-a", "used_mib": 0, "healthy": true, "processes": []}],
+            "inventory": inventory, "devices": uses,
         });
         bed.send("PUT", "/v1/nodes/n1/report", &hello).await;
         fake.world(|world| {
@@ -355,4 +371,29 @@ async fn room_is_held_for_pods_that_the_watch_shows_and_for_no_others() {
     larger["metadata"]["annotations"]["gpu-fraction"] = "1".into();
     bed.filter(&larger).await;
     assert_eq!(bed.app.ledger.claim_count(), 0);
+}
+
+/// The driver is given a limit of a GPU, in the form of the annotation that the hook's variable is filled
+/// from; of a MIG instance it takes none.
+#[tokio::test]
+async fn the_limit_of_the_driver_is_written_for_gpus_and_never_for_instances() {
+    let gpu = json!({"uuid": "GPU-a", "index": 0, "model": "NVIDIA A100-SXM4-40GB",
+        "memory_mib": 40_960, "reserved_mib": 0, "kind": "gpu", "healthy": true});
+    let mut parent = gpu.clone();
+    parent["kind"] = "mig_parent".into();
+    let instance = json!({"uuid": "MIG-a", "index": 0, "model": "NVIDIA A100-SXM4-40GB",
+        "memory_mib": 4_864, "reserved_mib": 0, "kind": "mig_instance", "parent": "GPU-a",
+        "profile": "1g.5gb", "healthy": true});
+    for (inventory, device, limit) in
+        [(json!([gpu]), "GPU-a", Some("20480")), (json!([parent, instance]), "MIG-a", None)]
+    {
+        let config = "webhook: {memory_limit: driver}\npools: {'': {mig_instances: shared}}";
+        let fake = Fake::with_pod();
+        let bed = Bed::with(&fake, Config::from_yaml(config).unwrap(), &inventory).await;
+        assert_eq!(bed.bind().await, "");
+        let written = fake.world(|world| world.pod.as_ref().unwrap().annotations.clone());
+        let written = |key: &str| written.get(&format!("placed.gpupack.dev/{key}")).cloned();
+        assert_eq!(written("uuids").as_deref(), Some(device));
+        assert_eq!(written("driver-memory-limit").as_deref(), limit, "{device}");
+    }
 }

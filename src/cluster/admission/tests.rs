@@ -95,7 +95,8 @@ pub(super) fn env(container: &Value) -> Vec<String> {
 const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES<metadata.annotations['placed.gpupack.dev/devices']";
 const UUIDS: &str = "GPUPACK_DEVICE_UUIDS<metadata.annotations['placed.gpupack.dev/uuids']";
 const MEMORY: &str = "GPUPACK_MEMORY_MIB<metadata.annotations['placed.gpupack.dev/memory-mib']";
-const LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT<metadata.annotations['placed.gpupack.dev/memory-mib']";
+const LIMIT: &str =
+    "NVIDIA_GPU_MEMORY_LIMIT<metadata.annotations['placed.gpupack.dev/driver-memory-limit']";
 pub(super) const VOID: &str = "NVIDIA_VISIBLE_DEVICES=void";
 
 #[test]
@@ -161,6 +162,11 @@ fn the_memory_limit_is_set_for_shares_alone_and_only_where_configured() {
     assert_eq!(env(&done["spec"]["containers"][1]), [VOID]);
     let whole = admitted(&driver, &pod(json!({"gpu-fraction": "1"}), |_| ())).unwrap();
     assert!(!env(&whole["spec"]["containers"][0]).contains(&LIMIT.to_owned()));
+    // It gets a MIG instance, of which the driver takes no limit.
+    let instance = json!({"gpu-memory": "4096", "gpupack.dev/isolation": "hardware"});
+    let instance = admitted(&driver, &pod(instance, |_| ())).unwrap();
+    assert_eq!(env(&instance["spec"]["containers"][0])[..3], [DEVICES, UUIDS, MEMORY]);
+    assert!(!instance.to_string().contains("NVIDIA_GPU_MEMORY"), "{instance}");
     let plain = admitted(&shipped(), &half(|_| ())).unwrap();
     assert!(!env(&plain["spec"]["containers"][0]).contains(&LIMIT.to_owned()));
     // A slot is a share like any other: the books count on its being held.

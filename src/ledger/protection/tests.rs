@@ -18,7 +18,12 @@ fn note(
     limits: DriverLimits,
     at: u64,
 ) -> Vec<Effect> {
-    let rules = Rules { tolerance: MemMib::new(u64::MAX), limits };
+    let rules = Rules {
+        tolerance: MemMib::new(u64::MAX),
+        limits,
+        grace: Duration::ZERO,
+        max_limit: Share::WHOLE,
+    };
     ledger.note(node, (uses, report), rules, seconds(at))
 }
 

@@ -6,7 +6,12 @@ use crate::ledger::protection::DriverLimits;
 use crate::packing::node::ProcessUse;
 
 fn note(ledger: &Ledger, seen: &[DeviceUse], at: u64) {
-    let rules = Rules { tolerance: MemMib::ZERO, limits: DriverLimits::Unused };
+    let rules = Rules {
+        tolerance: MemMib::ZERO,
+        limits: DriverLimits::Unused,
+        grace: Duration::ZERO,
+        max_limit: Share::WHOLE,
+    };
     ledger.note("n", (seen, DetailsReport::default()), rules, seconds(at));
 }
 

@@ -223,6 +223,11 @@ pub struct TenantReport {
     /// is no client of the device's daemon, or has no limit that can be read, or the daemon does not serve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps_limit_mib: Option<u64>,
+    /// Percent of the time since the last list in which its kernels ran: of all its processes together, 100
+    /// at most. None where the driver does not say whose kernels run: in MIG mode, beside clients of MPS, of
+    /// the first list, and of older agents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_percent: Option<u8>,
 }
 
 impl DeviceUse {

@@ -318,11 +318,15 @@ fn used_by(uid: &str, seen: &DeviceUse) -> Option<u64> {
     own.try_fold(0_u64, |sum, process| sum.checked_add(process.memory_mib?))
 }
 
-/// A pod's part of the time in which kernels ran on a device whose processes are listed; none where the
-/// driver does not say that time.
+/// A pod's part of the time in which kernels ran on a device whose processes are listed: its own kernels',
+/// where the driver says whose they are; none where it does not say that time at all.
 fn load_of(uid: &str, seen: &DeviceUse, bookings: &[Booking]) -> Option<Share> {
     let list = seen.processes.as_ref()?;
     let is_here = |uid: &str| list.iter().any(|it| it.pod_uid.as_deref() == Some(uid));
+    let tenant = seen.tenants.iter().find(|tenant| tenant.pod_uid == uid);
+    if let Some(percent) = tenant.and_then(|tenant| tenant.busy_percent) {
+        return Some(Share::from_millionths(u64::from(percent) * 10_000));
+    }
     let busy = seen.busy_percent?;
     if !is_here(uid) {
         return Some(Share::ZERO);

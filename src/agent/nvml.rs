@@ -77,6 +77,8 @@ struct Opened {
     driver: Option<DriverReport>,
     /// Reads memory limits; none where the driver has none.
     limits: Option<MemoryLimits>,
+    /// Time of the newest sample of processes' utilization of each GPU, by UUID.
+    utilization_seen: BTreeMap<String, u64>,
 }
 
 impl NvmlProbe {
@@ -115,7 +117,16 @@ impl NvmlProbe {
         let driver = details::driver(&nvml);
         let (registered, details) = (BTreeMap::new(), BTreeMap::new());
         let limits = MemoryLimits::find(&self.library);
-        Ok(Opened { nvml, since: now, events: None, registered, details, driver, limits })
+        Ok(Opened {
+            nvml,
+            since: now,
+            events: None,
+            registered,
+            details,
+            driver,
+            limits,
+            utilization_seen: BTreeMap::new(),
+        })
     }
 
     /// Walks over all devices.
@@ -135,6 +146,7 @@ impl NvmlProbe {
             known: &self.known,
             limits: open.limits.as_ref(),
             pods: &self.pods,
+            utilization_seen: &mut open.utilization_seen,
             mps: self.mps.as_ref().map(|daemons| (daemons, now)),
             processes,
         };
@@ -169,6 +181,7 @@ impl NvmlProbe {
         seen.retain(|device| device.report.parent.as_ref().is_none_or(|it| there.contains(it)));
         seen.truncate(MAX_DEVICES_PER_NODE);
         open.details.retain(|uuid, _| there.contains(uuid));
+        open.utilization_seen.retain(|uuid, _| there.contains(uuid));
         self.health.retain(|uuid, _| there.contains(uuid));
         seen.iter_mut().for_each(|device| self.judge(device, &open.details));
         self.known = seen.iter().map(|it| (it.report.uuid.clone(), it.report.clone())).collect();

@@ -114,8 +114,8 @@ impl NodeDetails {
         let mut effects = Vec::new();
         if uses.iter().any(|seen| seen.processes.is_some()) {
             effects = self.sightings.take(books, uses, rules, now);
-            self.usages.take(books, (uses, &self.sightings), now);
             let seen = (uses, &report.tenants);
+            self.usages.take(books, seen, &self.sightings, now);
             effects.extend(self.protections.take(books, seen, rules.limits, now));
         }
         effects

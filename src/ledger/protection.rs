@@ -75,6 +75,9 @@ pub struct Told {
     pub is_mps_client: bool,
     /// What MPS holds all its processes to together, where each is a client of a daemon that serves.
     pub mps_limit: Option<MemMib>,
+    /// Percent of the time since the last list in which its kernels ran; none where the driver does not say
+    /// whose kernels run.
+    pub busy_percent: Option<u8>,
 }
 
 /// The protection of one tenant of one device.

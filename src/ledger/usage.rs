@@ -4,13 +4,15 @@
 //! use was in which sixteenth of what is booked, the mean load, and when the pod's GPUs were last busy. It
 //! starts anew with the process; what somebody else measured before that can be put under it, once.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use litemap::LiteMap;
 
 use super::books::{Ledger, locked};
+use super::protection::Told;
 use super::sightings::Sightings;
-use crate::packing::device::PodUid;
+use crate::packing::device::{DeviceId, PodUid};
 use crate::packing::figures::busy_part;
 use crate::packing::node::{DeviceUse, NodeLedger};
 use crate::packing::reservation::{PlacedDevice, Reservation, ReservationState};
@@ -189,16 +191,21 @@ impl Usages {
     pub(super) fn take(
         &mut self,
         books: &NodeLedger,
-        (uses, sightings): (&[DeviceUse], &Sightings),
+        (uses, told): (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, Told>>),
+        sightings: &Sightings,
         now: Timestamp,
     ) {
+        let busy = |uid: &PodUid, device: &DeviceId| told.get(device)?.get(uid)?.busy_percent;
         for (uid, held) in books.reservations() {
             if held.state != ReservationState::Confirmed {
                 continue;
             }
             let parts = held.placement.devices.iter();
-            let seen: Option<Vec<OnDevice>> =
-                parts.map(|part| OnDevice::of(uid, part, books, (uses, sightings))).collect();
+            let on = |part: &PlacedDevice| {
+                let busy_percent = busy(uid, &part.id);
+                OnDevice::of((uid, busy_percent), part, books, (uses, sightings))
+            };
+            let seen: Option<Vec<OnDevice>> = parts.map(on).collect();
             let Some(seen) = seen else { continue };
             let memory = seen.iter().try_fold(MemMib::ZERO, |sum, on| sum.checked_add(on.memory));
             let Some(memory) = memory else { continue };
@@ -225,9 +232,11 @@ struct OnDevice {
 }
 
 impl OnDevice {
-    /// None where the device was not listed, or the driver cannot say what the pod uses.
+    /// None where the device was not listed, or the driver cannot say what the pod uses. Where it does not
+    /// say whose kernels run either, the time in which any ran is divided by what pods hold, and a process
+    /// that exists counts as busy with it.
     fn of(
-        uid: &PodUid,
+        (uid, own_busy_percent): (&PodUid, Option<u8>),
         part: &PlacedDevice,
         books: &NodeLedger,
         (uses, sightings): (&[DeviceUse], &Sightings),
@@ -241,6 +250,10 @@ impl OnDevice {
             return Some(Self { memory: MemMib::ZERO, load, is_busy: false });
         }
         let own = sightings.on(&part.id).and_then(|on| on.pods.get(uid))?;
+        if let Some(percent) = own_busy_percent {
+            let load = Share::from_millionths(u64::from(percent) * 10_000);
+            return Some(Self { memory: own.used, load: Some(load), is_busy: percent > 0 });
+        }
         let device = books.devices().iter().find(|device| device.device().id == part.id);
         let present = device.into_iter().flat_map(|device| device.tenants());
         let present = present

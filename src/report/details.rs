@@ -150,7 +150,11 @@ pub(super) fn tenants(
             // A limit of a client, without any client, says nothing.
             let mps_limit = mps_limit.filter(|_| tenant.is_mps_client);
             let (is_unlimited, is_mps_client) = (tenant.is_unlimited, tenant.is_mps_client);
-            let said = Told { limit, is_unlimited, is_mps_client, mps_limit };
+            let busy_percent = tenant.busy_percent;
+            if let Some(percent) = busy_percent.filter(|percent| *percent > 100) {
+                return Err(ReportError::Busy { uuid: id, percent });
+            }
+            let said = Told { limit, is_unlimited, is_mps_client, mps_limit, busy_percent };
             told.insert(PodUid::new(tenant.pod_uid.clone()), said);
         }
         all.insert(id, told);
@@ -252,7 +256,9 @@ mod tests {
             is_unlimited: false,
             is_mps_client: true,
             mps_limit_mib: limit_mib.map(|mib| mib / 7),
+            busy_percent: Some(100),
         };
+        let busier = TenantReport { busy_percent: Some(101), ..tenant("p", None) };
         let beyond = TenantReport { mps_limit_mib: Some(u64::MAX), ..tenant("p", None) };
         let seen = |processes, tenants| DeviceUse {
             processes,
@@ -262,14 +268,17 @@ mod tests {
         let all = tenants(&[seen(Some(Vec::new()), vec![tenant("p", Some(7))])]).unwrap();
         let limit = Some(MemMib::new(7));
         let mps_limit = Some(MemMib::new(1));
-        let told = Told { limit, is_unlimited: false, is_mps_client: true, mps_limit };
+        let busy_percent = Some(100);
+        let told =
+            Told { limit, is_unlimited: false, is_mps_client: true, mps_limit, busy_percent };
         assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], told);
         assert!(tenants(&[seen(None, vec![tenant("p", None)])]).unwrap().is_empty());
         let nobody = TenantReport { is_mps_client: false, ..tenant("p", Some(7)) };
         let all = tenants(&[seen(Some(Vec::new()), vec![nobody])]).unwrap();
-        let told = Told { limit, ..Told::default() };
+        let told = Told { limit, busy_percent, ..Told::default() };
         assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], told);
-        for bad in [tenant("", None), tenant("p\n", None), tenant("p", Some(u64::MAX)), beyond] {
+        let long = tenant("p", Some(u64::MAX));
+        for bad in [tenant("", None), tenant("p\n", None), long, beyond, busier] {
             let seen = seen(Some(Vec::new()), vec![bad]);
             assert!(!seen.is_believable(), "{seen:?}");
         }

@@ -3,7 +3,7 @@
 use gpupack::agent::probe::{Probe, ProcessSampling};
 use gpupack::packing::units::Timestamp;
 use gpupack::report::{Ailment, Kind, Slot};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::world::{POD, World, a100, ailments, h200_in_mig_mode, sample, t4, with};
 
@@ -103,7 +103,7 @@ fn what_the_driver_cannot_say_is_unknown_and_not_zero() {
 
 #[test]
 fn where_devices_sit_and_what_they_are_linked_to_is_read() {
-    let gpu = |uuid: &str, bus: u32, minor: u32, numa: u32, links: serde_json::Value| {
+    let gpu = |uuid: &str, bus: u32, minor: u32, numa: u32, links: Value| {
         let fields = json!({"uuid": uuid, "name": "NVIDIA H200", "total_mib": 143_771, "bus": bus,
                             "minor": minor, "numa_node": numa});
         with(fields, "links", links)
@@ -184,6 +184,57 @@ fn half_a_list_of_processes_is_no_list() {
             let listed = seen.processes.as_ref().map(Vec::len);
             assert_eq!(listed, is_absent.then_some(1), "{symbol} fails with {code}");
             assert!(seen.healthy, "{symbol} fails with {code}");
+        }
+    }
+}
+
+#[test]
+fn whose_kernels_ran_since_the_last_list_is_told_where_the_driver_knows_it() {
+    let gpu = |processes: Value| json!({"gpus": [with(a100("GPU-a"), "processes", processes)]});
+    let process = |pid: u32, list: &str, samples: Value| json!({"pid": pid, "used_mib": 500, "lists": [list], "samples": samples});
+    let world = World::new(&gpu(json!([process(10, "compute", json!([[1_000, 90]]))])));
+    for pid in [10, 11] {
+        world.process(
+            pid,
+            &format!("0::/kubepods.slice/kubepods-pod{}.slice/a.scope\n", POD.replace('-', "_")),
+        );
+    }
+    let probe = &mut world.probe();
+    let mut told = |processes: Value| {
+        world.play(&gpu(processes));
+        let tenants = sample(probe).unwrap().uses.remove(0).tenants;
+        tenants.first().and_then(|tenant| tenant.busy_percent)
+    };
+    let first = json!([process(10, "compute", json!([[1_000, 90]]))]);
+    assert_eq!(told(first.clone()), None, "the first look is about all that the driver remembers");
+    assert_eq!(told(first), Some(0), "no sample since: it only exists");
+    let busy = [[1_000, 90], [2_000, 30], [2_500, 50]];
+    let idle = process(11, "graphics", json!([]));
+    assert_eq!(told(json!([process(10, "compute", json!(busy)), idle])), Some(40));
+    let later = [[2_000, 30], [3_000, 70]];
+    let both = [process(10, "compute", json!(later)), process(11, "compute", json!([[3_000, 60]]))];
+    assert_eq!(told(json!(both)), Some(100), "both together");
+    let clients = [process(10, "compute", json!([[4_000, 9]])), process(11, "mps", json!([]))];
+    assert_eq!(told(json!(clients)), None, "beside clients of MPS nobody knows");
+    assert_eq!(told(json!([process(10, "compute", json!([]))])), Some(0));
+}
+
+#[test]
+fn without_samples_of_processes_the_rule_of_before_holds() {
+    let gpu =
+        with(a100("GPU-a"), "processes", json!([{"pid": 10, "used_mib": 1, "lists": ["compute"]}]));
+    let failing = with(gpu.clone(), "failures", json!({"nvmlDeviceGetProcessUtilization": 3}));
+    let old = World::new(&json!({"gpus": [gpu]})).without("nvmlDeviceGetProcessUtilization");
+    for world in [World::new(&json!({"gpus": [failing]})), old] {
+        world.process(
+            10,
+            &format!("0::/kubepods.slice/kubepods-pod{}.slice/a.scope\n", POD.replace('-', "_")),
+        );
+        let probe = &mut world.probe();
+        for _ in 0..3 {
+            let seen = sample(probe).unwrap().uses.remove(0);
+            assert_eq!((seen.ailment, seen.tenants.len()), (None, 0));
+            assert_eq!(seen.processes.map(|list| list.len()), Some(1), "the list is whole");
         }
     }
 }

@@ -284,6 +284,62 @@ pub unsafe extern "C" fn nvmlDeviceGetUtilizationRates(
     })
 }
 
+/// `nvmlProcessUtilizationSample_t`.
+#[repr(C)]
+pub struct ProcessUtilization {
+    pid: c_uint,
+    time: u64,
+    sm: c_uint,
+    memory: c_uint,
+    encoder: c_uint,
+    decoder: c_uint,
+}
+
+/// One entry for each process with a sample after `last_seen`: the mean of those, and the time of the last.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
+    device: usize,
+    samples: *mut ProcessUtilization,
+    count: *mut c_uint,
+    last_seen: u64,
+) -> c_uint {
+    answer_for("nvmlDeviceGetProcessUtilization", device, |gpu| {
+        if gpu.mig.is_some() || device & 0xff != 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        let of = |process: &Process| {
+            let new = process.samples.iter().filter(|(time, _)| *time > last_seen);
+            let time = new.clone().map(|(time, _)| *time).max()?;
+            let sum: c_uint = new.clone().map(|(_, percent)| *percent).sum();
+            let sm = sum / c_uint::try_from(new.count()).ok()?;
+            Some(ProcessUtilization {
+                pid: process.pid,
+                time,
+                sm,
+                memory: 0,
+                encoder: 0,
+                decoder: 0,
+            })
+        };
+        let told: Vec<ProcessUtilization> = gpu.processes.iter().filter_map(of).collect();
+        if told.is_empty() {
+            return Err(NOT_FOUND);
+        }
+        if count.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        let room = unsafe { count.read() } as usize;
+        unsafe { put(count, c_uint::try_from(told.len()).unwrap_or(0))? };
+        if samples.is_null() || told.len() > room {
+            return Err(INSUFFICIENT_SIZE);
+        }
+        for (offset, sample) in told.into_iter().enumerate() {
+            unsafe { samples.add(offset).write(sample) };
+        }
+        Ok(())
+    })
+}
+
 /// Answers a call for one of the process lists: the count first, then the entries.
 unsafe fn put_processes(
     gpu: &Gpu,

@@ -91,6 +91,9 @@ pub(crate) struct Process {
     pub used_mib: Option<u64>,
     /// The lists that have it: `compute`, `mps`, `graphics`.
     pub lists: Vec<String>,
+    /// Samples of its utilization, as time in microseconds and percent.
+    #[serde(default)]
+    pub samples: Vec<(u64, c_uint)>,
 }
 
 /// One NVLink.

@@ -69,6 +69,9 @@ pub(super) struct Listed {
     pub(super) processes: Vec<ProcessUse>,
     /// Those of them that are clients of MPS.
     pub(super) mps_clients: BTreeSet<u32>,
+    /// Percent of the time since the last list in which kernels of each process ran, those that had none left
+    /// out; none where the driver does not say it.
+    pub(super) busy: Option<BTreeMap<u32, u32>>,
 }
 
 /// What holds a process, laxer ones later.
@@ -102,6 +105,8 @@ struct Held {
     is_mps_client: bool,
     /// What its processes are held to by MPS, in MiB; none when one is held by nothing.
     mps_mib: Option<u64>,
+    /// Percent of the time in which its kernels ran.
+    busy: u32,
 }
 
 /// What is told of the pods that have processes on a device: those of which anything is.
@@ -117,12 +122,15 @@ pub(super) fn tenants(
     mps_mib: impl Fn(u32) -> Option<u64>,
 ) -> Vec<TenantReport> {
     let mut by_pod: BTreeMap<&str, Held> = BTreeMap::new();
-    let unheld = || Held { containers: BTreeMap::new(), is_mps_client: false, mps_mib: Some(0) };
+    let unheld =
+        || Held { containers: BTreeMap::new(), is_mps_client: false, mps_mib: Some(0), busy: 0 };
     for process in &listed.processes {
         let Some(pod) = &process.pod_uid else { continue };
         let held = by_pod.entry(pod).or_insert_with(unheld);
         let is_client = listed.mps_clients.contains(&process.pid);
         held.is_mps_client |= is_client;
+        let busy = listed.busy.as_ref().and_then(|busy| busy.get(&process.pid)).unwrap_or(&0);
+        held.busy = held.busy.saturating_add(*busy).min(100);
         held.mps_mib = held
             .mps_mib
             .filter(|_| is_client)
@@ -150,8 +158,11 @@ pub(super) fn tenants(
             is_unlimited: is_absurd || holds.clone().any(|hold| *hold == Hold::Not),
             is_mps_client: held.is_mps_client,
             mps_limit_mib: held.mps_mib.filter(believable),
+            busy_percent: listed.busy.as_ref().and_then(|_| u8::try_from(held.busy).ok()),
         }
     });
-    let is_told = |it: &TenantReport| it.limit_mib.is_some() || it.is_unlimited || it.is_mps_client;
+    let is_told = |it: &TenantReport| {
+        it.limit_mib.is_some() || it.is_unlimited || it.is_mps_client || it.busy_percent.is_some()
+    };
     reports.filter(is_told).collect()
 }

@@ -70,6 +70,8 @@ pub(super) struct Sweeper<'a> {
     pub(super) limits: Option<&'a MemoryLimits>,
     /// Finds the pod of a process.
     pub(super) pods: &'a PodsByProcess,
+    /// Time of the newest sample of processes' utilization of each GPU, in the driver's microseconds, by UUID.
+    pub(super) utilization_seen: &'a mut BTreeMap<String, u64>,
     /// The daemons of MPS, where anybody looks after them, and the present time.
     pub(super) mps: Option<(&'a MpsDaemons, Timestamp)>,
     /// Whether to list processes.
@@ -225,7 +227,7 @@ impl Sweeper<'_> {
 
     /// Reads memory and use of one device and adds it to what was seen.
     fn push(
-        &self,
+        &mut self,
         device: &Device<'_>,
         mut report: DeviceReport,
         sweep: &mut Sweep,
@@ -249,6 +251,13 @@ impl Sweeper<'_> {
             // A parent lists its instances' processes once more.
             (ProcessSampling::Skip, _) | (ProcessSampling::List, Kind::MigParent) => None,
             (ProcessSampling::List, Kind::Gpu | Kind::MigInstance) => self.processes_on(device)?,
+        };
+        let listed = match listed {
+            Some(listed) if report.kind == Kind::Gpu && listed.mps_clients.is_empty() => {
+                Some(Listed { busy: self.utilization(device, &report.uuid)?, ..listed })
+            }
+            // The driver knows nothing of it in MIG mode, and may take clients of MPS for their server.
+            listed => listed,
         };
         let mps = self.mps.and_then(|(daemons, now)| daemons.state(&report.uuid, now));
         let (processes, tenants) = match listed {
@@ -309,7 +318,37 @@ impl Sweeper<'_> {
             pod_uid: self.pods.pod_of(pid, listed).map(|uid| uid.to_string()),
             memory_mib,
         });
-        Ok(Some(Listed { processes: processes.collect(), mps_clients }))
+        Ok(Some(Listed { processes: processes.collect(), mps_clients, busy: None }))
+    }
+
+    /// Percent of the time since the last look in which kernels of each process ran; none at the first look,
+    /// which would be about all that the driver remembers, and where the driver does not say it.
+    fn utilization(
+        &mut self,
+        device: &Device<'_>,
+        uuid: &str,
+    ) -> Result<Option<BTreeMap<u32, u32>>, Trouble> {
+        let last = self.utilization_seen.get(uuid).copied();
+        let samples = match device.process_utilization_stats(last.unwrap_or(0)) {
+            // No process has had a sample since: none ran a kernel.
+            Err(NvmlError::NotFound) => Vec::new(),
+            answer => match unless_lost(answer)? {
+                Some(samples) => samples,
+                None => {
+                    self.utilization_seen.remove(uuid);
+                    return Ok(None);
+                }
+            },
+        };
+        let newest = samples.iter().map(|sample| sample.timestamp).max().max(last).unwrap_or(0);
+        self.utilization_seen.insert(uuid.to_owned(), newest);
+        let mut busy = BTreeMap::new();
+        for sample in samples {
+            // One sample has the mean of all since; of several the greatest counts.
+            let known = busy.entry(sample.pid).or_insert(0);
+            *known = sample.sm_util.min(100).max(*known);
+        }
+        Ok(last.map(|_| busy))
     }
 
     /// One list of processes; none where it cannot be had. Drivers and devices without MPS or graphics

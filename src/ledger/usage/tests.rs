@@ -6,13 +6,20 @@ use crate::ledger::protection::DriverLimits;
 use crate::packing::node::ProcessUse;
 
 fn note(ledger: &Ledger, seen: &[DeviceUse], at: u64) {
+    note_told(ledger, seen, BTreeMap::new(), at);
+}
+
+/// With what the driver tells of the pods on A.
+fn note_told(ledger: &Ledger, seen: &[DeviceUse], told: BTreeMap<PodUid, Told>, at: u64) {
     let rules = Rules {
         tolerance: MemMib::ZERO,
         limits: DriverLimits::Unused,
         grace: Duration::ZERO,
         max_limit: Share::WHOLE,
     };
-    ledger.note("n", (seen, DetailsReport::default()), rules, seconds(at));
+    let tenants = BTreeMap::from([(DeviceId::new("A").unwrap(), told)]);
+    let report = DetailsReport { tenants, ..DetailsReport::default() };
+    ledger.note("n", (seen, report), rules, seconds(at));
 }
 
 /// A list of A: what `p` uses (none: no process), and how busy the GPU is.
@@ -69,6 +76,32 @@ fn a_pod_is_idle_when_its_gpus_have_not_been_busy_for_long() {
         assert_eq!(advice.is_idle(), is_idle, "{mib:?} {busy:?}");
         let free = if is_idle { 500 } else { 0 }; // 512 would be enough
         assert_eq!(advice.reclaimable(), MemMib::new(free), "{mib:?} {busy:?}");
+    }
+}
+
+#[test]
+fn on_a_shared_gpu_idle_is_who_runs_no_kernels_where_the_driver_says_whose_they_are() {
+    for (own, is_idle, load) in [
+        (Some(0), true, Some(0)), // its process exists, and others run there
+        (Some(1), false, Some(10_000)),
+        (Some(100), false, Some(1_000_000)),
+        (None, false, Some(600_000)), // an older agent
+    ] {
+        let ledger = shared();
+        let mut seen = uses("A", &["p", "q"]);
+        seen[0].busy_percent = Some(90);
+        let known = |process: &mut ProcessUse| process.memory = Some(MemMib::new(1));
+        seen[0].processes.as_mut().unwrap().iter_mut().for_each(known);
+        for at in 0..=130 {
+            let told = |busy_percent| Told { busy_percent, ..Told::default() };
+            let told = [("p", told(own)), ("q", told(Some(90)))];
+            let told = told.map(|(pod, told)| (uid(pod), told)).into();
+            note_told(&ledger, &seen, told, at * 5);
+        }
+        let all = ledger.advice(seconds(650));
+        let advice = all.iter().find(|advice| advice.pod.uid == uid("p")).unwrap();
+        assert_eq!(advice.is_idle(), is_idle, "{own:?}");
+        assert_eq!(advice.usage.mean_load().map(Share::millionths), load, "{own:?}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Keys by which a pod asks another scheduler, or kubelet, for a GPU, limits one or chooses one.
 //!
-//! Of a pod that is ours nobody follows them: `nvidia.com/gpu: 1` beside HAMi's
+//! On a pod of ours they have no effect: `nvidia.com/gpu: 1` beside HAMi's
 //! `nvidia.com/gpumem: 4096` would silently become a whole GPU. So they are refused, with the key to
 //! use instead. Names are compared as they are, never by parts of words: `nvidia.com/` is NVIDIA's, and
 //! what is no GPU there is for the operator to list; in all other groups only the names of GPUs are meant.

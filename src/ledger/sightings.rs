@@ -43,14 +43,14 @@ pub struct Use {
     /// What it may use: what it holds, or its limit where that is more and counts now.
     pub allowed: MemMib,
     /// Whether its limit counts.
-    pub(super) company: Company,
+    pub(super) limit_state: LimitState,
     /// Lists, one after the other up to the last, that show more than that and the tolerance.
     pub lists_over: u32,
 }
 
-/// Who is on a device beside a pod: until borrowing is built, its limit counts only without neighbors.
+/// Whether the limit of a pod counts: until borrowing is built, only while it has no neighbors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Company {
+pub(super) enum LimitState {
     /// Others were there before it.
     #[default]
     Shared,
@@ -60,7 +60,7 @@ pub(super) enum Company {
     Until(Timestamp),
 }
 
-impl Company {
+impl LimitState {
     /// What follows on `self` at the next list.
     fn next(self, is_alone: bool, now: Timestamp, grace: Duration) -> Self {
         match self {
@@ -156,8 +156,8 @@ impl Sightings {
         for seen in uses {
             let (Some(id), Some(list)) = (device(&seen.id), &seen.processes) else { continue };
             let before = self.devices.remove(&id);
-            // Whoever was there before the first list may have been alone until now.
-            let unseen = if before.is_none() { Company::Alone } else { Company::Shared };
+            // A pod that was there before the first list may have been alone until now.
+            let unseen = if before.is_none() { LimitState::Alone } else { LimitState::Shared };
             let before = before.unwrap_or_default();
             let is_alone = is_alone(books, &id);
             let most = list.len().min(books.reservations().len());
@@ -179,9 +179,10 @@ impl Sightings {
             for (uid, used) in &mut on.pods {
                 let Some(held) = books.reservation(uid) else { continue };
                 let earlier = before.pods.get(uid);
-                let company = earlier.map_or(unseen, |earlier| earlier.company);
-                used.company = company.next(is_alone, now, rules.grace);
-                let most = if used.company.tolerates(now) { rules.max_limit } else { Share::ZERO };
+                let limit_state = earlier.map_or(unseen, |earlier| earlier.limit_state);
+                used.limit_state = limit_state.next(is_alone, now, rules.grace);
+                let most =
+                    if used.limit_state.tolerates(now) { rules.max_limit } else { Share::ZERO };
                 used.allowed = allowed(books, held, &seen.id, most);
                 let earlier = earlier.map_or(0, |earlier| earlier.lists_over);
                 if used.excess() > tolerance {

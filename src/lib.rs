@@ -74,6 +74,7 @@ pub mod ledger {
     pub mod viewing;
     pub mod moves;
     pub mod remedies;
+    pub mod requeue;
     pub mod waiting;
     #[cfg(test)]
     pub(crate) mod fixture;

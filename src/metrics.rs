@@ -15,7 +15,7 @@ pub use self::fleet::Fleet;
 use self::fleet::FleetFamilies;
 use self::guard::GuardFamilies;
 pub use self::guard::{EvictionResult, OutsideFigures};
-pub use self::labels::{BindResult, EditResult, Outcome, ReportResult, Verb};
+pub use self::labels::{BindResult, EditResult, Outcome, ReportResult, RequeueResult, Verb};
 use self::make::{Make, valid, whole};
 use crate::packing::device::PoolName;
 use crate::packing::fit::Misfit;
@@ -57,6 +57,7 @@ pub struct Metrics {
     binds: IntCounterVec,
     claims: IntGauge,
     wakeups: IntCounter,
+    requeues: IntCounterVec,
     reports: IntCounterVec,
     report_interval: Histogram,
     placement_edits: IntCounterVec,
@@ -114,6 +115,10 @@ impl Metrics {
             binds: make.counters("gpupack_binds_total", "Binds by outcome.", &["outcome"]),
             claims: make.int_gauge("gpupack_claims", "Places held back between question and bind."),
             wakeups: make.counter("gpupack_wakeups_total", "Waiting pods woken because room appeared."),
+            requeues: make.counters("gpupack_requeues_total",
+                "Requeues that ended, by result.",
+                &["result"],
+            ),
             reports: make.counters("gpupack_reports_total", "Agent reports by result.", &["result"]),
             report_interval: make.histogram(
                 "gpupack_report_interval_seconds",
@@ -182,6 +187,9 @@ impl Metrics {
         for result in [EditResult::Seen, EditResult::Restored, EditResult::Failed] {
             self.placement_edits.with_label_values(&[result.label()]);
         }
+        for result in RequeueResult::ALL {
+            self.requeues.with_label_values(&[result.label()]);
+        }
         for resource in ["pods", "nodes"] {
             for kind in ["change", "failure"] {
                 self.watch_events.with_label_values(&[resource, kind]);
@@ -248,6 +256,11 @@ impl Metrics {
     /// Notes an edit of a placement by somebody else, or what came of writing it back.
     pub fn placement_edit(&self, result: EditResult) {
         self.placement_edits.with_label_values(&[result.label()]).inc();
+    }
+
+    /// Notes how a requeue ended.
+    pub fn requeued(&self, result: RequeueResult) {
+        self.requeues.with_label_values(&[result.label()]).inc();
     }
 
     /// Notes a report, and the time since the one before.

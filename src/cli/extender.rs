@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -23,6 +24,10 @@ use crate::ledger::books::{Ledger, Settings};
 
 /// Events that wait to be written; at 50 a second this is 20 seconds' worth.
 const QUEUED_EVENTS: usize = 1000;
+
+/// How long work that nobody waits for any more, such as a search for what would help a pod, may hold up
+/// the end of the process.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Flags of `gpupack extender`. A flag wins over the file.
 #[derive(Debug, Args)]
@@ -92,7 +97,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     let config = args.config()?;
     let set_log_level = logging::start(&config.log_level, config.log_format)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async move {
+    let ended = runtime.block_on(async move {
         let clock = Clock::start();
         let kube = kube_config(config.kubeconfig.as_deref()).await?;
         let client = Client::try_from(kube.clone()).context("cannot make a Kubernetes client")?;
@@ -152,7 +157,9 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             (name, Ok(_)) => anyhow::bail!("the {name} ended by itself"),
             (name, Err(fault)) => Err(fault).with_context(|| format!("the {name} failed")),
         }
-    })
+    });
+    runtime.shutdown_timeout(GRACE);
+    ended
 }
 
 /// The way to the API server: a kubeconfig file, or the pod's service account.

@@ -252,6 +252,7 @@ impl NodeWatch {
         let pool = PoolName::new(node.label(&self.labels.pool));
         let effects = self.ledger.see_node(name, node.host, pool);
         self.ledger.see_domain(name, node.label(&self.labels.domain));
+        self.ledger.see_unschedulable(name, node.is_unschedulable);
         self.sink.effects(effects);
     }
 

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
 use super::host::host_offer;
@@ -50,6 +50,8 @@ pub(super) struct NodeFacts {
     pub(super) name: NodeName,
     /// What it offers to pods.
     pub(super) host: HostAmount,
+    /// Whether it takes no new pods (`kubectl cordon`).
+    pub(super) is_unschedulable: bool,
     labels: BTreeMap<String, String>,
 }
 
@@ -66,6 +68,12 @@ struct Parts<Spec, Status> {
     metadata: Metadata,
     spec: Option<Spec>,
     status: Option<Status>,
+}
+
+/// The part of a node's specification that is looked at.
+#[derive(Deserialize)]
+pub(super) struct NodeSpec {
+    unschedulable: Option<bool>,
 }
 
 /// The part of a node's status that is looked at.
@@ -86,15 +94,16 @@ impl Facts for SeenPod {
 
 impl Facts for NodeFacts {
     type Object = Node;
-    type Spec = IgnoredAny;
+    type Spec = NodeSpec;
     type Status = Offer;
 
-    fn of(metadata: ObjectMeta, _: Option<IgnoredAny>, status: Option<Offer>) -> Self {
+    fn of(metadata: ObjectMeta, spec: Option<NodeSpec>, status: Option<Offer>) -> Self {
         let allocatable = status.and_then(|status| status.allocatable).unwrap_or_default();
         let amount = |name: &str| allocatable.get(name).map(|quantity| quantity.0.as_str());
         Self {
             name: NodeName::new(metadata.name.unwrap_or_default()),
             host: host_offer(amount),
+            is_unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
             labels: metadata.labels.unwrap_or_default(),
         }
     }
@@ -201,6 +210,10 @@ mod tests {
             (facts.name.as_str(), facts.label("zone"), facts.label("rack")),
             ("n1", "a", "")
         );
+        assert!(!facts.is_unschedulable);
+        let cordoned = json!({"metadata": {"name": "n1"}, "spec": {"unschedulable": true}});
+        let cordoned: Watched<NodeFacts> = serde_json::from_value(cordoned).unwrap();
+        assert!(cordoned.facts.is_unschedulable);
         assert_eq!((facts.host.cpu.milli(), facts.host.memory.mib()), (1500, 2048));
         let bare: Watched<NodeFacts> = serde_json::from_value(json!({})).unwrap();
         assert_eq!(bare.facts.host, HostAmount::ZERO);

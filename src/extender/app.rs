@@ -30,8 +30,8 @@ use crate::ledger::effect::Effect;
 use crate::ledger::protection::DriverLimits;
 use crate::ledger::questions::Question;
 use crate::ledger::reading::Readiness;
-use crate::ledger::waiting::{WaitingPod, WaitingPods};
-use crate::metrics::Metrics;
+use crate::ledger::waiting::{Requeued, WaitingPod, WaitingPods};
+use crate::metrics::{Metrics, RequeueResult};
 use crate::packing::device::{NodeName, PodUid};
 use crate::packing::fit::HostRule;
 use crate::packing::policy::Strategy;
@@ -182,6 +182,19 @@ impl App {
         if !seen.is_terminal {
             Sink::pod(self, seen);
         }
+    }
+
+    /// Notes how a touch ended, where one did: the room may be for another pod now.
+    pub fn requeued(&self, ended: Option<Requeued>) {
+        let Some(ended) = ended else { return };
+        self.metrics.requeued(match ended {
+            Requeued::Helped => RequeueResult::Helped,
+            Requeued::Refused => RequeueResult::Refused,
+            Requeued::LeftOut => RequeueResult::NodeLeftOut,
+            Requeued::Unanswered => RequeueResult::Unanswered,
+            Requeued::Gone => RequeueResult::Gone,
+        });
+        self.outbox.nudge();
     }
 
     /// Drops what nobody has mentioned for long.
@@ -365,6 +378,7 @@ impl Sink for App {
 pub struct Outbox {
     effects: Mutex<BTreeSet<Effect>>,
     filled: Notify,
+    nudged: Notify,
 }
 
 impl Outbox {
@@ -375,6 +389,16 @@ impl Outbox {
         }
         self.effects.lock().unwrap_or_else(PoisonError::into_inner).extend(effects);
         self.filled.notify_one();
+    }
+
+    /// Tells that there is something to do besides. Never waits.
+    pub fn nudge(&self) {
+        self.nudged.notify_one();
+    }
+
+    /// Waits for a nudge.
+    pub async fn nudged(&self) {
+        self.nudged.notified().await;
     }
 
     /// Waits until there are effects and takes them all.

@@ -24,6 +24,7 @@ use crate::cluster::write::{Fenced, TouchOutcome};
 use crate::ledger::effect::Effect;
 use crate::ledger::reading::Readiness;
 use crate::ledger::waiting::WaitingPod;
+use crate::metrics::RequeueResult;
 use crate::packing::device::{DeviceId, Health, NodeName};
 use crate::packing::moves::MOST_MOVES;
 
@@ -46,6 +47,9 @@ const TOUCHES_AT_ONCE: usize = 32;
 /// down: a request that a dead process sent has ended by then, as the API server gives each 60 seconds
 /// (`--request-timeout`).
 const FENCE_FOR: Duration = Duration::from_secs(90);
+
+/// Pause after each choice of pods to requeue, as so many times what the choice took.
+const PAUSE: u32 = 4;
 
 /// Room that appears within this time is handled together: one event of the API server often brings
 /// several.
@@ -182,6 +186,7 @@ async fn effects(app: &Arc<App>) {
     loop {
         let taken = tokio::select! {
             taken = app.outbox.take() => taken,
+            () = app.outbox.nudged() => Vec::new(),
             () = tokio::time::sleep(wakes.rest(app.clock.now())) => Vec::new(),
         };
         if !taken.is_empty() {
@@ -190,12 +195,33 @@ async fn effects(app: &Arc<App>) {
         for effect in &taken {
             tell(app, effect);
         }
-        let now = app.clock.now();
-        wakes.room(rooms(&taken), now);
-        for (node, pod) in wakes.due(&app.waiting, &app.ledger, now) {
-            wake(app, node, pod);
+        if let Truth::Cluster(_) = app.truth {
+            wakes.room(rooms(&taken), app.clock.now());
+            wakes = requeued(app, wakes).await;
         }
     }
+}
+
+/// Touches the pods that are to be requeued now. They are chosen off the threads that answer questions, and
+/// a pause follows: it takes a fifth of a core at most, however much room appears.
+async fn requeued(app: &Arc<App>, mut wakes: Wakes) -> Wakes {
+    let started = app.clock.precise();
+    let worker = Arc::clone(app);
+    let work = move || {
+        let step = wakes.step(&worker.waiting, &worker.ledger, worker.clock.now());
+        (wakes, step)
+    };
+    let Ok((wakes, step)) = tokio::task::spawn_blocking(work).await else {
+        tracing::error!("a fault while choosing pods to requeue, please report this");
+        app.waiting.change_all();
+        return Wakes::default();
+    };
+    step.ended.into_iter().for_each(|ended| app.requeued(Some(ended)));
+    for (node, pod) in step.touches {
+        wake(app, node, pod);
+    }
+    tokio::time::sleep(PAUSE * app.clock.precise().saturating_sub(started)).await;
+    wakes
 }
 
 fn tell(app: &App, effect: &Effect) {
@@ -262,13 +288,25 @@ fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
         let Ok(key) = PodKey::new(&pod.namespace, &pod.name) else { return };
         let value = format!("wake-{}-{}", app.clock.unix_seconds(), app.clock.now().millis());
         match cluster.writer.touch(&key, &pod.pod.uid, None, &value).await {
-            TouchOutcome::Touched { .. } | TouchOutcome::Conflict | TouchOutcome::Gone => {}
+            // Who wrote at the same moment has made kube-scheduler look, too.
+            TouchOutcome::Touched { .. } | TouchOutcome::Conflict => {
+                app.waiting.touched(&pod.pod.uid, app.clock.now());
+            }
+            TouchOutcome::Gone => {
+                app.settle_pod(&pod.pod.uid); // the watch has missed it, or is late
+                app.outbox.nudge();
+            }
             TouchOutcome::Refused { code, message } => {
+                app.waiting.not_touchable(&pod.pod.uid, app.clock.now());
+                app.metrics.requeued(RequeueResult::Failed);
+                app.outbox.nudge();
                 tracing::warn!(pod_uid = %pod.pod.uid, code, message, "may not wake a waiting pod");
             }
             TouchOutcome::Undecided { cause } => {
                 tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not wake a waiting pod");
+                app.metrics.requeued(RequeueResult::Failed);
                 tokio::time::sleep(BEAT).await;
+                app.waiting.not_touched(&pod.pod.uid);
                 app.outbox.push(vec![Effect::Room(node)]); // the room still waits for somebody
             }
         }

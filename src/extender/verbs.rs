@@ -155,7 +155,12 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
             }
         }
         let misfits: BTreeMap<Misfit, usize> = misfits.into_iter().collect();
-        app.waiting.refuse(uid, misfits);
+        // After the node that it has nominated, kube-scheduler asks about all that may do.
+        let is_nominated =
+            |only: &&str| pod.nominated.as_ref().is_some_and(|it| it.as_str() == *only);
+        let is_about_all = !matches!(&names[..], [only] if is_nominated(only));
+        let asked = is_about_all.then(|| app.ledger.asked_nodes(names.iter()));
+        app.requeued(app.waiting.refuse(uid, misfits, asked));
         app.reasons.refused(uid);
     } else {
         hold(app, pod, &fitting, question, now);
@@ -165,7 +170,7 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
 
 /// Notes that the pod fits somewhere, and claims the only node that is left to it.
 fn hold(app: &App, pod: &SeenPod, fitting: &[&str], question: &Question, now: Timestamp) {
-    app.waiting.fits(&pod.pod.uid);
+    app.requeued(app.waiting.fits(&pod.pod.uid));
     note_passed(app, pod, Some(fitting.iter().copied()));
     if let [only] = fitting {
         claim(app, &pod.pod.uid, only, question, now);

@@ -1,152 +1,205 @@
-//! Whom to wake, and when, for room that appeared: one pod at a time per node.
+//! Whom to requeue, and when, for room that appeared: one pod at a time per node.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::ledger::books::Ledger;
-use crate::ledger::waiting::{WaitingPod, WaitingPods, Wake};
+use crate::ledger::requeue::RequeueOrder;
+use crate::ledger::waiting::{Progress, Requeued, WaitingPod, WaitingPods};
 use crate::packing::device::{NodeName, PodUid};
 use crate::packing::units::Timestamp;
 
-/// A pod that was woken and is still waiting after this time will not take the room: kube-scheduler
-/// asks within milliseconds, in-tree filters or a queue of thousands may hold it longer.
-const NEXT_AFTER: Duration = Duration::from_secs(2);
+/// A pod that fits and is not bound after this time will not take the room: kube-scheduler binds within some
+/// hundred milliseconds, or something else is in the way of the pod.
+const BOUND_WITHIN: Duration = Duration::from_secs(2);
 
-/// Nodes with new room, and the pods that were woken for it. One pod at a time is woken per node; the
-/// next one only when the first did not take the room, so that nothing is woken in vain.
+/// How long until a touch is looked after that is still being written.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// Longest time between two looks at the pods that changed, so that they are few when room appears.
+const FOLLOW_EVERY: Duration = Duration::from_secs(1);
+
+/// Changed pods that are taken over at once, while *filter* may have to wait.
+const CHANGES_AT_ONCE: usize = 256;
+
+/// Groups of pods after which the other nodes have to wait for the next step: some 10 ms.
+const LOOKS: usize = 50_000;
+
+/// Nodes with new room, and the pods that were touched for it. One pod at a time is touched per node; the
+/// next one only when the first did not take the room, so that nothing is touched in vain.
 #[derive(Default)]
 pub struct Wakes {
     nodes: BTreeMap<NodeName, Chain>,
+    order: RequeueOrder,
 }
 
-/// The pods woken for the room of one node.
+/// The pods touched for the room of one node.
 struct Chain {
+    /// Those that were asked about the node, and did not fit after all. What else keeps a pod from being
+    /// touched again in vain is noted with the pod, for the room of every node.
     tried: BTreeSet<PodUid>,
     last: Option<PodUid>,
+    /// Since when that one is known to fit somewhere.
+    fits: Option<Timestamp>,
+    /// When more room appeared since it was touched.
+    more: Option<Timestamp>,
     due: Timestamp,
 }
 
+/// What is to be done now.
+#[derive(Debug, Default)]
+pub struct Step {
+    /// The pods to touch, each with the node that has room for it.
+    pub touches: Vec<(NodeName, WaitingPod)>,
+    /// How touches ended without a question.
+    pub ended: Vec<Requeued>,
+}
+
 impl Wakes {
-    /// Notes room that appeared.
+    /// Notes room that appeared. A pod that was touched for the node's room a moment ago comes first; else
+    /// all may be tried again, as there is more than before.
     pub fn room(&mut self, nodes: Vec<NodeName>, now: Timestamp) {
         for node in nodes {
-            self.nodes.insert(node, Chain { tried: BTreeSet::new(), last: None, due: now });
+            match self.nodes.entry(node) {
+                Entry::Occupied(mut known) => known.get_mut().has_more(now),
+                Entry::Vacant(free) => {
+                    free.insert(Chain::new(now));
+                }
+            }
         }
     }
 
-    /// How long until a chain is due.
+    /// How long until there is something to do.
     pub fn rest(&self, now: Timestamp) -> Duration {
         let next = self.nodes.values().map(|chain| chain.due).min();
-        next.map_or(Duration::from_secs(3600), |due| due.since(now))
+        next.map_or(FOLLOW_EVERY, |due| due.since(now)).min(FOLLOW_EVERY)
     }
 
-    /// The pods to wake now, each with the node that has room for it.
-    pub fn due(
+    /// What is to be done now. Takes some milliseconds with thousands of waiting pods: not for a thread that
+    /// answers requests.
+    pub fn step(&mut self, waiting: &WaitingPods, ledger: &Ledger, now: Timestamp) -> Step {
+        let mut step = Step::default();
+        self.nodes.retain(|_, chain| chain.goes_on(waiting, ledger, &mut step, now));
+        self.follow(waiting);
+        let due = self.nodes.iter().filter(|(_, chain)| chain.last.is_none() && chain.due <= now);
+        let mut due: Vec<_> = due.map(|(node, chain)| (chain.due, node.clone())).collect();
+        due.sort(); // nobody waits for ever, however many come
+        let mut looks = 0;
+        for (_, node) in due {
+            if looks > LOOKS {
+                break;
+            }
+            looks += self.search(&node, waiting, ledger, &mut step, now);
+        }
+        step
+    }
+
+    /// Takes over which pods can be requeued.
+    fn follow(&mut self, waiting: &WaitingPods) {
+        loop {
+            match waiting.changes(CHANGES_AT_ONCE) {
+                None => self.order.clear(),
+                Some((changes, is_all)) => {
+                    changes.into_iter().for_each(|(uid, pod)| self.order.set(&uid, pod));
+                    if is_all {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Finds the pod to touch for the room on `node`. Answers how many groups were looked at.
+    fn search(
+        &mut self,
+        node: &NodeName,
+        waiting: &WaitingPods,
+        ledger: &Ledger,
+        step: &mut Step,
+        now: Timestamp,
+    ) -> usize {
+        let mut all_looks = 0;
+        if let Some(chain) = self.nodes.get_mut(node)
+            && let Some(room) = ledger.free_room(node.as_str())
+        {
+            loop {
+                let (first, looks) = self.order.first(&room, &chain.tried);
+                all_looks += looks;
+                let Some(uid) = first else { break };
+                self.order.set(&uid, None); // it comes back with its next change
+                if let Some(pod) = waiting.touch(&uid, &room) {
+                    chain.tried.insert(uid.clone());
+                    (chain.last, chain.fits, chain.more) = (Some(uid), None, None);
+                    chain.due = now.plus(LOOK_AGAIN);
+                    step.touches.push((node.clone(), pod));
+                    return all_looks;
+                }
+            }
+        }
+        self.nodes.remove(node);
+        all_looks
+    }
+}
+
+impl Chain {
+    fn new(now: Timestamp) -> Self {
+        Self { tried: BTreeSet::new(), last: None, fits: None, more: None, due: now }
+    }
+
+    /// Others may be tried again for more room. The last one will be asked about it.
+    fn has_more(&mut self, now: Timestamp) {
+        self.tried.retain(|uid| self.last.as_ref() == Some(uid));
+        self.more = Some(now);
+    }
+
+    fn goes_to_the_next(&mut self, now: Timestamp) {
+        (self.last, self.due) = (None, now);
+    }
+
+    /// Sees what became of the pod that was touched last. Answers whether there may be more to do for this
+    /// room.
+    fn goes_on(
         &mut self,
         waiting: &WaitingPods,
         ledger: &Ledger,
+        step: &mut Step,
         now: Timestamp,
-    ) -> Vec<(NodeName, WaitingPod)> {
-        let mut woken = Vec::new();
-        self.nodes.retain(|node, chain| {
-            // The last one took a place, here or elsewhere, or it ended and takes none.
-            let took = |last: &PodUid| ledger.reservation(last).is_some();
-            if chain.last.as_ref().is_some_and(took) {
-                return false;
-            }
-            let waits = |last: &PodUid| waiting.has(last);
-            if chain.due > now && chain.last.as_ref().is_none_or(waits) {
-                return true;
-            }
-            match waiting.to_wake(ledger, node, &chain.tried, now) {
-                Wake::Nobody => return false,
-                Wake::Later(due) => chain.due = due,
-                Wake::Pod(pod) => {
-                    chain.tried.insert(pod.pod.uid.clone());
-                    chain.last = Some(pod.pod.uid.clone());
-                    chain.due = now.plus(NEXT_AFTER);
-                    woken.push((node.clone(), *pod));
+    ) -> bool {
+        let Some(last) = &self.last else { return true };
+        // It took a place, here or elsewhere: kube-scheduler looks at the others by itself. It may have done
+        // so before there was more room.
+        if ledger.reservation(last).is_some() {
+            self.goes_to_the_next(now);
+            return self.more.is_some();
+        }
+        match waiting.progress(last, now) {
+            Progress::Sending => self.due = now.plus(LOOK_AGAIN),
+            Progress::Until(at) => self.due = at,
+            Progress::Fits => {
+                self.due = self.fits.get_or_insert(now).plus(BOUND_WITHIN);
+                if self.due <= now {
+                    self.goes_to_the_next(now);
                 }
             }
-            true
-        });
-        woken
+            Progress::Waits { asked } => {
+                if self.more.is_some_and(|more| asked <= more) {
+                    self.tried.remove(last); // its question may have come too early for that
+                }
+                self.goes_to_the_next(now);
+            }
+            Progress::Late => {
+                step.ended.push(Requeued::Unanswered);
+                self.goes_to_the_next(now);
+            }
+            Progress::Gone => {
+                step.ended.push(Requeued::Gone);
+                self.goes_to_the_next(now);
+            }
+        }
+        true
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ledger::fixture::{asks, hello, ledger, pod, seconds, see_node};
-
-    fn node() -> NodeName {
-        NodeName::new("n")
-    }
-
-    /// A ledger with node `n` of one GPU, and pods that wait for half of it, the first the oldest.
-    fn bed(names: &[&str]) -> (Ledger, WaitingPods) {
-        let waiting = WaitingPods::default();
-        for (name, age) in names.iter().zip(0..) {
-            let pod = WaitingPod {
-                pod: pod(name),
-                namespace: "team".to_owned(),
-                name: (*name).to_owned(),
-                question: asks(500_000),
-                priority: 0,
-                created_unix_seconds: age,
-            };
-            waiting.ask(pod, seconds(0));
-        }
-        (ledger("A"), waiting)
-    }
-
-    fn woken(pods: &[(NodeName, WaitingPod)]) -> Vec<&str> {
-        pods.iter().map(|(_, pod)| pod.name.as_str()).collect()
-    }
-
-    #[test]
-    fn the_next_one_is_woken_only_where_the_first_took_no_room() {
-        for (took, next) in [(true, vec![]), (false, vec!["b"])] {
-            let (ledger, waiting) = bed(&["a", "b"]);
-            let mut wakes = Wakes::default();
-            wakes.room(vec![node()], seconds(1));
-            assert_eq!(woken(&wakes.due(&waiting, &ledger, seconds(1))), ["a"]);
-            assert_eq!(woken(&wakes.due(&waiting, &ledger, seconds(2))), [""; 0]);
-            if took {
-                ledger.reserve(&pod("a"), "n", &asks(500_000), seconds(2)).unwrap();
-                waiting.remove(&pod("a").uid);
-            }
-            assert_eq!(woken(&wakes.due(&waiting, &ledger, seconds(3))), next);
-        }
-    }
-
-    #[test]
-    fn a_woken_pod_that_ends_leaves_the_room_to_the_next_one_at_once() {
-        let (ledger, waiting) = bed(&["a", "b"]);
-        let mut wakes = Wakes::default();
-        wakes.room(vec![node()], seconds(1));
-        assert_eq!(woken(&wakes.due(&waiting, &ledger, seconds(1))), ["a"]);
-        waiting.remove(&pod("a").uid);
-        assert_eq!(woken(&wakes.due(&waiting, &ledger, seconds(1))), ["b"]);
-        waiting.remove(&pod("b").uid);
-        assert_eq!(woken(&wakes.due(&waiting, &ledger, seconds(1))), [""; 0]);
-        assert!(wakes.nodes.is_empty());
-    }
-
-    #[test]
-    fn room_elsewhere_a_moment_later_wakes_the_same_pod_again() {
-        let (ledger, waiting) = bed(&["a"]);
-        let other = hello("y", 1, "B");
-        see_node(&ledger, "m");
-        ledger.report("m", &other, seconds(0)).unwrap();
-        let mut wakes = Wakes::default();
-        wakes.room(vec![NodeName::new("m")], seconds(1));
-        assert_eq!(woken(&wakes.due(&waiting, &ledger, seconds(1))), ["a"]);
-        let soon = Timestamp::from_millis(1500);
-        wakes.room(vec![node()], soon);
-        assert_eq!(woken(&wakes.due(&waiting, &ledger, soon)), [""; 0]);
-        assert_eq!(wakes.rest(soon), Duration::from_millis(500));
-        let again = wakes.due(&waiting, &ledger, seconds(2));
-        assert_eq!((woken(&again), &again[0].0), (vec!["a"], &node()));
-    }
-}
+mod tests;

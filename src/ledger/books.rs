@@ -218,6 +218,11 @@ impl Ledger {
         locked(&self.shared.supply)
     }
 
+    /// How many nodes have come so far.
+    pub(super) fn arrivals(&self) -> u64 {
+        self.shared.arrivals()
+    }
+
     /// The nodes that changed, in their order.
     pub(super) fn changes(&self) -> MutexGuard<'_, Changes> {
         locked(&self.shared.changes)
@@ -385,6 +390,7 @@ impl Ledger {
         if is_recycled {
             *locked(&slot.session) = Session::default();
             *locked(&slot.details) = NodeDetails::default();
+            slot.arrive_again();
         }
     }
 }

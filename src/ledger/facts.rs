@@ -83,6 +83,13 @@ impl Ledger {
         self.set_domain(self.slot_of(node), number);
     }
 
+    /// Notes whether a node's object says that it takes no new pods (`spec.unschedulable`). Questions are not
+    /// answered by it, as kube-scheduler leaves such a node out where it must; no pod is requeued for its room.
+    pub fn see_unschedulable(&self, node: &NodeName, is_unschedulable: bool) {
+        let slot = self.slot(self.slot_of(node));
+        slot.is_unschedulable.store(is_unschedulable, Ordering::Release);
+    }
+
     /// Notes that a node was deleted. Its tenants stay booked until their pods are gone.
     pub fn lose_node(&self, name: &NodeName) {
         let _stays = self.stay();

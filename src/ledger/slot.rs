@@ -1,6 +1,6 @@
 //! One node among many: its books behind their lock, and what follows from each change of them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::books::locked;
@@ -16,6 +16,10 @@ use crate::packing::supply::{NodeSupply, Supply};
 pub(super) struct Slot {
     pub(super) name: NodeName,
     pub(super) version: AtomicU64,
+    /// How many nodes had come before this one did, or before it came back.
+    since: AtomicU64,
+    /// Whether its Node object says that it takes no new pods.
+    pub(super) is_unschedulable: AtomicBool,
     at: usize,
     books: Mutex<NodeLedger>,
     /// What the free room is worth, as of a version of the books and a generation of the mix.
@@ -33,6 +37,15 @@ pub(super) struct Slot {
 pub(super) struct Shared {
     pub(super) supply: Mutex<Supply>,
     pub(super) changes: Mutex<Changes>,
+    /// How many nodes have come, those that came back counted again.
+    arrivals: AtomicU64,
+}
+
+impl Shared {
+    /// How many nodes have come so far.
+    pub(super) fn arrivals(&self) -> u64 {
+        self.arrivals.load(Ordering::Acquire)
+    }
 }
 
 impl Slot {
@@ -40,6 +53,8 @@ impl Slot {
         Self {
             name: books.name().clone(),
             version: AtomicU64::new(1),
+            since: AtomicU64::new(shared.arrivals.fetch_add(1, Ordering::AcqRel)),
+            is_unschedulable: AtomicBool::new(false),
             at,
             books: Mutex::new(books),
             outlook: Mutex::default(),
@@ -48,6 +63,17 @@ impl Slot {
             session: Mutex::new(Session::default()),
             details: Mutex::default(),
         }
+    }
+
+    /// How many nodes had come before this one did, or before it came back.
+    pub(super) fn since(&self) -> u64 {
+        self.since.load(Ordering::Acquire)
+    }
+
+    /// Notes that a node of this name is another one from now on.
+    pub(super) fn arrive_again(&self) {
+        let arrivals = self.shared.arrivals.fetch_add(1, Ordering::AcqRel);
+        self.since.store(arrivals, Ordering::Release);
     }
 
     /// The books, for reading. A panic while they were held cannot leave them half-changed in a way

@@ -1,25 +1,24 @@
-//! The pods that wait for a GPU: what they ask for, why they were refused, and which of them to wake
-//! when room appears.
+//! The pods that wait for a GPU: what they ask for, why they were refused, and what became of their last
+//! touch.
 //!
 //! kube-scheduler looks again at a parked pod only when something it watches changes, and a freed GPU
 //! is nothing it watches. So gpupack touches one waiting pod per freed room: the most important and
-//! oldest one that fits there now. Its binding is an event that makes kube-scheduler look at the
-//! others.
+//! oldest one that fits there now, chosen in `requeue`. Its binding is an event that makes kube-scheduler
+//! look at the others. What the pod's next question says about the node tells whether the touch helped.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::books::{Ledger, locked};
+pub use self::touches::{Progress, Requeued};
+use self::touches::{Stage, Touch};
+use super::books::locked;
 use super::questions::Question;
-use crate::packing::device::{NodeName, PodUid};
+use super::requeue::{AskedNodes, Candidate};
+use crate::packing::device::PodUid;
 use crate::packing::fit::Misfit;
 use crate::packing::reservation::PodRef;
 use crate::packing::units::Timestamp;
-
-/// A pod that was woken is not woken again for this long: kube-scheduler takes some milliseconds to
-/// ask about it, and a second later it has certainly asked or never will.
-const WAKE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// A pod known only from a verb, not from the watch, is dropped after this time: longer than any
 /// delay of a watch, shorter than an operator's patience with memory.
@@ -27,6 +26,25 @@ const UNSEEN_FOR: Duration = Duration::from_secs(600);
 
 /// Most pods that are remembered; beyond it new ones get no wake-up. 500 bytes each.
 const MAX_WAITING: usize = 200_000;
+
+/// How long a touched pod's next question may take at least, and at most. kube-scheduler asks within some
+/// milliseconds while it has nothing else to do; one with thousands of pods in its queue takes longer, and
+/// how long it took for other pods tells.
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(2));
+
+/// A question that comes later after a touch has another cause. kube-scheduler goes through thousands of
+/// pods in less.
+const BUSY_FOR: Duration = Duration::from_secs(30);
+
+/// Most memory for the nodes that pods were asked about, each set once. Pods beyond it may be requeued for
+/// room on any node.
+const ASKED_BYTES: usize = 16 << 20;
+
+/// Sets from which those that no pod has any more are looked for.
+const FEW_SETS: usize = 64;
+
+/// Touches: what stage each is in.
+mod touches;
 
 /// A pod without a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,9 +70,13 @@ pub struct WaitingState {
     pub waiting: WaitingPod,
     /// The misfits of its last question with the number of nodes, when no node fitted.
     pub refused: Option<BTreeMap<Misfit, usize>>,
+    /// The nodes of its last question; none while that is answered, and where there was none.
+    asked: Option<Arc<AskedNodes>>,
+    /// When that began.
+    asked_at: Timestamp,
+    touch: Option<Touch>,
     is_watched: bool,
     seen: Timestamp,
-    woken: Option<Timestamp>,
 }
 
 impl WaitingState {
@@ -66,21 +88,73 @@ impl WaitingState {
     }
 }
 
-/// Whom to wake for room that appeared.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wake {
-    /// This pod, now.
-    Pod(Box<WaitingPod>),
-    /// Nobody before then: whoever fits was woken a moment ago for other room.
-    Later(Timestamp),
-    /// Nobody who waits fits there.
-    Nobody,
-}
+/// A pod that changed, as one that can be requeued; none where it cannot.
+pub type Change = (PodUid, Option<Candidate>);
 
 /// All waiting pods.
 #[derive(Default)]
 pub struct WaitingPods {
-    pods: Mutex<BTreeMap<PodUid, WaitingState>>,
+    pods: Mutex<Pods>,
+}
+
+#[derive(Default)]
+struct Pods {
+    by_uid: BTreeMap<PodUid, WaitingState>,
+    /// Pods that changed since whoever requeues them looked.
+    changed: BTreeSet<PodUid>,
+    /// Whether there were too many changes to remember: any pod may have changed.
+    is_all_changed: bool,
+    /// The nodes that pods were asked about, each set once.
+    asked: BTreeSet<Arc<AskedNodes>>,
+    /// How many sets there may be before those that are in use are counted again.
+    sets_at_ease: usize,
+    /// The longest time that the next question of touched pods took lately.
+    slowest: Duration,
+}
+
+impl Pods {
+    /// Notes that a pod changed.
+    fn changed(&mut self, uid: &PodUid) {
+        if self.changed.len() >= MAX_WAITING {
+            self.changed.clear();
+            self.is_all_changed = true;
+        }
+        if !self.is_all_changed {
+            self.changed.insert(uid.clone());
+        }
+    }
+
+    /// Lets `change` change a pod where it waits.
+    fn change<T>(
+        &mut self,
+        uid: &PodUid,
+        change: impl FnOnce(&mut WaitingState) -> T,
+    ) -> Option<T> {
+        let changed = change(self.by_uid.get_mut(uid)?);
+        self.changed(uid);
+        Some(changed)
+    }
+
+    /// The same set of nodes, as other pods have it; none where there are too many.
+    fn shared(&mut self, asked: AskedNodes) -> Option<Arc<AskedNodes>> {
+        if let Some(known) = self.asked.get(&asked) {
+            return Some(Arc::clone(known));
+        }
+        if self.asked.len() >= self.sets_at_ease.max(FEW_SETS) {
+            self.asked.retain(|set| Arc::strong_count(set) > 1);
+            self.sets_at_ease = 2 * self.asked.len();
+        }
+        if self.asked.len() >= ASKED_BYTES / asked.size() {
+            return None;
+        }
+        let asked = Arc::new(asked);
+        self.asked.insert(Arc::clone(&asked));
+        Some(asked)
+    }
+
+    fn patience(&self) -> Duration {
+        (4 * self.slowest).clamp(PATIENCE.0, PATIENCE.1)
+    }
 }
 
 impl WaitingPods {
@@ -90,61 +164,137 @@ impl WaitingPods {
     }
 
     /// Notes a pod that a verb asks about, as refused until [`WaitingPods::fits`] says otherwise:
-    /// room that appears while the question is answered must find it.
+    /// room that appears while the question is answered must find it, wherever that is.
     pub fn ask(&self, waiting: WaitingPod, now: Timestamp) {
         let uid = waiting.pod.uid.clone();
         self.note(waiting, now, false);
-        if let Some(state) = self.pods().get_mut(&uid) {
+        let pods = &mut *self.pods();
+        let touched = pods.change(&uid, |state| {
             state.refused.get_or_insert_default();
+            (state.asked, state.asked_at) = (None, now);
+            let touch = state.touch.take()?;
+            let (stage, sent) = match touch.stage {
+                Stage::Sending => (Some(Stage::Asked(now)), None),
+                Stage::Sent(at) => (Some(Stage::Asked(now)), Some(at)),
+                Stage::Asked(at) => (Some(Stage::Asked(at)), None),
+                Stage::Unanswered(at) => (None, Some(at)),
+            };
+            state.touch = stage.map(|stage| Touch { stage, ..touch });
+            sent
+        });
+        if let Some(sent) = touched.flatten()
+            && now.since(sent) < BUSY_FOR
+        {
+            pods.slowest = now.since(sent).min(PATIENCE.1).max(pods.slowest * 3 / 4);
         }
     }
 
     fn note(&self, waiting: WaitingPod, now: Timestamp, is_watched: bool) {
-        let mut pods = self.pods();
-        let is_full = pods.len() >= MAX_WAITING;
-        match pods.get_mut(&waiting.pod.uid) {
+        let pods = &mut *self.pods();
+        let is_full = pods.by_uid.len() >= MAX_WAITING;
+        match pods.by_uid.get_mut(&waiting.pod.uid) {
             Some(state) => {
-                state.waiting = waiting;
                 state.seen = now;
                 state.is_watched |= is_watched;
+                if state.waiting != waiting {
+                    let uid = waiting.pod.uid.clone();
+                    state.waiting = waiting;
+                    pods.changed(&uid);
+                }
             }
             None if is_full => {}
             None => {
                 let uid = waiting.pod.uid.clone();
-                let fresh =
-                    WaitingState { waiting, refused: None, is_watched, seen: now, woken: None };
-                pods.insert(uid, fresh);
+                let fresh = WaitingState {
+                    waiting,
+                    refused: None,
+                    asked: None,
+                    asked_at: now,
+                    touch: None,
+                    is_watched,
+                    seen: now,
+                };
+                pods.by_uid.insert(uid, fresh);
             }
         }
     }
 
-    /// Notes that at least one node fits the pod.
-    pub fn fits(&self, uid: &PodUid) {
-        if let Some(state) = self.pods().get_mut(uid) {
+    /// Notes that at least one node fits the pod. Answers how its touch ended by that.
+    pub fn fits(&self, uid: &PodUid) -> Option<Requeued> {
+        let ended = self.pods().change(uid, |state| {
             state.refused = None;
-        }
+            let is_asked = |touch: &mut Touch| matches!(touch.stage, Stage::Asked(_));
+            state.touch.take_if(is_asked).map(|_| Requeued::Helped)
+        });
+        ended.flatten()
     }
 
-    /// Notes why no node fitted.
-    pub fn refuse(&self, uid: &PodUid, misfits: BTreeMap<Misfit, usize>) {
-        if let Some(state) = self.pods().get_mut(uid) {
-            state.refused = Some(misfits);
+    /// Notes why no node fitted, and which nodes were asked about: none where the question was only about
+    /// the node that kube-scheduler has nominated the pod to, after which it asks about all. Answers how
+    /// its touch ended by that.
+    pub fn refuse(
+        &self,
+        uid: &PodUid,
+        misfits: BTreeMap<Misfit, usize>,
+        asked: Option<AskedNodes>,
+    ) -> Option<Requeued> {
+        let pods = &mut *self.pods();
+        if !pods.by_uid.contains_key(uid) {
+            return None;
         }
+        let is_about_all = asked.is_some();
+        let asked = asked.and_then(|asked| pods.shared(asked));
+        let ended = pods.change(uid, |state| {
+            state.refused = Some(misfits);
+            state.asked = asked;
+            let is_asked = |touch: &mut Touch| matches!(touch.stage, Stage::Asked(_));
+            let touch = state.touch.take_if(|touch| is_about_all && is_asked(touch))?;
+            let named = state.asked.as_ref().is_none_or(|asked| asked.may_have(touch.node));
+            Some(if named { Requeued::Refused } else { Requeued::LeftOut })
+        });
+        ended.flatten()
     }
 
     /// Forgets a pod that is bound or gone.
     pub fn remove(&self, uid: &PodUid) {
-        self.pods().remove(uid);
+        let pods = &mut *self.pods();
+        if pods.by_uid.remove(uid).is_some() {
+            pods.changed(uid);
+        }
+    }
+
+    /// Lets every pod be a changed one: whoever followed the changes has lost them.
+    pub fn change_all(&self) {
+        self.pods().is_all_changed = true;
+    }
+
+    /// Pods that changed since the last call, at most `most`, each as one that can be requeued or not; and
+    /// whether these are all. `None` once where there were more changes than are remembered: then every pod
+    /// is new to the caller.
+    pub fn changes(&self, most: usize) -> Option<(Vec<Change>, bool)> {
+        let pods = &mut *self.pods();
+        if std::mem::take(&mut pods.is_all_changed) {
+            pods.changed = pods.by_uid.keys().cloned().collect();
+            return None;
+        }
+        let mut changes = Vec::new();
+        while changes.len() < most
+            && let Some(uid) = pods.changed.pop_first()
+        {
+            let candidate = pods.by_uid.get(&uid).and_then(WaitingState::candidate);
+            changes.push((uid, candidate));
+        }
+        Some((changes, pods.changed.is_empty()))
     }
 
     /// Whether the pod is one of those that wait.
     pub fn has(&self, uid: &PodUid) -> bool {
-        self.pods().contains_key(uid)
+        self.pods().by_uid.contains_key(uid)
     }
 
     /// The pod with this UID.
     pub fn pod(&self, uid: &PodUid) -> Option<WaitingState> {
-        self.pods().get(uid).cloned()
+        self.pods().by_uid.get(uid).cloned()
     }
 
     /// The pod with this namespace and name.
@@ -153,71 +303,37 @@ impl WaitingPods {
         let is_it = |state: &&WaitingState| {
             state.waiting.namespace == namespace && state.waiting.name == name
         };
-        pods.values().find(is_it).cloned()
+        pods.by_uid.values().find(is_it).cloned()
     }
 
     /// All waiting pods, the most important and then oldest first.
     pub fn all(&self) -> Vec<WaitingState> {
-        let mut all: Vec<_> = self.pods().values().cloned().collect();
+        let mut all: Vec<_> = self.pods().by_uid.values().cloned().collect();
         all.sort_by(|a, b| order(&a.waiting).cmp(&order(&b.waiting)));
         all
     }
 
     /// Lets `look` see all waiting pods, in no order that means anything. They are held meanwhile.
     pub fn look_at_each(&self, look: impl FnMut(&WaitingState)) {
-        self.pods().values().for_each(look);
+        self.pods().by_uid.values().for_each(look);
     }
 
     /// Pods that no node fitted last time.
     pub fn refused_count(&self) -> usize {
-        self.pods().values().filter(|state| state.refused.is_some()).count()
+        self.pods().by_uid.values().filter(|state| state.refused.is_some()).count()
     }
 
     /// Pods that the watch never reported and no verb mentioned for long are dropped.
     pub fn tick(&self, now: Timestamp) {
-        self.pods().retain(|_, state| state.is_watched || now.since(state.seen) < UNSEEN_FOR);
+        let pods = &mut *self.pods();
+        let is_old =
+            |state: &WaitingState| !state.is_watched && now.since(state.seen) >= UNSEEN_FOR;
+        let old = pods.by_uid.extract_if(.., |_, state| is_old(state));
+        let old: Vec<PodUid> = old.map(|(uid, _)| uid).collect();
+        old.iter().for_each(|uid| pods.changed(uid));
     }
 
-    /// The pod to wake now that room appeared on `node`: the first refused pod that fits there and
-    /// was not `tried` for that room yet. One that was woken a moment ago, for room elsewhere, is
-    /// left to take that; where it alone fits, it is woken again if it does not.
-    pub fn to_wake(
-        &self,
-        ledger: &Ledger,
-        node: &NodeName,
-        tried: &BTreeSet<PodUid>,
-        now: Timestamp,
-    ) -> Wake {
-        let mut refused: Vec<(WaitingPod, Option<Timestamp>)> = self
-            .pods()
-            .values()
-            .filter(|state| state.refused.is_some())
-            .filter(|state| !tried.contains(&state.waiting.pod.uid))
-            .map(|state| (state.waiting.clone(), state.woken))
-            .collect();
-        refused.sort_by(|(a, _), (b, _)| order(a).cmp(&order(b)));
-        let mut known: BTreeMap<Question, bool> = BTreeMap::new();
-        let mut fits = |question: &Question| {
-            *known.entry(question.clone()).or_insert_with(|| {
-                ledger.answers(question, &[node.as_str()]).iter().all(Result::is_ok)
-            })
-        };
-        let mut later: Option<Timestamp> = None;
-        for (waiting, woken) in refused.into_iter().filter(|(waiting, _)| fits(&waiting.question)) {
-            let again = woken.map(|woken| woken.plus(WAKE_AGAIN_AFTER)).filter(|at| *at > now);
-            if again.is_some() {
-                later = later.min(again).or(again);
-                continue;
-            }
-            if let Some(state) = self.pods().get_mut(&waiting.pod.uid) {
-                state.woken = Some(now);
-            }
-            return Wake::Pod(Box::new(waiting));
-        }
-        later.map_or(Wake::Nobody, Wake::Later)
-    }
-
-    fn pods(&self) -> MutexGuard<'_, BTreeMap<PodUid, WaitingState>> {
+    fn pods(&self) -> MutexGuard<'_, Pods> {
         locked(&self.pods)
     }
 }
@@ -226,3 +342,6 @@ impl WaitingPods {
 fn order(waiting: &WaitingPod) -> (std::cmp::Reverse<i32>, i64, &PodUid) {
     (std::cmp::Reverse(waiting.priority), waiting.created_unix_seconds, &waiting.pod.uid)
 }
+
+#[cfg(test)]
+mod tests;

@@ -115,3 +115,44 @@ impl ReportResult {
         }
     }
 }
+
+/// How a requeue ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequeueResult {
+    /// The pod's next question found a node that fits.
+    Helped,
+    /// Its next question named the node, and no node fitted any more.
+    Refused,
+    /// Its next question did not name the node.
+    NodeLeftOut,
+    /// kube-scheduler did not ask about it in time.
+    Unanswered,
+    /// The pod is gone.
+    Gone,
+    /// The API server did not accept the write.
+    Failed,
+}
+
+impl RequeueResult {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Helped,
+        Self::Refused,
+        Self::NodeLeftOut,
+        Self::Unanswered,
+        Self::Gone,
+        Self::Failed,
+    ];
+
+    /// The label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Helped => "helped",
+            Self::Refused => "refused",
+            Self::NodeLeftOut => "node_left_out",
+            Self::Unanswered => "unanswered",
+            Self::Gone => "gone",
+            Self::Failed => "failed",
+        }
+    }
+}

@@ -21,6 +21,7 @@ pub(crate) struct PodPlan {
     pub(crate) name: String,
     scheduler: String,
     node: Option<String>,
+    selected: Option<String>,
     foreign: bool,
     class: Option<String>,
     annotations: BTreeMap<String, String>,
@@ -35,6 +36,7 @@ impl PodPlan {
             name: name.into(),
             scheduler: GPUPACK.to_owned(),
             node: None,
+            selected: None,
             foreign: false,
             class: None,
             annotations: BTreeMap::new(),
@@ -99,6 +101,12 @@ impl PodPlan {
         self
     }
 
+    /// Lets kube-scheduler leave all other nodes out.
+    pub(crate) fn only_on(mut self, node: &str) -> Self {
+        self.selected = Some(node.to_owned());
+        self
+    }
+
     /// Leaves it without a placement: a scheduler that knows nothing of gpupack binds it.
     pub(crate) fn without_gpupack(mut self) -> Self {
         self.foreign = true;
@@ -132,6 +140,9 @@ impl PodPlan {
         });
         if let Some(node) = &self.node {
             pod["spec"]["nodeName"] = node.as_str().into();
+        }
+        if let Some(node) = &self.selected {
+            pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": node});
         }
         if let Some(class) = &self.class {
             pod["spec"]["priorityClassName"] = class.as_str().into();

@@ -17,6 +17,7 @@ mod mps;
 mod overlap;
 mod preemption;
 mod refusals;
+mod requeues;
 mod restart;
 mod rights;
 mod runtime;

@@ -1,0 +1,145 @@
+//! Touches of waiting pods: what stage each is in, and how it ended.
+
+use super::{WaitingPod, WaitingPods, WaitingState};
+use crate::ledger::requeue::{Arrival, Candidate, FreeRoom};
+use crate::packing::device::PodUid;
+use crate::packing::units::Timestamp;
+
+/// A touch whose question is still to come, or is being answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Touch {
+    /// The node that had room for it.
+    pub(super) node: Arrival,
+    pub(super) stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The API server has not answered yet.
+    Sending,
+    /// Since then kube-scheduler has reason to ask about the pod.
+    Sent(Timestamp),
+    /// It asked for the first time after the touch, then.
+    Asked(Timestamp),
+    /// It did not ask in time: in-tree filters may leave no node, and a change that lets them makes
+    /// kube-scheduler ask without us. Until it asks, another touch would be in vain.
+    Unanswered(Timestamp),
+}
+
+/// How a touch ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requeued {
+    /// The next question found a node that fits.
+    Helped,
+    /// The next question named the node, and nothing fitted, there neither.
+    Refused,
+    /// The next question did not name the node.
+    LeftOut,
+    /// There was no question in time.
+    Unanswered,
+    /// The pod is gone.
+    Gone,
+}
+
+/// Where a pod stands that was touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It is not one of those that wait.
+    Gone,
+    /// The touch is being written.
+    Sending,
+    /// Its question is to be expected, or to be answered, until then.
+    Until(Timestamp),
+    /// That did not happen in time.
+    Late,
+    /// A node fits; it has yet to be bound.
+    Fits,
+    /// It waits, and its last question began then.
+    Waits {
+        /// When.
+        asked: Timestamp,
+    },
+}
+
+impl WaitingState {
+    /// The pod as one that can be requeued; none where it was not refused, or its next question is to be
+    /// expected anyway.
+    pub(super) fn candidate(&self) -> Option<Candidate> {
+        let is_due = |touch: &Touch| !matches!(touch.stage, Stage::Asked(_));
+        if self.refused.is_none() || self.touch.as_ref().is_some_and(is_due) {
+            return None;
+        }
+        let WaitingPod { pod, question, priority, created_unix_seconds, .. } = &self.waiting;
+        Some(Candidate {
+            order: (std::cmp::Reverse(*priority), *created_unix_seconds, pod.uid.clone()),
+            question: question.clone(),
+            asked: self.asked.clone(),
+        })
+    }
+}
+
+impl WaitingPods {
+    /// Notes that the pod is to be touched for room on a node. None where it has changed, so that it is not
+    /// one to be requeued for that.
+    pub fn touch(&self, uid: &PodUid, room: &FreeRoom) -> Option<WaitingPod> {
+        let touched = self.pods().change(uid, |state| {
+            let candidate = state.candidate()?;
+            if candidate.asked.is_some_and(|asked| !asked.may_have(room.arrival)) {
+                return None;
+            }
+            state.touch = Some(Touch { node: room.arrival, stage: Stage::Sending });
+            Some(state.waiting.clone())
+        });
+        touched.flatten()
+    }
+
+    /// Notes that a touch was written.
+    pub fn touched(&self, uid: &PodUid, now: Timestamp) {
+        self.end_stage(uid, Stage::Sending, Some(Stage::Sent(now)));
+    }
+
+    /// Notes that a touch may not have been written: the pod can be touched again.
+    pub fn not_touched(&self, uid: &PodUid) {
+        self.end_stage(uid, Stage::Sending, None);
+    }
+
+    /// Notes that the API server lets nobody touch the pod: it is not tried again until its next question.
+    pub fn not_touchable(&self, uid: &PodUid, now: Timestamp) {
+        self.end_stage(uid, Stage::Sending, Some(Stage::Unanswered(now)));
+    }
+
+    fn end_stage(&self, uid: &PodUid, stage: Stage, next: Option<Stage>) {
+        self.pods().change(uid, |state| {
+            if let Some(touch) = state.touch.take_if(|touch| touch.stage == stage) {
+                state.touch = next.map(|stage| Touch { stage, ..touch });
+            }
+        });
+    }
+
+    /// Where a pod stands that was touched; a question that is not there in time is not waited for any longer.
+    pub fn progress(&self, uid: &PodUid, now: Timestamp) -> Progress {
+        let pods = &mut *self.pods();
+        let patience = pods.patience();
+        let Some(state) = pods.by_uid.get_mut(uid) else { return Progress::Gone };
+        match state.touch.as_ref().map(|touch| touch.stage) {
+            Some(Stage::Sending) => Progress::Sending,
+            Some(Stage::Sent(at) | Stage::Asked(at)) if at.plus(patience) > now => {
+                Progress::Until(at.plus(patience))
+            }
+            Some(Stage::Sent(at)) => {
+                pods.change(uid, |state| {
+                    let late = |touch| Touch { stage: Stage::Unanswered(at), ..touch };
+                    state.touch = state.touch.map(late);
+                });
+                Progress::Late
+            }
+            Some(Stage::Asked(_)) => {
+                pods.change(uid, |state| state.touch = None);
+                Progress::Late
+            }
+            Some(Stage::Unanswered(_)) => Progress::Waits { asked: state.asked_at },
+            None if state.refused.is_none() => Progress::Fits,
+            None => Progress::Waits { asked: state.asked_at },
+        }
+    }
+}

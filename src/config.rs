@@ -12,6 +12,7 @@ use serde_yaml_ng::{Mapping, Value};
 
 pub use self::advice::AdviceConfig;
 pub use self::guard::GuardConfig;
+pub use self::port::PortConfig;
 pub use self::requests::RequestRules;
 pub use self::webhook::WebhookConfig;
 use crate::packing::policy::Policy;
@@ -26,6 +27,8 @@ pub mod guard;
 pub mod pools;
 /// What pods with a GPU are allowed, in the section `webhook`.
 pub mod allowed;
+/// The keys of the listeners.
+pub mod port;
 /// What the operator says of requests.
 pub mod requests;
 /// The section `webhook`.
@@ -44,8 +47,10 @@ pub enum LogFormat {
 /// Checked configuration of the extender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Address of the HTTP service.
+    /// Address of the verbs, reports, probes and metrics.
     pub listen: SocketAddr,
+    /// What else is said of the listeners.
+    pub port: PortConfig,
     /// Kubeconfig file; none inside a cluster.
     pub kubeconfig: Option<PathBuf>,
     /// `schedulerName`s whose pending pods are woken.
@@ -95,6 +100,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            port: PortConfig::default(),
             kubeconfig: None,
             scheduler_names: vec!["gpupack".to_owned()],
             policy: Policy::Fragmentation,
@@ -137,8 +143,13 @@ impl fmt::Display for ConfigFaults {
 impl std::error::Error for ConfigFaults {}
 
 /// All keys of the file, in the order of their documentation.
-pub const KEYS: [&str; 24] = [
+pub const KEYS: [&str; 29] = [
     "listen",
+    "page_listen",
+    "allowed_hosts",
+    "max_connections",
+    "max_in_flight_mib",
+    "log_level_endpoint",
     "kubeconfig",
     "scheduler_names",
     "policy",
@@ -202,8 +213,11 @@ impl Reader {
     fn config(&mut self) -> Config {
         let default = Config::default();
         let webhook = self.section("webhook.", &webhook::KEYS, WebhookConfig::read);
+        let max_body = self.number("max_body_mib", 1..=1024, 32) << 20;
+        let max_body_bytes = usize::try_from(max_body).unwrap_or(default.max_body_bytes);
         Config {
             listen: self.parsed("listen", "an address such as `0.0.0.0:8080`", default.listen),
+            port: PortConfig::read(self, max_body_bytes),
             kubeconfig: self.text("kubeconfig").map(PathBuf::from),
             scheduler_names: self.names("scheduler_names", default.scheduler_names),
             policy: self.parsed("policy", "`binpack`, `spread` or `fragmentation`", default.policy),
@@ -229,8 +243,7 @@ impl Reader {
                 0..=65_536,
                 default.unmanaged_tolerance.mib(),
             )),
-            max_body_bytes: usize::try_from(self.number("max_body_mib", 1..=1024, 32) << 20)
-                .unwrap_or(default.max_body_bytes),
+            max_body_bytes,
             log_level: self.text("log_level").unwrap_or(default.log_level),
             log_format: self.word(
                 "log_format",

@@ -153,7 +153,12 @@ pub mod extender {
     mod search;
     mod stream;
     mod page;
+    mod queries;
+    mod limits;
+    mod bell;
+    mod exchange;
     mod connections;
+    pub mod browser;
     pub mod wakes;
     mod series;
     mod history;

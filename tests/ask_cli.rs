@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 mod http_bed;
 
 /// Where the API server has the extender of the shipped manifests.
-const PROXIED: &str = "/api/v1/namespaces/gpu-system/services/gpupack:http/proxy";
+const PROXIED: &str = "/api/v1/namespaces/gpu-system/services/gpupack:page/proxy";
 
 fn gpupack(arguments: &[&str]) -> Output {
     gpupack_as(Path::new(env!("CARGO_BIN_EXE_gpupack")), arguments)
@@ -373,9 +373,9 @@ async fn the_api_server_is_asked_with_the_users_own_kubeconfig() {
     assert!(printed(&kube(&["top", "gpus"])).contains("gpu-b"));
     let line = refused(4, &kube(&["waiting", "--service", "gpu-system/gpupack:closed"]));
     assert!(line.contains("no endpoints available"), "{line}");
-    let line = refused(4, &kube(&["waiting", "--service", "elsewhere/gpupack:http"]));
+    let line = refused(4, &kube(&["waiting", "--service", "elsewhere/gpupack:page"]));
     assert!(
-        line.contains("Service elsewhere/gpupack:http") && line.contains("--service"),
+        line.contains("Service elsewhere/gpupack:page") && line.contains("--service"),
         "{line}"
     );
     let guarded = ["waiting", "--service", "gpu-system/gpupack:guarded", "--as", "jane"];

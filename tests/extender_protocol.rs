@@ -69,8 +69,8 @@ fn node_objects_are_echoed_unchanged() {
     let body = data("filter-nodes.json");
     let args = ExtenderArgs::parse(&body).unwrap();
     let NodesArg::Objects(nodes) = &args.nodes else { panic!("objects are sent") };
-    assert_eq!(nodes[1].labels["example.com/pool"], "inference");
-    assert_eq!(nodes[1].allocatable["cpu"], "63500m");
+    assert_eq!(nodes[1].labels.entries(|_| true)["example.com/pool"], "inference");
+    assert_eq!(nodes[1].allocatable.entries(|_| true)["cpu"], "63500m");
     let answer = ExtenderFilterResult {
         passed: Passed::Objects(nodes.iter().map(|node| node.raw).collect()),
         ..ExtenderFilterResult::default()

@@ -4,9 +4,12 @@ use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
 use gpupack::cluster::pod::SeenPod;
 use gpupack::cluster::watch::Sink;
+use gpupack::extender::server::{Listeners, Service, serve_apart};
 use gpupack::extender::teams::account;
 use http_bed::{Bed, data, hello, pod, read};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tower::ServiceExt;
 
 mod http_bed;
@@ -208,11 +211,91 @@ async fn operators_see_readiness_metrics_page_and_set_the_log_level() {
     let (status, page) = bed.get("/").await;
     assert!(status.is_success() && page.contains("page/main.js"));
     assert_eq!(bed.get("/page/main.js").await.0, StatusCode::OK);
-    let (status, _) = bed.send(Method::PUT, "/v1/log-level", "debug\n").await;
-    assert_eq!(status, StatusCode::OK);
-    let (status, body) = bed.send(Method::PUT, "/v1/log-level", "loud").await;
-    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
-    assert!(String::from_utf8(body).unwrap().contains("`loud`"));
+    let (status, body) = bed.send(Method::PUT, "/v1/log-level", "\"debug\"").await;
+    assert_eq!(status, StatusCode::FORBIDDEN, "it is not known where that comes from");
+    assert!(String::from_utf8(body).unwrap().contains("loopback"));
+}
+
+/// One call over the network; status and body.
+async fn exchange(
+    address: std::net::SocketAddr,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).await.expect("it listens");
+    let head =
+        format!("{method} {path} HTTP/1.0\r\nhost: localhost\r\ncontent-type: application/json");
+    let asked = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    stream.write_all(asked.as_bytes()).await.expect("it reads");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("it answers");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    (status.expect("a status"), body.to_owned())
+}
+
+#[tokio::test]
+async fn verbs_and_page_are_apart_and_only_this_machine_changes_the_log_level() {
+    for (config, debug) in [("", 200), ("log_level_endpoint: off", 403)] {
+        let bed = Bed::warm_with(config).await;
+        let bind = async || tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listeners = Listeners { verbs: bind().await, page: bind().await };
+        let (verbs, page) =
+            (listeners.verbs.local_addr().unwrap(), listeners.page.local_addr().unwrap());
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let set_log_level = std::sync::Arc::new(|level: &str| match level {
+            "debug" => Ok(()),
+            _ => Err(format!("log level `{level}` is unknown")),
+        });
+        let service = Service { app: bed.app.clone(), set_log_level };
+        let serving = tokio::spawn(serve_apart(service, listeners, stopped));
+        let ask = async |address, method: &str, path: &str, body: &str| {
+            exchange(address, method, path, body).await.0
+        };
+        for path in ["/", "/page/main.js", "/v1/state", "/v1/summary", "/v1/waiting", "/v1/advise"]
+        {
+            assert_eq!(ask(page, "GET", path, "").await, 200, "{path}");
+            assert!([404, 405].contains(&ask(verbs, "GET", path, "").await), "{path}");
+        }
+        let question = String::from_utf8(data("filter.json")).unwrap();
+        for path in ["/healthz", "/readyz", "/metrics", "/metrics/gpus"] {
+            assert_eq!(ask(verbs, "GET", path, "").await, 200, "{path}");
+            assert_eq!(ask(page, "GET", path, "").await, 404, "{path}");
+        }
+        assert_eq!(ask(verbs, "POST", "/v1/filter", &question).await, 200);
+        assert_eq!(ask(page, "POST", "/v1/filter", &question).await, 404);
+        assert_eq!(ask(page, "PUT", "/v1/nodes/gpu-a/report", "{}").await, 404);
+        assert_eq!(ask(page, "PUT", "/v1/log-level", "\"debug\"").await, 404);
+        assert_eq!(ask(verbs, "PUT", "/v1/log-level", "\"debug\"").await, debug, "{config}");
+        if debug == 200 {
+            assert_eq!(ask(verbs, "PUT", "/v1/log-level", "debug").await, 400, "no JSON");
+            let (status, text) = exchange(verbs, "PUT", "/v1/log-level", "\"loud\"").await;
+            assert!(status == 422 && text.contains("`loud`"), "{text}");
+        }
+        stop.send_replace(true);
+        serving.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn parameters_longer_than_any_name_are_refused() {
+    let bed = Bed::warm().await;
+    let (namespace, name) = ("n".repeat(64), "x".repeat(254));
+    for path in [
+        format!("/v1/state?node={name}"),
+        format!("/v1/explain?pod=team/{name}"),
+        format!("/v1/explain?pod={namespace}/a"),
+        format!("/v1/waiting?namespace={namespace}"),
+        format!("/v1/advise?namespace={namespace}"),
+    ] {
+        let (status, text) = bed.get(&path).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{path}");
+        assert!(text.len() < 200, "it is not said back: {text}");
+    }
+    let report = format!("/v1/nodes/{name}/report");
+    let (status, _) = bed.send(Method::PUT, &report, "{}").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test]

@@ -315,10 +315,10 @@ fn api_server() -> Router {
 }
 
 /// A fresh extender over that API server, of which the node's agent has been heard.
-fn extender(folder: &Path, prometheus: u16) -> (Running, u16) {
-    let port = free_port();
+fn extender(folder: &Path, prometheus: u16) -> (Running, Ports) {
+    let (port, page) = (free_port(), free_port());
     let config = format!(
-        "listen: 127.0.0.1:{port}\nkubeconfig: {}\nreport_stale_seconds: 600\n\
+        "listen: 127.0.0.1:{port}\npage_listen: 127.0.0.1:{page}\nkubeconfig: {}\nreport_stale_seconds: 600\n\
          advice: {{ prometheus_url: 'http://127.0.0.1:{prometheus}', look_back_hours: 6 }}\n",
         folder.join("kubeconfig").display()
     );
@@ -340,17 +340,24 @@ fn extender(folder: &Path, prometheus: u16) -> (Running, u16) {
         exchange(port, "PUT", "/v1/nodes/gpu-a/report", &report).filter(|answer| answer.0 == 200)
     });
     until("it is ready", || exchange(port, "GET", "/readyz", "").filter(|answer| answer.0 == 200));
-    (running, port)
+    (running, Ports { port, page })
 }
 
-fn advice(port: u16) -> Value {
-    read(exchange(port, "GET", "/v1/advise", "").unwrap().1.as_bytes())
+/// Where an extender listens.
+#[derive(Clone, Copy)]
+struct Ports {
+    port: u16,
+    page: u16,
+}
+
+fn advice(of: Ports) -> Value {
+    read(exchange(of.page, "GET", "/v1/advise", "").unwrap().1.as_bytes())
 }
 
 /// What is advised as soon as Prometheus has told: what happened before the process began.
-fn knows_what_was(port: u16) {
+fn knows_what_was(ports: Ports) {
     let advice =
-        until("history is known", || Some(advice(port)).filter(|it| it["watched_pods"] == 2));
+        until("history is known", || Some(advice(ports)).filter(|it| it["watched_pods"] == 2));
     let of = |name: &str| {
         let pods = advice["pods"].as_array().unwrap();
         pods.iter()
@@ -392,7 +399,7 @@ fn knows_what_was(port: u16) {
         (&json!(2), &json!("memory")),
         "{pool}"
     );
-    let metrics = exchange(port, "GET", "/metrics", "").unwrap().1;
+    let metrics = exchange(ports.port, "GET", "/metrics", "").unwrap().1;
     for line in [
         "gpupack_bearable_replicas{limit=\"memory\",pool=\"p\"} 2",
         "gpupack_bearable_replicas{limit=\"load\",pool=\"p\"} 3",

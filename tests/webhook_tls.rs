@@ -75,17 +75,9 @@ impl Bed {
         authority: &str,
         request: Request<Full<Bytes>>,
     ) -> Result<(StatusCode, Vec<u8>), String> {
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
         let stream = TcpStream::connect(self.address).await.unwrap();
-        let connector = TlsConnector::from(Arc::new(config));
-        let stream = connector.connect(ServerName::try_from(NAME).unwrap(), stream).await;
+        let stream =
+            connector(authority).connect(ServerName::try_from(NAME).unwrap(), stream).await;
         let stream = TokioIo::new(stream.map_err(|error| error.to_string())?);
         let (mut sender, connection) = http1::handshake(stream).await.unwrap();
         let running = tokio::spawn(connection);
@@ -97,10 +89,26 @@ impl Bed {
     }
 
     async fn post(&self, pair: &Pair, body: impl Into<Bytes>) -> (StatusCode, String) {
-        let request = Request::post("/webhook").header("host", NAME).body(Full::new(body.into()));
+        let request = Request::post("/webhook")
+            .header("host", NAME)
+            .header("content-type", "application/json")
+            .body(Full::new(body.into()));
         let (status, body) = self.call(&pair.authority, request.unwrap()).await.unwrap();
         (status, String::from_utf8(body).unwrap())
     }
+}
+
+/// A client that believes this authority alone.
+fn connector(authority: &str) -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    TlsConnector::from(Arc::new(config))
 }
 
 fn files(folder: &Path) -> CertificateFiles {
@@ -182,6 +190,45 @@ async fn what_is_no_review_is_refused_with_a_clear_status() {
     });
     assert!(!answer.await.unwrap().starts_with(b"HTTP"), "answered without TLS");
     assert_eq!(bed.post(&pair, review("0.5")).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn thousands_of_idle_connections_do_not_close_it() {
+    let pair = fresh_pair();
+    let bed = Bed::start(&pair).await;
+    let connector = connector(&pair.authority);
+    let mut idle = Vec::new();
+    // Some have shaken hands and ask nothing, some have not even begun.
+    for at in 0..2_000 {
+        let stream = TcpStream::connect(bed.address).await.unwrap();
+        if at % 4 == 0 {
+            let name = ServerName::try_from(NAME).unwrap();
+            idle.push(Ok(connector.connect(name, stream).await.unwrap()));
+        } else {
+            idle.push(Err(stream));
+        }
+        if at % 500 == 499 {
+            let call =
+                tokio::time::timeout(Duration::from_secs(20), bed.post(&pair, review("0.5")));
+            assert_eq!(call.await.expect("it is reachable").0, StatusCode::OK, "beside {at}");
+        }
+    }
+    // What shakes no hands is closed in time.
+    let silent = idle.iter_mut().find_map(|stream| stream.as_mut().err()).unwrap();
+    let ended =
+        tokio::time::timeout(Duration::from_secs(60), tokio::io::AsyncReadExt::read_u8(silent));
+    assert!(ended.await.expect("it ends").is_err());
+}
+
+#[tokio::test]
+async fn only_json_is_reviewed() {
+    let pair = fresh_pair();
+    let bed = Bed::start(&pair).await;
+    let request =
+        Request::post("/webhook").header("host", NAME).header("content-type", "text/plain");
+    let request = request.body(Full::new(review("0.5").into())).unwrap();
+    let (status, _) = bed.call(&pair.authority, request).await.unwrap();
+    assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
 }
 
 #[tokio::test]

@@ -37,7 +37,7 @@ fn extender(api: &str, folder: &Path) -> Served {
          users: [{{name: u, user: {{token: none}}}}]\n"
     );
     // Nodes stay in the books while their agents are quiet, and readiness waits for all of them.
-    let config = "report_stale_seconds: 3600\nwarm_up_seconds: 60\n";
+    let config = "report_stale_seconds: 3600\nwarm_up_seconds: 60\npage_listen: 127.0.0.1:0\n";
     let [kubeconfig, config] =
         [("kubeconfig", kubeconfig.as_str()), ("config", config)].map(|(name, text)| {
             let path = folder.join(name);

@@ -17,6 +17,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
+use crate::extender::browser::CLIENT_HEADER;
+
+/// What requests say of who sends them.
+const CLIENT: &str = concat!("gpupack/", env!("CARGO_PKG_VERSION"));
 
 /// Largest answer that is read; that of `/v1/state` for 5,000 nodes has some 40 MB.
 const MAX_BODY_BYTES: usize = 1 << 30;
@@ -39,7 +43,7 @@ pub(super) struct ServerArgs {
     #[arg(long = "as", value_name = "USER")]
     acting_as: Option<String>,
     /// The extender's Service, with the name or number of its port
-    #[arg(long, value_name = "NAMESPACE/NAME:PORT", default_value = "gpu-system/gpupack:http", value_parser = service)]
+    #[arg(long, value_name = "NAMESPACE/NAME:PORT", default_value = "gpu-system/gpupack:page", value_parser = service)]
     service: Service,
     /// Longest time for an answer, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
@@ -58,7 +62,7 @@ fn service(text: &str) -> Result<Service, String> {
     let (namespace, port) = text.split_once('/').ok_or("write NAMESPACE/NAME:PORT")?;
     let parts = port.split(':').chain([namespace]);
     if !parts.clone().all(is_name) || port.split(':').count() != 2 {
-        return Err("write NAMESPACE/NAME:PORT, for instance gpu-system/gpupack:http".to_owned());
+        return Err("write NAMESPACE/NAME:PORT, for instance gpu-system/gpupack:page".to_owned());
     }
     Ok(Service { namespace: namespace.to_owned(), port: port.to_owned() })
 }
@@ -187,7 +191,7 @@ impl Server {
                 get(address).await.map_err(|error| away(chain(&*error)))
             }
             Way::Proxy { client, base, .. } => {
-                let request = Request::get(format!("{base}{path}"));
+                let request = Request::get(format!("{base}{path}")).header(CLIENT_HEADER, CLIENT);
                 let request = request.body(kube::client::Body::empty()).map_err(Failure::usage)?;
                 let answer = client.send(request).await.map_err(|error| away(chain(&error)))?;
                 let status = answer.status();
@@ -242,7 +246,8 @@ pub(super) async fn get(
 ) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
     let http: Client<HttpConnector, Empty<Bytes>> =
         Client::builder(TokioExecutor::new()).build_http();
-    let answer = http.get(address).await?;
+    let request = Request::get(address).header(CLIENT_HEADER, CLIENT).body(Empty::new())?;
+    let answer = http.request(request).await?;
     let status = answer.status();
     Ok((status, whole(answer.into_body()).await?))
 }

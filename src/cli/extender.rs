@@ -19,7 +19,7 @@ use crate::cluster::write::ApiWriter;
 use crate::config::Config;
 use crate::extender::app::{App, ClusterTruth, Truth};
 use crate::extender::background;
-use crate::extender::server::{Service, serve};
+use crate::extender::server::{Listeners, Service, serve_apart};
 use crate::ledger::books::{Ledger, Settings};
 
 /// Events that wait to be written; at 50 a second this is 20 seconds' worth.
@@ -38,6 +38,9 @@ pub struct ExtenderArgs {
     /// Address to listen on, for instance 0.0.0.0:8080
     #[arg(long, value_name = "ADDR")]
     listen: Option<std::net::SocketAddr>,
+    /// Address of the page and of what people ask, for instance 0.0.0.0:8081
+    #[arg(long, value_name = "ADDR")]
+    page_listen: Option<std::net::SocketAddr>,
     /// Kubeconfig file; without it the pod's service account is used
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -52,6 +55,9 @@ impl ExtenderArgs {
         let mut config = config_file(self.config.as_deref())?;
         if let Some(listen) = self.listen {
             config.listen = listen;
+        }
+        if let Some(listen) = self.page_listen {
+            config.port.page_listen = listen;
         }
         if let Some(kubeconfig) = &self.kubeconfig {
             config.kubeconfig = Some(kubeconfig.clone());
@@ -111,10 +117,12 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         );
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
         ledger.share_by(config.pools.clone());
-        let listener = TcpListener::bind(config.listen)
-            .await
-            .with_context(|| format!("cannot listen on {}", config.listen))?;
-        tracing::info!(address = %listener.local_addr()?, policy = %config.policy, "listening");
+        let listeners = Listeners {
+            verbs: listener(config.listen).await?,
+            page: listener(config.port.page_listen).await?,
+        };
+        let (address, page) = (listeners.verbs.local_addr()?, listeners.page.local_addr()?);
+        tracing::info!(%address, %page, policy = %config.policy, "listening");
         let labels =
             NodeLabels { pool: config.pool_label.clone(), domain: config.domain_label.clone() };
         let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices }));
@@ -140,7 +148,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             stop.send_replace(true);
         });
         let has_stopped = stopped.clone();
-        let serving = serve(service, listener, stopped);
+        let serving = serve_apart(service, listeners, stopped);
         tokio::pin!(serving);
         // Without its loops the books grow old unnoticed: better to end, and be started again.
         let ended = tokio::select! {
@@ -160,6 +168,10 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     });
     runtime.shutdown_timeout(GRACE);
     ended
+}
+
+async fn listener(address: std::net::SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
 /// The way to the API server: a kubeconfig file, or the pod's service account.

@@ -19,6 +19,11 @@ const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
 /// Most GPUs that a label is believed; more than any node has.
 const MAX_GPUS: u32 = 64;
 
+/// Whether a label or a resource says something of GPUs.
+pub fn is_of_gpus(key: &str) -> bool {
+    [GPU_RESOURCE, COUNT_LABEL, MEMORY_LABEL, PRODUCT_LABEL].contains(&key)
+}
+
 /// The GPUs that a Node object names; all alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelledGpus {

@@ -25,6 +25,18 @@ use crate::packing::units::HostAmount;
 /// The scheduler of pods that name none. Not all of its pods are meant for gpupack.
 pub(super) const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
+/// Longest name of an object, by Kubernetes (a DNS subdomain).
+pub const LONGEST_NAME: usize = 253;
+
+/// Longest name of a namespace, by Kubernetes (a DNS label).
+pub const LONGEST_NAMESPACE: usize = 63;
+
+/// Longest UID that is believed: those that the API server makes have 36 bytes.
+pub const LONGEST_UID: usize = 64;
+
+/// Most bytes of all annotations of an object, by Kubernetes.
+const MOST_ANNOTATIONS: usize = 256 << 10;
+
 /// What matters of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenPod {
@@ -88,6 +100,18 @@ pub enum PodFault {
     Missing {
         /// The field.
         field: &'static str,
+    },
+    /// A field is longer than Kubernetes allows.
+    #[error(
+        "`{field}` of the pod has `{bytes}` bytes, more than the `{most}` that Kubernetes allows"
+    )]
+    TooLong {
+        /// The field.
+        field: &'static str,
+        /// Its length.
+        bytes: usize,
+        /// The longest that is allowed.
+        most: usize,
     },
 }
 
@@ -175,7 +199,7 @@ impl SeenPod {
         let missing = fields.into_iter().find(|(_, value)| value.is_empty());
         match missing.map(|(field, _)| field) {
             Some(field) => Err(PodFault::Missing { field }),
-            None => Ok(seen),
+            None => seen.refuse_long_fields().map(|()| seen),
         }
     }
 
@@ -198,6 +222,24 @@ impl SeenPod {
         {
             self.request = Err(error);
         }
+    }
+
+    /// Checks everything that is kept of a pod which anybody may have sent.
+    fn refuse_long_fields(&self) -> Result<(), PodFault> {
+        let node = |node: &Option<NodeName>| node.as_ref().map_or(0, |node| node.as_str().len());
+        let fields = [
+            ("metadata.uid", self.pod.uid.as_str().len(), LONGEST_UID),
+            ("metadata.namespace", self.namespace.len(), LONGEST_NAMESPACE),
+            ("metadata.name", self.name.len(), LONGEST_NAME),
+            ("metadata.resourceVersion", self.resource_version.len(), LONGEST_NAME),
+            ("metadata.annotations", self.annotation_bytes, MOST_ANNOTATIONS),
+            ("spec.nodeName", node(&self.node), LONGEST_NAME),
+            ("spec.schedulerName", self.scheduler_name.len(), LONGEST_NAME),
+            ("spec.priorityClassName", self.priority_class.len(), LONGEST_NAME),
+            ("status.nominatedNodeName", node(&self.nominated), LONGEST_NAME),
+        ];
+        let long = fields.into_iter().find(|(_, bytes, most)| bytes > most);
+        long.map_or(Ok(()), |(field, bytes, most)| Err(PodFault::TooLong { field, bytes, most }))
     }
 }
 
@@ -321,6 +363,37 @@ mod tests {
         ] {
             let message = SeenPod::from_json(json).unwrap_err().to_string();
             assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
+    fn what_is_longer_than_kubernetes_allows_is_a_fault() {
+        let read = |pointer: &str, bytes: usize| {
+            let mut pod = json!({
+                "metadata": {"name": "a", "namespace": "b", "uid": "c", "resourceVersion": "1",
+                    "annotations": {"": ""}},
+                "spec": {"schedulerName": "d", "priorityClassName": "e", "nodeName": "f"},
+                "status": {"nominatedNodeName": "g"},
+            });
+            *pod.pointer_mut(pointer).unwrap() = "x".repeat(bytes).into();
+            SeenPod::from_json(&pod.to_string()).map(|_| ())
+        };
+        for (pointer, most) in [
+            ("/metadata/uid", 64),
+            ("/metadata/namespace", 63),
+            ("/metadata/name", 253),
+            ("/metadata/resourceVersion", 253),
+            ("/metadata/annotations/", 256 << 10),
+            ("/spec/nodeName", 253),
+            ("/spec/schedulerName", 253),
+            ("/spec/priorityClassName", 253),
+            ("/status/nominatedNodeName", 253),
+        ] {
+            assert_eq!(read(pointer, most), Ok(()), "{pointer}");
+            let fault = read(pointer, most + 1).unwrap_err();
+            assert!(matches!(&fault, PodFault::TooLong { bytes, .. } if *bytes == most + 1));
+            let field = pointer.trim_matches('/').replace('/', ".");
+            assert!(fault.to_string().starts_with(&format!("`{field}`")), "{fault}");
         }
     }
 }

@@ -15,7 +15,8 @@ fn every_key_is_read() {
         pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2}}\n\
         other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 1\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
         drain_seconds: 4\napi_timeout_seconds: 5\nscheduler_timeout_seconds: 6\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
-        log_level: debug\nlog_format: json\nguard:\nadvice:\nwebhook:\n";
+        log_level: debug\nlog_format: json\nguard:\nadvice:\nwebhook:\npage_listen: 0.0.0.0:8\n\
+        allowed_hosts: [a]\nmax_connections: 16\nmax_in_flight_mib: 14\nlog_level_endpoint: off\n";
     let halves = PoolRule {
         replicas: Replicas::new(2),
         instances: InstanceUse::Shared,
@@ -23,6 +24,13 @@ fn every_key_is_read() {
     };
     let expected = Config {
         listen: "0.0.0.0:9".parse().unwrap(),
+        port: PortConfig {
+            page_listen: "0.0.0.0:8".parse().unwrap(),
+            allowed_hosts: vec!["a".to_owned()],
+            max_connections: 16,
+            max_in_flight_bytes: 14 << 20,
+            log_level_endpoint: port::LogLevelEndpoint::Off,
+        },
         kubeconfig: Some(PathBuf::from("/k")),
         scheduler_names: vec!["a".to_owned(), "b".to_owned()],
         policy: Policy::Spread,

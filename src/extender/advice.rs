@@ -93,7 +93,7 @@ pub struct PodAdvice {
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct AdviseQuery {
     /// Only pods of this namespace.
-    namespace: Option<String>,
+    pub(super) namespace: Option<String>,
     /// Pods that are named.
     limit: Option<usize>,
 }

@@ -6,62 +6,103 @@
 //! read them in large pieces.
 
 use std::convert::Infallible;
-use std::future::poll_fn;
-use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
 
 use axum::Router;
-use axum::body::{Body, HttpBody};
-use axum::http::{Request, Response};
 use axum::serve::Listener;
 use bytes::Bytes;
-use futures::task::AtomicWaker;
-use hyper::body::{Frame, Incoming, SizeHint};
-use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
-use tower::ServiceExt;
+use tokio::time::{MissedTickBehavior, interval};
 
-/// Bytes of a body from which a request is long: several times what an agent sends each second.
-const LONG: u64 = 32 << 10;
+use super::bell::awake;
+use super::exchange::{Observed, Progress, Turn, answer};
+use super::limits::{Clients, Connection, LOOK_EVERY, Limits, Phase, open_files};
 
-/// For how many requests hyper stays after a long one.
-const STAYS_FOR: usize = 16;
+/// Longest head of a request: kube-scheduler and agents send some hundred bytes, browsers a few thousand.
+const LONGEST_HEAD: usize = 64 << 10;
 
-/// How long nothing may be said: the peer may have vanished without a word. Clients let go of idle connections
-/// sooner, agents after 90 s.
-const SILENT_FOR: Duration = Duration::from_secs(600);
+/// Bounds of a listener as far as the files that this process may have open allow: `part` in 64 of them.
+pub(super) fn limits(connections: usize, bytes: usize, part: usize) -> Limits {
+    let most = open_files().map_or(usize::MAX, |files| (files / 64).saturating_mul(part));
+    if most < connections {
+        tracing::warn!(
+            connections,
+            possible = most,
+            "the limit of open files allows fewer connections than are configured: raise it (`ulimit -n`)"
+        );
+    }
+    Limits::new(connections.min(most).max(1), bytes)
+}
 
-/// Serves whoever connects until `stop`, and then whoever still waits for an answer.
+/// Serves every client that connects until `stop`, and then those that still wait for an answer.
 pub(super) async fn serve(
-    mut listener: TcpListener,
+    listener: TcpListener,
     routes: Router,
-    mut stop: watch::Receiver<bool>,
+    limits: Limits,
+    stop: watch::Receiver<bool>,
 ) {
     let routes = routes.with_state(()); // made once, not with each connection
+    let stopped = stop.clone();
+    accept(listener, (Clients::new(limits), Phase::Idle), stop, move |stream, connection| {
+        attend(stream, connection, routes.clone(), stopped.clone())
+    })
+    .await;
+}
+
+/// Has each connection attended until `stop`, as long as it has a place among `clients`, and then waits for those
+/// that are left. A connection begins in `phase`.
+pub(super) async fn accept<F: Future<Output = ()> + Send + 'static>(
+    mut listener: TcpListener,
+    (clients, phase): (Arc<Clients>, Phase),
+    mut stop: watch::Receiver<bool>,
+    attend: impl Fn(TcpStream, Arc<Connection>) -> F,
+) {
     let (held, mut ended) = mpsc::channel::<Infallible>(1);
-    loop {
-        let (stream, _) = tokio::select! {
+    let mut look = interval(LOOK_EVERY);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_open = true;
+    while is_open {
+        let (stream, address) = tokio::select! {
             accepted = Listener::accept(&mut listener) => accepted,
-            _ = stop.wait_for(|stop| *stop) => break,
+            _ = look.tick() => {
+                clients.close_overdue();
+                continue;
+            }
+            _ = stop.wait_for(|stop| *stop) => {
+                is_open = false;
+                continue;
+            }
         };
         send_at_once(&stream);
-        let (routes, stop, held) = (routes.clone(), stop.clone(), held.clone());
+        let Some(place) = clients.admit(address.ip(), phase) else {
+            tracing::debug!(%address, "no room for a connection");
+            continue;
+        };
+        let connection = Arc::clone(place.connection());
+        let (served, held) = (attend(stream, Arc::clone(&connection)), held.clone());
         tokio::spawn(async move {
-            attend(stream, routes, stop).await;
-            drop(held);
+            tokio::select! {
+                () = served => {}
+                () = connection.closing() => tracing::debug!(%address, "a connection was closed"),
+            }
+            drop((place, held));
         });
     }
     drop((listener, held));
-    let _ = ended.recv().await; // nobody sends: it returns when the last connection has ended
+    loop {
+        tokio::select! {
+            _ = ended.recv() => return, // nobody sends: it returns when the last connection has ended
+            _ = look.tick() => clients.close_overdue(),
+        }
+    }
 }
 
 /// Without this a head and a body in two segments cost 40 ms per call (delayed acknowledgement).
@@ -72,42 +113,62 @@ pub(super) fn send_at_once(stream: &TcpStream) {
 }
 
 /// Serves one connection to its end.
-async fn attend(mut stream: TcpStream, routes: Router, mut stop: watch::Receiver<bool>) {
+async fn attend(
+    mut stream: TcpStream,
+    connection: Arc<Connection>,
+    routes: Router,
+    mut stop: watch::Receiver<bool>,
+) {
     loop {
         let said = tokio::select! {
             biased; // what was said before the end is answered
-            said = timeout(SILENT_FOR, stream.readable()) => said,
+            said = stream.readable() => said,
             _ = stop.wait_for(|stop| *stop) => return,
         };
-        let Ok(Ok(())) = said else { return };
+        if said.is_err() {
+            return;
+        }
         // In a box, so that the task is small while nothing is said.
-        match Box::pin(converse(stream, routes.clone(), stop.clone())).await {
+        let talk = converse(stream, &connection, routes.clone(), stop.clone(), Rest::Allowed);
+        match Box::pin(talk).await {
             Some(silent) => stream = silent,
             None => return,
         }
     }
 }
 
+/// Whether a connection is given back while nothing is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// It is: the socket can be waited for without hyper.
+    Allowed,
+    /// hyper keeps it to the end.
+    Never,
+}
+
 /// Answers what comes until nothing is under way, and gives the connection back; none where it has ended.
-async fn converse(
-    stream: TcpStream,
+pub(super) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    connection: &Arc<Connection>,
     routes: Router,
     mut stop: watch::Receiver<bool>,
-) -> Option<TcpStream> {
+    rest: Rest,
+) -> Option<S> {
     let mut stop = pin!(async move {
         let _ = stop.wait_for(|stop| *stop).await;
     });
     let (mut stream, mut read_ahead, mut is_stopped) = (stream, Bytes::new(), false);
     loop {
         // Whoever sent more than was answered is hyper's to the end.
-        let is_sound = read_ahead.is_empty();
-        let may_rest = |seen: &Progress| is_sound && seen.stays_for.load(Ordering::Acquire) == 0;
-        let progress = Arc::<Progress>::default();
+        let may_rest = rest == Rest::Allowed && read_ahead.is_empty();
+        let may_rest = |seen: &Progress| may_rest && seen.stays_for.load(Ordering::Acquire) == 0;
+        let progress = Progress::begin(connection)?;
         let seen = Arc::clone(&progress);
         let answer = service_fn(|request| answer(Turn::begin(&seen), &routes, request));
         let socket =
             Observed { socket: TokioIo::new(stream), read_ahead, progress: Arc::clone(&progress) };
-        let mut connection = http1::Builder::new().serve_connection(socket, answer);
+        let mut http = http1::Builder::new();
+        let mut connection = http.max_header_size(LONGEST_HEAD).serve_connection(socket, answer);
         let ended = awake(|context| {
             let mut poll = Pin::new(&mut connection).poll(context);
             if poll.is_pending() && !is_stopped && stop.as_mut().poll(context).is_ready() {
@@ -134,237 +195,6 @@ async fn converse(
         if read_ahead.is_empty() || is_stopped {
             return Some(stream);
         }
-    }
-}
-
-/// How often something may call itself before others have their turn.
-const MOST_TURNS: usize = 8;
-
-/// Polls until there is nothing left to do. What calls itself has another turn at once, as happens with each
-/// body: tokio would take that for work to share, and wake another thread for it.
-async fn awake<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
-    let bell = Arc::<Bell>::default();
-    let waker = Waker::from(Arc::clone(&bell));
-    poll_fn(|context| {
-        bell.task.register(context.waker());
-        bell.has_rung.store(false, Ordering::SeqCst);
-        for _ in 0..MOST_TURNS {
-            bell.is_heard.store(true, Ordering::SeqCst);
-            let polled = poll(&mut Context::from_waker(&waker));
-            bell.is_heard.store(false, Ordering::SeqCst);
-            if polled.is_ready() || !bell.has_rung.swap(false, Ordering::SeqCst) {
-                return polled;
-            }
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await
-}
-
-/// Wakes a task, unless that is awake and will look whether it has rung.
-#[derive(Default)]
-struct Bell {
-    task: AtomicWaker,
-    is_heard: AtomicBool,
-    has_rung: AtomicBool,
-}
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.has_rung.store(true, Ordering::SeqCst);
-        if !self.is_heard.load(Ordering::SeqCst) {
-            self.task.wake();
-        }
-    }
-}
-
-/// What hyper has to do on a connection, seen from outside.
-#[derive(Default)]
-struct Progress {
-    /// Requests that are not yet answered, or whose answer is not yet taken.
-    under_way: AtomicUsize,
-    /// Whether something was written and not flushed since.
-    is_unflushed: AtomicBool,
-    /// Whether the body of a request was given up: hyper may still have to read it.
-    is_cut: AtomicBool,
-    /// For how many requests hyper stays, whatever they are.
-    stays_for: AtomicUsize,
-}
-
-impl Progress {
-    /// Whether everything that was asked is answered, the answer is on its way, and nothing more can come
-    /// of it. Asked when hyper waits, which has read all there is then.
-    fn is_at_rest(&self) -> bool {
-        self.under_way.load(Ordering::Acquire) == 0
-            && !self.is_unflushed.load(Ordering::Acquire)
-            && !self.is_cut.load(Ordering::Acquire)
-    }
-
-    fn note(&self, body: &Incoming) {
-        let is_long = body.size_hint().upper().is_none_or(|length| length > LONG);
-        let left = self.stays_for.load(Ordering::Acquire).saturating_sub(1);
-        self.stays_for.store(if is_long { STAYS_FOR } else { left }, Ordering::Release);
-    }
-}
-
-/// A request under way: as long as it is not answered, or something of its bodies is left.
-struct Turn(Arc<Progress>);
-
-impl Turn {
-    fn begin(progress: &Arc<Progress>) -> Self {
-        progress.under_way.fetch_add(1, Ordering::AcqRel);
-        Self(Arc::clone(progress))
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-async fn answer(
-    turn: Turn,
-    routes: &Router,
-    request: Request<Incoming>,
-) -> Result<Response<Answer>, Infallible> {
-    turn.0.note(request.body());
-    let asked = Turn::begin(&turn.0);
-    let request = request.map(|body| Body::new(Asked { body, is_read: false, turn: asked }));
-    let response = routes.clone().oneshot(request).await?;
-    Ok(response.map(|body| Answer { body, _turn: turn }))
-}
-
-/// The body of a request.
-struct Asked {
-    body: Incoming,
-    is_read: bool,
-    turn: Turn,
-}
-
-impl Drop for Asked {
-    fn drop(&mut self) {
-        if !self.is_end_stream() {
-            self.turn.0.is_cut.store(true, Ordering::Release);
-        }
-    }
-}
-
-impl HttpBody for Asked {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let poll = Pin::new(&mut self.body).poll_frame(context);
-        self.is_read |= matches!(poll, Poll::Ready(None));
-        poll
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.is_read || self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// The body of an answer; hyper drops it when it has all of it.
-struct Answer {
-    body: Body,
-    _turn: Turn,
-}
-
-impl HttpBody for Answer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// A socket of which it is seen whether everything written is flushed. What was read of it before is read
-/// first.
-struct Observed {
-    socket: TokioIo<TcpStream>,
-    read_ahead: Bytes,
-    progress: Arc<Progress>,
-}
-
-impl Observed {
-    fn socket(&mut self) -> Pin<&mut TokioIo<TcpStream>> {
-        Pin::new(&mut self.socket)
-    }
-}
-
-impl Read for Observed {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        mut room: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.read_ahead.is_empty() {
-            return self.socket().poll_read(context, room);
-        }
-        let part = self.read_ahead.len().min(room.remaining());
-        room.put_slice(&self.read_ahead.split_to(part));
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl Write for Observed {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.progress.is_unflushed.store(true, Ordering::Release);
-        self.socket().poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        parts: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.progress.is_unflushed.store(true, Ordering::Release);
-        self.socket().poll_write_vectored(context, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let poll = self.socket().poll_flush(context);
-        if matches!(poll, Poll::Ready(Ok(()))) {
-            self.progress.is_unflushed.store(false, Ordering::Release);
-        }
-        poll
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.socket().poll_shutdown(context)
     }
 }
 

@@ -2,6 +2,9 @@
 
 use std::borrow::Cow;
 
+use super::protocol::MOST_NODES;
+use crate::cluster::pod::LONGEST_NAME;
+
 /// Node names in the order of a body. They stay where they are; only their places are noted.
 #[derive(Debug, Default)]
 pub struct Names<'a> {
@@ -21,11 +24,14 @@ impl<'a> Names<'a> {
         if bytes.iter().fold(false, |is_odd, byte| is_odd | (*byte < b' ') | (*byte == b'\\')) {
             return None;
         }
-        let mut places = Vec::with_capacity(bytes.len() / 12 + 1);
+        let mut places = Vec::with_capacity((bytes.len() / 12 + 1).min(MOST_NODES));
         let mut rest = bytes.strip_prefix(b"\"")?;
         loop {
             let start = bytes.len() - rest.len();
             let length = quote(rest)?;
+            if length > LONGEST_NAME || places.len() == MOST_NODES {
+                return None;
+            }
             places.push((place(start), place(start + length)));
             match rest[length..].strip_prefix(b"\",\"") {
                 Some(more) => rest = more,

@@ -12,7 +12,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::protocol::to_json;
-use super::server::{Service, look, refusal};
+use super::queries::look;
+use super::server::{Service, refusal};
 use super::{fits, search, stream};
 
 /// What the page may load: only itself.

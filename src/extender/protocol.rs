@@ -14,12 +14,19 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::cluster::pod::{PodFault, SeenPod};
+use crate::cluster::pod::{LONGEST_NAME, LONGEST_NAMESPACE, LONGEST_UID, PodFault, SeenPod};
 use crate::extender::names::Names;
-use crate::extender::wire::{BindingFields, Fields, check_depth, node_objects, quick_parts};
+use crate::extender::wire::{BindingFields, Fields, check_depth, node_objects, quick_parts, texts};
 
 /// Deepest nesting of a body, as `serde_json` has it for typed values.
 pub const MAX_DEPTH: u32 = 127;
+
+/// Most nodes of a body, ten times what Kubernetes supports. The verbs allow far fewer where they know the
+/// nodes of the cluster.
+pub const MOST_NODES: usize = 50_000;
+
+/// Longest JSON of one pod or node: the API server takes objects of up to 3 MiB.
+pub const LONGEST_OBJECT: usize = 4 << 20;
 
 /// Why a body is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +52,24 @@ pub enum ProtocolError {
         /// The field, as kube-scheduler spells it.
         field: &'static str,
     },
+    /// A name or an object that is longer than any of Kubernetes.
+    #[error("`{field}` has `{bytes}` bytes, at most `{most}` are allowed")]
+    TooLong {
+        /// The field, as kube-scheduler spells it.
+        field: &'static str,
+        /// Its length.
+        bytes: usize,
+        /// The longest that is allowed.
+        most: usize,
+    },
+    /// More nodes than the cluster can have.
+    #[error("the body names `{count}` nodes, at most `{most}` are allowed")]
+    TooManyNodes {
+        /// How many.
+        count: usize,
+        /// How many are allowed.
+        most: usize,
+    },
     /// A pod that cannot be read.
     #[error(transparent)]
     Pod(#[from] PodFault),
@@ -58,12 +83,18 @@ impl ProtocolError {
             Self::Json { .. } => "json",
             Self::Depth => "depth",
             Self::Missing { .. } => "missing",
+            Self::TooLong { .. } | Self::TooManyNodes { .. } => "too_large",
             Self::Pod(_) => "pod",
         }
     }
 
     pub(super) fn json(error: &serde_json::Error) -> Self {
         Self::Json { fault: error.to_string() }
+    }
+
+    /// Refuses what is longer than `most`.
+    pub(super) fn if_longer(field: &'static str, bytes: usize, most: usize) -> Result<(), Self> {
+        if bytes > most { Err(Self::TooLong { field, bytes, most }) } else { Ok(()) }
     }
 }
 
@@ -77,6 +108,14 @@ pub enum NodesArg<'a> {
 }
 
 impl NodesArg<'_> {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Names(names) => names.len(),
+            Self::Objects(nodes) => nodes.len(),
+        }
+    }
+
     /// The names of the nodes, in the order of the body.
     pub fn names(&self) -> Vec<&str> {
         match self {
@@ -101,10 +140,21 @@ pub struct NodeObject<'a> {
     pub raw: &'a RawValue,
     /// Its name.
     pub name: String,
-    /// Its labels.
-    pub labels: BTreeMap<String, String>,
+    /// Its labels; few of them are ever looked at.
+    pub labels: TextMap<'a>,
     /// `status.allocatable`, as written.
-    pub allocatable: BTreeMap<String, String>,
+    pub allocatable: TextMap<'a>,
+}
+
+/// A JSON object of texts that stays in the body.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TextMap<'a>(pub(super) Option<&'a RawValue>);
+
+impl TextMap<'_> {
+    /// The entries whose key is wanted.
+    pub fn entries(&self, is_wanted: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
+        self.0.and_then(|json| texts(json, is_wanted).ok()).unwrap_or_default()
+    }
 }
 
 /// The body of *filter* and *prioritize*.
@@ -128,9 +178,12 @@ impl<'a> ExtenderArgs<'a> {
         }
         let fields = Fields::parse(text)?;
         let pod = fields.pod.ok_or(ProtocolError::Missing { field: "Pod" })?.get();
+        ProtocolError::if_longer("Pod", pod.len(), LONGEST_OBJECT)?;
         let nodes = match (fields.node_names, fields.nodes) {
             (Some(names), _) => {
                 let names: Vec<Cow<'_, str>> = names.into_iter().map(|name| name.0).collect();
+                let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
+                ProtocolError::if_longer("NodeNames", longest, LONGEST_NAME)?;
                 NodesArg::Names(Names::copied(&names))
             }
             (None, Some(nodes)) => NodesArg::Objects(node_objects(nodes)?),
@@ -143,6 +196,7 @@ impl<'a> ExtenderArgs<'a> {
     /// the other way tells it.
     fn parse_quickly(text: &'a str) -> Option<Self> {
         let (pod, names) = quick_parts(text)?;
+        ProtocolError::if_longer("Pod", pod.len(), LONGEST_OBJECT).ok()?;
         check_depth(pod).ok()?;
         Some(Self { pod: SeenPod::from_json(pod).ok()?, nodes: NodesArg::Names(names) })
     }
@@ -172,14 +226,15 @@ impl ExtenderBindingArgs {
         for raw in &fields.unknown {
             check_depth(raw.get())?;
         }
-        let needed = |value: Option<String>, field| {
-            value.filter(|v| !v.is_empty()).ok_or(ProtocolError::Missing { field })
+        let needed = |value: Option<String>, field, most| {
+            let value = value.filter(|v| !v.is_empty()).ok_or(ProtocolError::Missing { field })?;
+            ProtocolError::if_longer(field, value.len(), most).map(|()| value)
         };
         Ok(Self {
-            pod_name: needed(fields.pod_name, "PodName")?,
-            pod_namespace: needed(fields.pod_namespace, "PodNamespace")?,
-            pod_uid: needed(fields.pod_uid, "PodUID")?,
-            node: needed(fields.node, "Node")?,
+            pod_name: needed(fields.pod_name, "PodName", LONGEST_NAME)?,
+            pod_namespace: needed(fields.pod_namespace, "PodNamespace", LONGEST_NAMESPACE)?,
+            pod_uid: needed(fields.pod_uid, "PodUID", LONGEST_UID)?,
+            node: needed(fields.node, "Node", LONGEST_NAME)?,
         })
     }
 }

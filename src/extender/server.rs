@@ -5,28 +5,49 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
-use serde::Deserialize;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
-use super::advice::AdviseQuery;
 use super::app::App;
-use super::explain::explain_named;
-use super::inspect;
+use super::browser;
+use super::exchange::PeerAddress;
+use super::limits::Limits;
 use super::protocol::{ProtocolError, to_json};
+use super::queries::{look, too_long};
 use super::verbs::{self, VerbAnswer};
-use super::waiting::{self, WaitingQuery};
-use super::{advice, bind, connections, page, preempt, proposals, reports, scrape};
+use super::{bind, connections, preempt, queries, reports, scrape};
+use crate::cluster::pod::LONGEST_NAME;
+use crate::config::port::LogLevelEndpoint;
 use crate::ledger::reading::Readiness;
 use crate::metrics::{Outcome, Verb};
 use crate::report;
 
 /// How long requests on their way may take at the end: less than the 30 seconds that Kubernetes gives.
 const LAST_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
+
+/// Connections of the page's listener: 64 browsers listen at most, and each has a few more.
+const PAGE_CONNECTIONS: usize = 512;
+
+/// Bytes held for them: answers not yet taken, the largest of which are tens of megabytes.
+const PAGE_IN_FLIGHT: usize = 64 << 20;
+
+/// Largest body of *bind*: four names.
+const LONGEST_BIND: usize = 64 << 10;
+
+/// Largest body that names a log level.
+const LONGEST_LOG_LEVEL: usize = 4 << 10;
+
+/// From here on a body is read in turn with others of its size: what is made of it takes several times its
+/// own memory. 5,000 node names come to some 200 KiB.
+const LARGE_BODY: usize = 512 << 10;
+
+/// Bodies of that size that are read at once.
+static LARGE_BODIES: Semaphore = Semaphore::const_new(2);
 
 /// Changes the log level while the service runs; the argument is a filter as in the configuration.
 pub type SetLogLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;
@@ -40,57 +61,101 @@ pub struct Service {
     pub set_log_level: Arc<SetLogLevel>,
 }
 
-/// All routes.
+/// All routes: for a demo, whose one listener has everything.
 pub fn router(service: Service) -> Router {
-    let limit = service.app.config.max_body_bytes;
+    guarded(verb_routes(&service).merge(queries::routes()), service)
+}
+
+/// What kube-scheduler, agents, kubelet and Prometheus ask.
+fn verb_routes(service: &Service) -> Router<Service> {
+    let most = |bytes| DefaultBodyLimit::max(bytes);
     Router::new()
         .route("/v1/filter", post(filter))
         .route("/v1/prioritize", post(prioritize))
-        .route("/v1/bind", post(bind_pod))
         .route("/v1/preempt", post(preempt))
-        .route("/v1/state", get(state))
-        .route("/v1/explain", get(explain))
-        .route("/v1/waiting", get(waiting_pods))
-        .route("/v1/moves", get(moves))
-        .route("/v1/advise", get(advise))
-        .route("/v1/log-level", put(log_level))
         .route("/v1/{verb}", post(unknown_verb))
-        .merge(page::routes())
-        .layer(DefaultBodyLimit::max(limit))
-        .route(
-            "/v1/nodes/{node}/report",
-            put(take_report).layer(DefaultBodyLimit::max(report::MAX_BODY_BYTES)),
-        )
+        .layer(most(service.app.config.max_body_bytes))
+        .route("/v1/bind", post(bind_pod).layer(most(LONGEST_BIND)))
+        .route("/v1/log-level", put(log_level).layer(most(LONGEST_LOG_LEVEL)))
+        .route("/v1/nodes/{node}/report", put(take_report).layer(most(report::MAX_BODY_BYTES)))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .route("/metrics/gpus", get(device_metrics))
-        .with_state(service)
 }
 
-/// Serves until `stop`; requests on their way are answered first, as far as somebody takes the answer.
+/// Routes that no foreign page can have a browser call.
+fn guarded(routes: Router<Service>, service: Service) -> Router {
+    let hosts: browser::Hosts = Some(service.app.config.port.allowed_hosts.clone().into());
+    routes.layer(middleware::from_fn_with_state(hosts, browser::guard)).with_state(service)
+}
+
+/// Serves everything on one listener until `stop`; requests on their way are answered first, as far as
+/// their clients take the answer.
 pub async fn serve(service: Service, listener: TcpListener, stop: watch::Receiver<bool>) {
-    let app = Arc::clone(&service.app);
-    let mut stopped = stop.clone();
-    let late = async move {
-        let _ = stopped.wait_for(|stop| *stop).await;
+    let limits = verb_limits(&service);
+    let serving = connections::serve(listener, router(service.clone()), limits, stop.clone());
+    until_answered(&service.app, serving, stop).await;
+}
+
+/// The listeners of the service.
+pub struct Listeners {
+    /// For kube-scheduler, agents, probes and Prometheus.
+    pub verbs: TcpListener,
+    /// For people: the page and its queries.
+    pub page: TcpListener,
+}
+
+/// The same with the page on a listener of its own, with bounds of its own.
+pub async fn serve_apart(service: Service, listeners: Listeners, stop: watch::Receiver<bool>) {
+    let Listeners { verbs, page } = listeners;
+    let verb_router = guarded(verb_routes(&service), service.clone());
+    let page_router = guarded(queries::routes(), service.clone());
+    let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, 8);
+    let verbs = connections::serve(verbs, verb_router, verb_limits(&service), stop.clone());
+    let page = connections::serve(page, page_router, page_limits, stop.clone());
+    let serving = async move {
+        tokio::join!(verbs, page);
+    };
+    until_answered(&service.app, serving, stop).await;
+}
+
+fn verb_limits(service: &Service) -> Limits {
+    let port = &service.app.config.port;
+    connections::limits(port.max_connections, port.max_in_flight_bytes, 48)
+}
+
+async fn until_answered(
+    app: &App,
+    serving: impl Future<Output = ()>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let late = async {
+        let _ = stop.wait_for(|stop| *stop).await;
         app.live.close(); // a browser would listen for ever
         tokio::time::sleep(LAST_ANSWERS_WITHIN).await;
     };
     tokio::select! {
-        () = connections::serve(listener, router(service), stop) => {}
+        () = serving => {}
         () = late => tracing::warn!("somebody does not take an answer: not waiting any longer"),
     }
 }
 
+/// The turn of a body to be read; none for those that wait for no turn.
+async fn turn_of(body: &Bytes) -> Option<SemaphorePermit<'static>> {
+    if body.len() > LARGE_BODY { LARGE_BODIES.acquire().await.ok() } else { None }
+}
+
 async fn filter(State(service): State<Service>, body: Bytes) -> Response {
     let app = &service.app;
+    let _turn = turn_of(&body).await;
     let started = app.clock.precise();
     answered(app, Verb::Filter, started, verbs::filter(app, &body))
 }
 
 async fn prioritize(State(service): State<Service>, body: Bytes) -> Response {
     let app = &service.app;
+    let _turn = turn_of(&body).await;
     let started = app.clock.precise();
     answered(app, Verb::Prioritize, started, verbs::prioritize(app, &body))
 }
@@ -104,6 +169,7 @@ async fn bind_pod(State(service): State<Service>, body: Bytes) -> Response {
 
 async fn preempt(State(service): State<Service>, body: Bytes) -> Response {
     let app = &service.app;
+    let _turn = turn_of(&body).await;
     let started = app.clock.precise();
     answered(app, Verb::Preempt, started, preempt::preempt(&body))
 }
@@ -137,92 +203,37 @@ async fn take_report(
     Path(node): Path<String>,
     body: Bytes,
 ) -> Response {
+    if node.len() > LONGEST_NAME {
+        return too_long("node", LONGEST_NAME);
+    }
+    let _turn = turn_of(&body).await;
     let (status, body) = reports::answer(&service.app, &node, &body);
     json(status, body)
 }
 
-#[derive(Deserialize)]
-struct StateQuery {
-    node: Option<String>,
-}
-
-/// The whole model, or one node of it.
-async fn state(State(service): State<Service>, Query(query): Query<StateQuery>) -> Response {
-    let Some(name) = query.node else { return encoded(&inspect::state(&service.app)) };
-    match inspect::node(&service.app, &name) {
-        Some(node) => encoded(&node),
-        None => {
-            let shown: String = name.chars().take(253).collect();
-            refusal(StatusCode::NOT_FOUND, &format!("node `{shown}` is not known here"))
-        }
-    }
-}
-
-#[derive(Deserialize)]
-struct ExplainQuery {
-    pod: Option<String>,
-}
-
-/// Looks that take long and go on at once; further ones wait for their turn. Nobody is asked for a name, and
-/// each may take megabytes and walk over all nodes.
-static LOOKS: Semaphore = Semaphore::const_new(4);
-
-/// Looks for something that takes long, off the threads that answer questions.
-pub(super) async fn look<T: Send + 'static>(
-    app: &Arc<App>,
-    look: impl FnOnce(&App) -> T + Send + 'static,
-) -> Result<T, Response> {
-    let app = Arc::clone(app);
-    let Ok(turn) = LOOKS.acquire().await else {
-        return Err(refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"));
+/// Changes the log level to the one that a JSON text names.
+async fn log_level(State(service): State<Service>, request: Request) -> Response {
+    let from = request.extensions().get::<PeerAddress>().copied();
+    let is_allowed = match service.app.config.port.log_level_endpoint {
+        LogLevelEndpoint::Off => false,
+        LogLevelEndpoint::Loopback => from.is_some_and(|PeerAddress(from)| from.is_loopback()),
     };
-    let found = tokio::task::spawn_blocking(move || look(&app)).await;
-    drop(turn);
-    found.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
-}
-
-async fn moves(State(service): State<Service>) -> Response {
-    let found = look(&service.app, proposals::proposals).await;
-    found.map_or_else(|refused| refused, |found| encoded(&found))
-}
-
-async fn advise(State(service): State<Service>, Query(query): Query<AdviseQuery>) -> Response {
-    let found = look(&service.app, move |app| advice::advise(app, &query)).await;
-    found.map_or_else(|refused| refused, |found| encoded(&found))
-}
-
-async fn waiting_pods(
-    State(service): State<Service>,
-    Query(query): Query<WaitingQuery>,
-) -> Response {
-    let found = look(&service.app, move |app| waiting::waiting(app, &query)).await;
-    found.map_or_else(|refused| refused, |found| encoded(&found))
-}
-
-async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuery>) -> Response {
-    let asked = query.pod.as_deref().and_then(|pod| pod.split_once('/'));
-    let Some((namespace, name)) = asked else {
-        let error = "say which pod: /v1/explain?pod=NAMESPACE/NAME";
-        return refusal(StatusCode::BAD_REQUEST, error);
-    };
-    let (wanted, of) = (namespace.to_owned(), name.to_owned());
-    match look(&service.app, move |app| explain_named(app, &wanted, &of)).await {
-        Err(refused) => refused,
-        Ok(Some(explanation)) => encoded(&explanation),
-        Ok(None) => {
-            let shown: String = format!("{namespace}/{name}").chars().take(320).collect();
-            let error = format!(
-                "pod `{shown}` is not known here: it does not exist, asks for no GPU, or is not one of \
-                 our schedulers' ({})",
-                service.app.config.scheduler_names.join(", ")
-            );
-            refusal(StatusCode::NOT_FOUND, &error)
-        }
+    if !is_allowed {
+        let error = "the log level can be changed from the loopback interface alone, and only where \
+            `log_level_endpoint` allows it";
+        return refusal(StatusCode::FORBIDDEN, error);
     }
-}
-
-async fn log_level(State(service): State<Service>, body: String) -> Response {
-    match (service.set_log_level)(body.trim()) {
+    let body = match Bytes::from_request(request, &()).await {
+        Ok(body) => body,
+        Err(rejection) => return rejection.into_response(),
+    };
+    let Ok(level) = serde_json::from_slice::<String>(&body) else {
+        return refusal(
+            StatusCode::BAD_REQUEST,
+            "send the level as a JSON text, such as \"debug\"",
+        );
+    };
+    match (service.set_log_level)(level.trim()) {
         Ok(()) => (StatusCode::OK, "ok\n").into_response(),
         Err(error) => refusal(StatusCode::UNPROCESSABLE_ENTITY, &error),
     }
@@ -256,11 +267,11 @@ fn printed(text: Result<Vec<u8>, Response>) -> Response {
     text.map_or_else(|refused| refused, |text| (kind, text).into_response())
 }
 
-fn json(status: StatusCode, body: Vec<u8>) -> Response {
+pub(super) fn json(status: StatusCode, body: Vec<u8>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-fn encoded<T: serde::Serialize>(value: &T) -> Response {
+pub(super) fn encoded<T: serde::Serialize>(value: &T) -> Response {
     json(StatusCode::OK, to_json(value))
 }
 

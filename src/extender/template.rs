@@ -7,7 +7,7 @@
 use super::app::App;
 use super::protocol::NodeObject;
 use crate::cluster::host::host_offer;
-use crate::cluster::labels::labelled_gpus;
+use crate::cluster::labels::{is_of_gpus, labelled_gpus};
 use crate::config::Config;
 use crate::ledger::questions::{Answer, Question};
 use crate::packing::device::{
@@ -45,8 +45,11 @@ fn empty_node(
     config: &Config,
     classes: &mut DeviceClasses,
 ) -> Option<NodeLedger> {
-    let label = |name: &str| object.labels.get(name).map(String::as_str);
-    let allocatable = |name: &str| object.allocatable.get(name).map(String::as_str);
+    let labels = object.labels.entries(|key| is_of_gpus(key) || key == config.pool_label);
+    let amounts =
+        object.allocatable.entries(|key| is_of_gpus(key) || key == "cpu" || key == "memory");
+    let label = |name: &str| labels.get(name).map(String::as_str);
+    let allocatable = |name: &str| amounts.get(name).map(String::as_str);
     let gpus = labelled_gpus(label, allocatable)?;
     let devices: Option<Vec<Device>> = (0..gpus.count)
         .map(|index| {

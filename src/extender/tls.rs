@@ -6,34 +6,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use super::connections::send_at_once;
+use super::connections::{Rest, accept, converse, limits};
+use super::limits::{Clients, Connection, Phase};
 
-/// Most connections at a time; an API server keeps a handful.
-const MAX_CONNECTIONS: usize = 512;
+/// Most connections at a time. An API server keeps a handful; the others are idle ones of clients that have
+/// no business here, of which the oldest make way.
+const MAX_CONNECTIONS: usize = 4_096;
 
-/// How long a caller may take for the handshake.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-
-/// How long a connection may be idle, or take for the head of a request: longer than the 90 s after
-/// which the API server's own client closes an idle connection.
-const HEAD_LIMIT: Duration = Duration::from_secs(120);
+/// Most bytes held for all connections together. Each counts 16 KiB, and one review 8 MiB at most.
+const MAX_IN_FLIGHT: usize = 96 << 20;
 
 /// How long requests on their way may hold up the end.
 const END_LIMIT: Duration = Duration::from_secs(10);
-
-/// Pause after an accept that failed, for instance for want of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -129,66 +120,43 @@ impl TlsService {
     }
 
     /// Serves HTTP/1.1 until `stop`; requests on their way are answered first, for at most 10 s.
-    pub async fn serve(self, router: Router, mut stop: watch::Receiver<bool>) {
+    pub async fn serve(self, router: Router, stop: watch::Receiver<bool>) {
         let Self { listener, files, seen, config } = self;
         let current = config.subscribe();
         let reading = tokio::spawn(follow(files, seen, config));
-        let graceful = GracefulShutdown::new();
-        let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        loop {
-            let accepted = async {
-                let permit = Arc::clone(&room).acquire_owned().await;
-                (listener.accept().await, permit)
-            };
-            let (accepted, permit) = tokio::select! {
-                accepted = accepted => accepted,
-                _ = stop.wait_for(|stop| *stop) => break,
-            };
-            let stream = match accepted {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection was not accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            };
+        let clients = Clients::new(limits(MAX_CONNECTIONS, MAX_IN_FLIGHT, 48));
+        let mut stopped = stop.clone();
+        let of_each = stop.clone();
+        let attend = move |stream, connection| {
             let acceptor = TlsAcceptor::from(Arc::clone(&current.borrow()));
-            let (router, watcher) = (router.clone(), graceful.watcher());
-            tokio::spawn(async move {
-                let Some(stream) = shaken_hands(&acceptor, stream).await else { return };
-                let connection = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(HEAD_LIMIT)
-                    .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-                if let Err(error) = watcher.watch(connection).await {
-                    tracing::debug!(%error, "a connection ended");
-                }
-                drop(permit);
-            });
+            attend(acceptor, stream, connection, router.clone(), of_each.clone())
+        };
+        let late = async move {
+            let _ = stopped.wait_for(|stop| *stop).await;
+            tokio::time::sleep(END_LIMIT).await;
+        };
+        tokio::select! {
+            () = accept(listener, (clients, Phase::Handshake), stop, attend) => {}
+            () = late => tracing::warn!("requests on their way were cut off"),
         }
-        drop(listener);
         reading.abort();
-        if tokio::time::timeout(END_LIMIT, graceful.shutdown()).await.is_err() {
-            tracing::warn!("requests on their way were cut off");
-        }
     }
 }
 
-async fn shaken_hands(
-    acceptor: &TlsAcceptor,
+/// Serves one connection to its end.
+async fn attend(
+    acceptor: TlsAcceptor,
     stream: TcpStream,
-) -> Option<tokio_rustls::server::TlsStream<TcpStream>> {
-    send_at_once(&stream);
-    match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
-        Ok(Ok(stream)) => Some(stream),
-        Ok(Err(error)) => {
-            tracing::debug!(%error, "no TLS handshake");
-            None
+    connection: Arc<Connection>,
+    router: Router,
+    stop: watch::Receiver<bool>,
+) {
+    match acceptor.accept(stream).await {
+        Ok(stream) => {
+            connection.enter(Phase::Idle);
+            Box::pin(converse(stream, &connection, router, stop, Rest::Never)).await;
         }
-        Err(_) => {
-            tracing::debug!("no TLS handshake in time");
-            None
-        }
+        Err(error) => tracing::debug!(%error, "no TLS handshake"),
     }
 }
 

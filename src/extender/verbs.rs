@@ -42,18 +42,36 @@ const SCALE_OF: usize = 64;
 /// there on kube-scheduler itself would look at a part only, by its own default (`minFeasibleNodesToFind`).
 const NARROW_FROM: usize = 100;
 
+/// So many nodes more than twice the known ones may be asked about.
+const NODES_BEYOND: usize = 1_000;
+
 /// Answer to a question that comes too early. Constant, like every text kube-scheduler may show.
 const WARMING_UP: &str = "gpupack is warming up: pods, nodes or agent reports are not complete yet";
 
 /// A body and how the call ended.
 pub type VerbAnswer = (Vec<u8>, Outcome);
 
+/// Reads a body that names no more nodes than there can be: twice those that are known, and then some, since
+/// the watch may be behind and an autoscaler asks about nodes that do not exist. Before nodes are listed
+/// nobody knows how many there are.
+fn parse<'a>(app: &App, body: &'a [u8]) -> Result<ExtenderArgs<'a>, ProtocolError> {
+    let args = ExtenderArgs::parse(body)?;
+    let count = args.nodes.count();
+    if count > NODES_BEYOND && app.ledger.is_listed() {
+        let most = 2 * app.ledger.node_count() + NODES_BEYOND;
+        if count > most {
+            return Err(ProtocolError::TooManyNodes { count, most });
+        }
+    }
+    Ok(args)
+}
+
 /// Answers *filter*.
 ///
 /// # Errors
 /// [`ProtocolError`] for a body that is no question.
 pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
-    let mut args = ExtenderArgs::parse(body)?;
+    let mut args = parse(app, body)?;
     args.pod.judge(&app.config.requests);
     let pod = &args.pod;
     let (names, are_plain) = (|| args.nodes.names(), args.nodes.are_plain());
@@ -232,7 +250,7 @@ fn encode_filter(
 /// # Errors
 /// [`ProtocolError`] for a body that is no question.
 pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
-    let mut args = ExtenderArgs::parse(body)?;
+    let mut args = parse(app, body)?;
     args.pod.judge(&app.config.requests);
     let pod = &args.pod;
     let names = args.nodes.names();

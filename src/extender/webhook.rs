@@ -11,9 +11,11 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
+use super::browser;
 use crate::cluster::admission::Admission;
 
 /// Largest body that is read. An API server takes objects of up to 3 MiB, and a review holds at most
@@ -29,6 +31,8 @@ pub fn router(admission: Arc<Admission>) -> Router {
         .route("/webhook", post(review))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .route("/healthz", get(|| async { "ok\n" }))
+        // Its certificate is for its own names, so no page reaches it by another.
+        .layer(middleware::from_fn_with_state(browser::Hosts::None, browser::guard))
         .with_state(admission)
 }
 

@@ -4,13 +4,20 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use crate::cluster::pod::LONGEST_NAME;
 use crate::extender::names::Names;
-use crate::extender::protocol::{MAX_DEPTH, NodeObject, ProtocolError};
+use crate::extender::protocol::{
+    LONGEST_OBJECT, MAX_DEPTH, MOST_NODES, NodeObject, ProtocolError, TextMap,
+};
+
+/// Most fields of a body that are none of the protocol's.
+const MOST_UNKNOWN: usize = 64;
 
 /// Refuses deep nesting where the JSON parser itself does not count: in raw and in ignored values.
 /// The text may be anything; what is found is right for JSON.
@@ -41,6 +48,79 @@ pub(super) fn check_depth(json: &str) -> Result<(), ProtocolError> {
 /// A node name, borrowed where it has no escapes.
 #[derive(Deserialize)]
 pub(super) struct Name<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
+
+/// A list with no more items than a cluster has nodes; longer ones are refused before they take memory.
+pub(super) struct OfNodes<T>(pub(super) Vec<T>);
+
+impl<T> Default for OfNodes<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OfNodes<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ItemsVisitor(PhantomData))
+    }
+}
+
+struct ItemsVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ItemsVisitor<T> {
+    type Value = OfNodes<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a sequence")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = list.next_element()? {
+            if items.len() == MOST_NODES {
+                let error = format!("more than {MOST_NODES} nodes");
+                return Err(serde::de::Error::custom(error));
+            }
+            items.push(item);
+        }
+        Ok(OfNodes(items))
+    }
+}
+
+/// The entries of a JSON object of texts whose key is wanted. All others are checked and left out.
+pub(super) fn texts(
+    json: &RawValue,
+    is_wanted: impl Fn(&str) -> bool,
+) -> Result<BTreeMap<String, String>, serde_json::Error> {
+    Wanted(is_wanted).deserialize(&mut serde_json::Deserializer::from_str(json.get()))
+}
+
+struct Wanted<F>(F);
+
+impl<'de, F: Fn(&str) -> bool> DeserializeSeed<'de> for Wanted<F> {
+    type Value = BTreeMap<String, String>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de, F: Fn(&str) -> bool> Visitor<'de> for Wanted<F> {
+    type Value = BTreeMap<String, String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of texts")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut entries = BTreeMap::new();
+        while let Some((Name(key), Name(value))) = map.next_entry::<Name<'_>, Name<'_>>()? {
+            if self.0(&key) {
+                entries.insert(key.into_owned(), value.into_owned());
+            }
+        }
+        Ok(entries)
+    }
+}
 
 /// The outer fields of [`ExtenderArgs`].
 #[derive(Default)]
@@ -88,12 +168,25 @@ impl<'de> Visitor<'de> for FieldsVisitor {
             match seen.field(&key, ["Pod", "Nodes", "NodeNames"])? {
                 Some("Pod") => fields.pod = not_null(map.next_value()?),
                 Some("Nodes") => fields.nodes = not_null(map.next_value()?),
-                Some("NodeNames") => fields.node_names = map.next_value()?,
-                _ => fields.unknown.push(map.next_value()?),
+                Some("NodeNames") => {
+                    fields.node_names = map.next_value::<Option<OfNodes<_>>>()?.map(|it| it.0);
+                }
+                _ => note_unknown(&mut fields.unknown, map.next_value()?)?,
             }
         }
         Ok(fields)
     }
+}
+
+fn note_unknown<'a, E: serde::de::Error>(
+    unknown: &mut Vec<&'a RawValue>,
+    value: &'a RawValue,
+) -> Result<(), E> {
+    if unknown.len() == MOST_UNKNOWN {
+        return Err(E::custom(format!("more than {MOST_UNKNOWN} unknown fields")));
+    }
+    unknown.push(value);
+    Ok(())
 }
 
 /// The pod and the names of a body in the form in which Go writes it, with names without escapes: names are
@@ -140,7 +233,7 @@ impl<'de> Visitor<'de> for BindingVisitor {
                 Some("PodNamespace") => fields.pod_namespace = map.next_value()?,
                 Some("PodUID") => fields.pod_uid = map.next_value()?,
                 Some("Node") => fields.node = map.next_value()?,
-                _ => fields.unknown.push(map.next_value()?),
+                _ => note_unknown(&mut fields.unknown, map.next_value()?)?,
             }
         }
         Ok(fields)
@@ -214,29 +307,30 @@ fn not_null(raw: &RawValue) -> Option<&RawValue> {
 /// A NodeList, its items raw.
 #[derive(Deserialize)]
 struct NodeListIn<'a> {
-    #[serde(borrow, default)]
-    items: Option<Vec<&'a RawValue>>,
+    #[serde(borrow, default, bound(deserialize = "'de: 'a"))]
+    items: Option<OfNodes<&'a RawValue>>,
 }
 
 /// The fields of a Node that are looked at.
 #[derive(Deserialize)]
-struct NodeIn {
-    metadata: NodeMetadata,
-    #[serde(default)]
-    status: Option<NodeStatus>,
+struct NodeIn<'a> {
+    #[serde(borrow)]
+    metadata: NodeMetadata<'a>,
+    #[serde(borrow, default)]
+    status: Option<NodeStatus<'a>>,
 }
 
 #[derive(Deserialize)]
-struct NodeMetadata {
+struct NodeMetadata<'a> {
     name: String,
-    #[serde(default)]
-    labels: Option<BTreeMap<String, String>>,
+    #[serde(borrow, default)]
+    labels: Option<&'a RawValue>,
 }
 
 #[derive(Default, Deserialize)]
-struct NodeStatus {
-    #[serde(default)]
-    allocatable: Option<BTreeMap<String, String>>,
+struct NodeStatus<'a> {
+    #[serde(borrow, default)]
+    allocatable: Option<&'a RawValue>,
 }
 
 /// The items of a NodeList, each with the fields that are looked at.
@@ -246,16 +340,25 @@ struct NodeStatus {
 pub(super) fn node_objects(list: &RawValue) -> Result<Vec<NodeObject<'_>>, ProtocolError> {
     let list: NodeListIn<'_> =
         serde_json::from_str(list.get()).map_err(|error| ProtocolError::json(&error))?;
-    list.items.unwrap_or_default().into_iter().map(node_object).collect()
+    list.items.unwrap_or_default().0.into_iter().map(node_object).collect()
 }
 
 fn node_object(raw: &RawValue) -> Result<NodeObject<'_>, ProtocolError> {
-    let node: NodeIn =
+    ProtocolError::if_longer("Nodes", raw.get().len(), LONGEST_OBJECT)?;
+    let node: NodeIn<'_> =
         serde_json::from_str(raw.get()).map_err(|error| ProtocolError::json(&error))?;
+    ProtocolError::if_longer("Nodes", node.metadata.name.len(), LONGEST_NAME)?;
+    let map = |json: Option<&'_ RawValue>| {
+        json.map_or(Ok(()), |json| texts(json, |_| false).map(|_| ()))
+            .map_err(|error| ProtocolError::json(&error))
+    };
+    let allocatable = node.status.unwrap_or_default().allocatable;
+    map(node.metadata.labels)?;
+    map(allocatable)?;
     Ok(NodeObject {
         raw,
         name: node.metadata.name,
-        labels: node.metadata.labels.unwrap_or_default(),
-        allocatable: node.status.unwrap_or_default().allocatable.unwrap_or_default(),
+        labels: TextMap(node.metadata.labels),
+        allocatable: TextMap(allocatable),
     })
 }

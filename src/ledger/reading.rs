@@ -76,6 +76,11 @@ impl Ledger {
         self.is_listed.load(Ordering::Acquire)
     }
 
+    /// How many nodes are known, those that are gone but not forgotten among them.
+    pub fn node_count(&self) -> usize {
+        self.slots().len()
+    }
+
     fn look_whether_ready(&self, now: Timestamp) -> Readiness {
         if !self.is_listed() {
             return Readiness::NotListed;

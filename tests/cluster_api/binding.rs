@@ -100,6 +100,7 @@ impl Bed {
 
     pub(crate) async fn send(&self, method: &str, path: &str, body: &Value) -> Value {
         let request = Request::builder().method(method).uri(path);
+        let request = request.header("content-type", "application/json");
         let request = request.body(Body::from(body.to_string())).unwrap();
         let answer = self.router.clone().oneshot(request).await.unwrap();
         assert!(answer.status().is_success(), "{path}: {}", answer.status());

@@ -31,6 +31,7 @@ pub(crate) fn gpupack() -> PathBuf {
 pub(crate) struct Extender {
     process: Leash,
     address: SocketAddr,
+    page_address: SocketAddr,
     config: PathBuf,
     log: PathBuf,
 }
@@ -39,16 +40,18 @@ impl Extender {
     /// Writes the configuration file, starts the extender and waits until it is ready.
     /// `settings` are further keys of the file.
     pub(crate) async fn start(plane: &ControlPlane, kubeconfig: &Path, settings: Value) -> Self {
-        let [port] = free_ports();
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let [address, page_address] =
+            free_ports().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         let mut config = settings;
         config["listen"] = address.to_string().into();
+        config["page_listen"] = page_address.to_string().into();
         config["kubeconfig"] = kubeconfig.to_str().expect("the target folder is UTF-8").into();
-        let path = plane.work().join(format!("extender-{port}.yaml"));
+        let path = plane.work().join(format!("extender-{}.yaml", address.port()));
         // JSON is YAML.
         std::fs::write(&path, config.to_string()).expect("the work folder is writable");
         let log = plane.log("extender");
-        let mut extender = Self { process: run(&path, &log), address, config: path, log };
+        let mut extender =
+            Self { process: run(&path, &log), address, page_address, config: path, log };
         extender.until_ready().await;
         extender
     }
@@ -61,6 +64,11 @@ impl Extender {
     /// SIGTERM: it answers what it was asked, and ends.
     pub(crate) fn ask_to_end(&self) {
         self.process.ask_to_end();
+    }
+
+    /// Where the page is, and what people ask.
+    pub(crate) fn page_address(&self) -> SocketAddr {
+        self.page_address
     }
 
     /// SIGKILL.
@@ -105,7 +113,10 @@ impl Extender {
 
     /// The body of a page, which must be there.
     pub(crate) async fn page(&self, path: &str) -> String {
-        match fetch(self.address, path).await {
+        let of_verbs = ["/metrics", "/healthz", "/readyz"];
+        let is_of_verbs = of_verbs.iter().any(|start| path.starts_with(start));
+        let address = if is_of_verbs { self.address } else { self.page_address };
+        match fetch(address, path).await {
             Ok((StatusCode::OK, body)) => body,
             Ok((status, body)) => panic!("GET {path}: {status}: {body}"),
             Err(error) => panic!("GET {path}: {error}"),

@@ -367,7 +367,7 @@ async fn a_browser_that_listens_does_not_hold_the_end_up() {
     let serving = tokio::spawn(serve(service, listener, stopped));
     let mut browser = TcpStream::connect(address).await.unwrap();
     let at = json_of(&bed, "/v1/summary").await["at"].as_str().unwrap().to_owned();
-    let asked = format!("GET /v1/events?after={at} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let asked = format!("GET /v1/events?after={at} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     browser.write_all(asked.as_bytes()).await.unwrap();
     let mut head = [0; 15];
     browser.read_exact(&mut head).await.unwrap();

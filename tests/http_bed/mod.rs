@@ -84,7 +84,8 @@ impl Bed {
         path: &str,
         body: impl Into<Body>,
     ) -> (StatusCode, Vec<u8>) {
-        let request = Request::builder().method(method).uri(path).body(body.into());
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header("content-type", "application/json").body(body.into());
         let request = request.expect("a request of constants");
         let answer = self.router.clone().oneshot(request).await.expect("a router cannot fail");
         let status = answer.status();

@@ -1,10 +1,20 @@
 //! What is said over one connection, byte by byte.
 
+use std::net::IpAddr;
+use std::sync::atomic::AtomicUsize;
+use std::task::{Context, Wake, Waker};
+use std::time::Duration;
+
+use axum::http::StatusCode;
 use axum::routing::{get, post};
+use futures::task::AtomicWaker;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::*;
+use crate::extender::bell::MOST_TURNS;
+use crate::extender::exchange::STAYS_FOR;
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -18,7 +28,7 @@ fn routes() -> Router {
         .route("/deaf", post(|| async { "deaf" }))
         .route("/large", get(|| async { vec![b'x'; 8 << 20] }))
         .route("/smuggled", get(|| async { "smuggled" }))
-        .route("/nothing", get(|| async { axum::http::StatusCode::NO_CONTENT }))
+        .route("/nothing", get(|| async { StatusCode::NO_CONTENT }))
         .route(
             "/slow",
             get(|| async {
@@ -38,7 +48,24 @@ async fn pair() -> (TcpStream, TcpStream) {
 async fn attended() -> (TcpStream, watch::Sender<bool>, JoinHandle<()>) {
     let (client, server) = pair().await;
     let (stop, stopped) = watch::channel(false);
-    (client, stop, tokio::spawn(attend(server, routes(), stopped)))
+    (client, stop, tokio::spawn(attend(server, alone(), routes(), stopped)))
+}
+
+fn roomy() -> Limits {
+    Limits::new(1_000, 64 << 20)
+}
+
+/// A place among as many as anybody could want.
+fn alone() -> Arc<Connection> {
+    let clients = Clients::new(roomy());
+    let place = clients.admit(IpAddr::from([127, 0, 0, 1]), Phase::Idle).unwrap();
+    let connection = Arc::clone(place.connection());
+    std::mem::forget(place);
+    connection
+}
+
+async fn talk(stream: TcpStream, routes: Router, stop: watch::Receiver<bool>) -> Option<TcpStream> {
+    converse(stream, &alone(), routes, stop, Rest::Allowed).await
 }
 
 /// Reads until `part` was there, and gives all of it.
@@ -77,13 +104,13 @@ async fn between_requests_nothing_but_the_socket_is_kept() {
     ] {
         client.write_all(request.as_bytes()).await.unwrap();
         server.readable().await.unwrap();
-        let talk = timeout(SOON, converse(server, routes(), stopped.clone()));
+        let talk = timeout(SOON, talk(server, routes(), stopped.clone()));
         server = talk.await.unwrap().unwrap_or_else(|| panic!("it ended: {request}"));
         hear(&mut client, answer).await;
     }
     client.write_all(b"GET /hello HTTP/1.0\r\n\r\n").await.unwrap();
     server.readable().await.unwrap();
-    let talk = timeout(SOON, converse(server, routes(), stopped));
+    let talk = timeout(SOON, talk(server, routes(), stopped));
     assert!(talk.await.unwrap().is_none(), "who asks for one answer gets one");
     assert!(rest(&mut client).await.ends_with("hello"));
 }
@@ -92,7 +119,7 @@ async fn between_requests_nothing_but_the_socket_is_kept() {
 async fn whoever_sends_long_requests_keeps_what_was_learnt_for_some_more() {
     let (mut client, server) = pair().await;
     let (_stop, stopped) = watch::channel(false);
-    let talk = tokio::spawn(converse(server, routes(), stopped));
+    let talk = tokio::spawn(talk(server, routes(), stopped));
     let long = "x".repeat(100_000);
     let (head, length) = ("POST /length HTTP/1.1\r\nhost: a\r\n", long.len());
     let long = format!("{head}content-length: {length}\r\n\r\n{long}");
@@ -148,7 +175,7 @@ async fn what_was_asked_before_the_end_is_answered() {
     client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     server.readable().await.unwrap();
     let (_stop, stopped) = watch::channel(true);
-    timeout(SOON, attend(server, routes(), stopped)).await.unwrap();
+    timeout(SOON, attend(server, alone(), routes(), stopped)).await.unwrap();
     assert!(rest(&mut client).await.ends_with("hello"));
 }
 
@@ -162,7 +189,7 @@ async fn answers_without_a_body_end_as_well() {
     ] {
         client.write_all(request.as_bytes()).await.unwrap();
         server.readable().await.unwrap();
-        let talk = timeout(SOON, converse(server, routes(), stopped.clone()));
+        let talk = timeout(SOON, talk(server, routes(), stopped.clone()));
         server = talk.await.unwrap().unwrap_or_else(|| panic!("it ended: {request}"));
         hear(&mut client, answer).await;
     }
@@ -236,7 +263,7 @@ async fn the_end_waits_for_answers_and_not_for_those_who_ask_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
-    let serving = tokio::spawn(serve(listener, routes(), stopped));
+    let serving = tokio::spawn(serve(listener, routes(), roomy(), stopped));
     let mut clients = Vec::new();
     for said in ["", "GET /hel", "GET /hello HTTP/1.1\r\nhost: a\r\n\r\n"] {
         let mut client = TcpStream::connect(address).await.unwrap();
@@ -256,6 +283,129 @@ async fn the_end_waits_for_answers_and_not_for_those_who_ask_nothing() {
     assert!(heard[2].ends_with("hello"));
     timeout(SOON, serving).await.unwrap().unwrap();
     assert!(TcpStream::connect(address).await.is_err(), "nobody listens");
+}
+
+/// A service with these bounds; where it listens, and what ends it.
+async fn served(limits: Limits) -> (std::net::SocketAddr, watch::Sender<bool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    tokio::spawn(serve(listener, routes(), limits, stopped));
+    (address, stop)
+}
+
+#[tokio::test]
+async fn whoever_does_not_go_on_is_closed_and_whoever_waits_for_an_answer_is_not() {
+    let soon = A_WHILE / 10;
+    let limits = Limits { head: soon, body: soon, answer: soon, idle: soon, ..roomy() };
+    let (address, _stop) = served(limits).await;
+    let mut all = Vec::new();
+    for said in [
+        "",
+        "GET /hel",
+        "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nabc",
+        "GET /hello HTTP/1.1\r\nhost: a\r\n\r\n",
+    ] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(said.as_bytes()).await.unwrap();
+        all.push(client);
+    }
+    let mut deaf = TcpStream::connect(address).await.unwrap();
+    deaf.write_all(b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    let mut slow = TcpStream::connect(address).await.unwrap();
+    slow.write_all(b"GET /slow HTTP/1.0\r\n\r\n").await.unwrap();
+    assert!(rest(&mut slow).await.ends_with("slow"));
+    let mut heard = Vec::new();
+    for client in &mut all {
+        heard.push(rest(client).await);
+    }
+    assert_eq!(heard[..3], ["", "", ""]);
+    assert!(heard[3].ends_with("hello"));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(rest(&mut deaf).await.len() < 8 << 20, "it was not waited for to the end");
+}
+
+#[tokio::test]
+async fn a_head_has_a_longest_length() {
+    let (mut client, _stop, _task) = attended().await;
+    let head = format!("GET /hello HTTP/1.1\r\nhost: a\r\nx: {}", "x".repeat(LONGEST_HEAD));
+    client.write_all(head.as_bytes()).await.unwrap();
+    assert!(rest(&mut client).await.starts_with("HTTP/1.1 431"));
+}
+
+#[tokio::test]
+async fn a_full_house_makes_way_for_the_newest() {
+    let (address, _stop) = served(Limits { connections: 3, ..roomy() }).await;
+    let mut all = Vec::new();
+    for _ in 0..10 {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        hear(&mut client, "\r\n\r\nhello").await;
+        all.push(client);
+        tokio::time::sleep(A_WHILE / 10).await; // so that one is idle for longer than the other
+    }
+    for client in &mut all[..7] {
+        assert_eq!(rest(client).await, "", "the oldest are closed");
+    }
+    for client in &mut all[7..] {
+        client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        hear(client, "\r\n\r\nhello").await;
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_do_not_fit_are_refused_and_short_requests_are_answered() {
+    let (address, _stop) = served(Limits::new(1_000, 1 << 20)).await;
+    let body = vec![b'x'; 600 << 10];
+    let head =
+        |length| format!("POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n");
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(head(body.len() + 1).as_bytes()).await.unwrap();
+        let _ = timeout(SOON, client.write_all(&body)).await.unwrap();
+        held.push(client);
+    }
+    let mut short = TcpStream::connect(address).await.unwrap();
+    short.write_all(b"GET /hello HTTP/1.0\r\n\r\n").await.unwrap();
+    assert!(rest(&mut short).await.ends_with("hello"));
+    let mut answered = 0;
+    for client in &mut held {
+        let _ = client.write_all(b"x").await;
+        let mut heard = [0; 12];
+        let _ = timeout(Duration::from_secs(1), client.read_exact(&mut heard)).await;
+        answered += usize::from(heard == *b"HTTP/1.1 200");
+    }
+    assert!(answered < 2, "{answered} bodies fit");
+    let mut alone = TcpStream::connect(address).await.unwrap();
+    drop(held);
+    alone.write_all(head(3).as_bytes()).await.unwrap();
+    alone.write_all(b"abc").await.unwrap();
+    hear(&mut alone, "3 bytes").await;
+}
+
+#[tokio::test]
+async fn what_was_held_is_given_back_with_each_answer() {
+    let clients = Clients::new(Limits::new(10, 17 << 20));
+    let place = clients.admit(IpAddr::from([10, 0, 0, 1]), Phase::Idle).unwrap();
+    let (mut client, server) = pair().await;
+    let (stop, stopped) = watch::channel(false);
+    let task = tokio::spawn(attend(server, Arc::clone(place.connection()), routes(), stopped));
+    // One answer fits, two do not.
+    for _ in 0..5 {
+        client.write_all(b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        let (mut length, mut bytes) = (0, vec![0; 1 << 20]);
+        while length < 8 << 20 {
+            let count = timeout(SOON, client.read(&mut bytes)).await.unwrap().unwrap();
+            assert!(count > 0, "it ended after {length} bytes");
+            length += bytes[..count].iter().filter(|byte| **byte == b'x').count();
+        }
+    }
+    stop.send_replace(true);
+    timeout(SOON, task).await.unwrap().unwrap();
+    assert_eq!(clients.held(), (1, 0));
+    drop(place);
+    assert_eq!(clients.held(), (0, 0));
 }
 
 /// How often a task was woken.

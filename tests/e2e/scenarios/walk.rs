@@ -54,7 +54,7 @@ fn a_waiting_pod_is_walked_from_its_event_to_its_mend() {
                 stage.figure("this machine has only loopback addresses: the proxy is not asked")
             }
         }
-        let url = format!("http://{}", stage.extender.address());
+        let url = format!("http://{}", stage.extender.page_address());
         let direct = asked(&["explain", "walk/second", "--server", &url]).await;
         let joined = direct.1.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
@@ -125,7 +125,7 @@ async fn through_the_api_server(stage: &Stage, jane: &Path, mends: [&str; 2]) {
     let (code, line) = asked(&["explain", "-n", "walk", "nobody", "--kubeconfig", jane]).await;
     assert!(code == Some(5) && line.contains("`walk/nobody` is not known"), "{line}");
     let (code, line) =
-        asked(&["waiting", "--service", "walk/gpupack:http", "--kubeconfig", jane]).await;
+        asked(&["waiting", "--service", "walk/gpupack:page", "--kubeconfig", jane]).await;
     assert!(code == Some(1), "no right to other Services: {line}");
     let (code, text) = asked(&["top", "gpus", "--kubeconfig", jane]).await;
     assert!(code == Some(0) && text.contains("walk-0"), "{text}");
@@ -139,7 +139,7 @@ async fn through_the_api_server(stage: &Stage, jane: &Path, mends: [&str; 2]) {
 async fn page_through_the_api_server(stage: &Stage, jane: &Client, port: u16) {
     let mut loaded = 0;
     for (client, prefix) in [
-        (jane, "services/gpupack:http/proxy/".to_owned()),
+        (jane, "services/gpupack:page/proxy/".to_owned()),
         (&stage.cluster.client, format!("pods/gpupack-0:{port}/proxy/")),
     ] {
         let base = format!("/api/v1/namespaces/gpu-system/{prefix}");
@@ -180,7 +180,7 @@ async fn text_at(client: &Client, path: &str) -> String {
 async fn serve_at(stage: &Stage, address: IpAddr) -> u16 {
     let listener = TcpListener::bind((address, 0)).await.expect("an address of our own");
     let port = listener.local_addr().expect("it listens").port();
-    let extender: SocketAddr = stage.extender.address();
+    let extender: SocketAddr = stage.extender.page_address();
     tokio::spawn(async move {
         while let Ok((mut near, _)) = listener.accept().await {
             tokio::spawn(async move {
@@ -201,13 +201,13 @@ async fn serve_at(stage: &Stage, address: IpAddr) -> u16 {
     let pods: Api<Pod> = Api::namespaced(stage.cluster.client.clone(), "gpu-system");
     let (merge, status) = (PatchParams::default(), Patch::Merge(status));
     pods.patch_status("gpupack-0", &merge, &status).await.expect("a status can be written");
-    let ports = json!([{"name": "http", "port": 8080, "targetPort": port, "protocol": "TCP"}]);
+    let ports = json!([{"name": "page", "port": 8081, "targetPort": port, "protocol": "TCP"}]);
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": named("gpupack"),
         "spec": {"ports": ports}});
     keep(stage, service).await;
     let target = json!({"kind": "Pod", "name": "gpupack-0", "namespace": "gpu-system"});
     let subset = json!({"addresses": [{"ip": address, "targetRef": target}],
-        "ports": [{"name": "http", "port": port, "protocol": "TCP"}]});
+        "ports": [{"name": "page", "port": port, "protocol": "TCP"}]});
     let endpoints = json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": named("gpupack"),
         "subsets": [subset]});
     keep(stage, endpoints).await;

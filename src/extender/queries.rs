@@ -1,0 +1,170 @@
+//! What people ask, by the page and the command line: nothing here changes anything, and what takes long waits
+//! for its turn.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::get;
+use serde::Deserialize;
+use tokio::sync::Semaphore;
+
+use super::advice::{self, AdviseQuery};
+use super::app::App;
+use super::explain::explain_named;
+use super::protocol::to_json;
+use super::server::{Service, encoded, json, refusal};
+use super::waiting::{self, WaitingQuery};
+use super::{inspect, page, proposals};
+use crate::cluster::pod::{LONGEST_NAME, LONGEST_NAMESPACE};
+
+/// What people ask: the page and the command line. Nothing here changes anything.
+pub(super) fn routes() -> Router<Service> {
+    Router::new()
+        .route("/v1/state", get(state))
+        .route("/v1/explain", get(explain))
+        .route("/v1/waiting", get(waiting_pods))
+        .route("/v1/moves", get(moves))
+        .route("/v1/advise", get(advise))
+        .merge(page::routes())
+}
+
+#[derive(Deserialize)]
+struct StateQuery {
+    node: Option<String>,
+}
+
+/// The whole model, or one node of it.
+async fn state(State(service): State<Service>, Query(query): Query<StateQuery>) -> Response {
+    let Some(name) = query.node else {
+        let found = look(&service.app, |app| to_json(&inspect::state(app))).await;
+        return found.map_or_else(|refused| refused, |found| json(StatusCode::OK, found));
+    };
+    if name.len() > LONGEST_NAME {
+        return too_long("node", LONGEST_NAME);
+    }
+    match inspect::node(&service.app, &name) {
+        Some(node) => encoded(&node),
+        None => refusal(StatusCode::NOT_FOUND, &format!("node `{name}` is not known here")),
+    }
+}
+
+#[derive(Deserialize)]
+struct ExplainQuery {
+    pod: Option<String>,
+}
+
+/// Looks that take long and go on at once; further ones wait for their turn. Nobody is asked for a name, and
+/// each may take megabytes and walk over all nodes.
+static LOOKS: Semaphore = Semaphore::const_new(4);
+
+/// Looks for something that takes long, off the threads that answer questions.
+pub(super) async fn look<T: Send + 'static>(
+    app: &Arc<App>,
+    look: impl FnOnce(&App) -> T + Send + 'static,
+) -> Result<T, Response> {
+    let app = Arc::clone(app);
+    let Ok(turn) = LOOKS.acquire().await else {
+        return Err(refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"));
+    };
+    let found = tokio::task::spawn_blocking(move || look(&app)).await;
+    drop(turn);
+    found.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
+}
+
+async fn moves(State(service): State<Service>) -> Response {
+    let found = look(&service.app, proposals::proposals).await;
+    found.map_or_else(|refused| refused, |found| encoded(&found))
+}
+
+async fn advise(State(service): State<Service>, Query(query): Query<AdviseQuery>) -> Response {
+    if is_long(query.namespace.as_deref()) {
+        return too_long("namespace", LONGEST_NAMESPACE);
+    }
+    let found = look(&service.app, move |app| advice::advise(app, &query)).await;
+    found.map_or_else(|refused| refused, |found| encoded(&found))
+}
+
+async fn waiting_pods(
+    State(service): State<Service>,
+    Query(query): Query<WaitingQuery>,
+) -> Response {
+    if is_long(query.namespace.as_deref()) {
+        return too_long("namespace", LONGEST_NAMESPACE);
+    }
+    let found = look(&service.app, move |app| waiting::waiting(app, &query)).await;
+    found.map_or_else(|refused| refused, |found| encoded(&found))
+}
+
+async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuery>) -> Response {
+    let asked = query.pod.as_deref().and_then(|pod| pod.split_once('/'));
+    let Some((namespace, name)) = asked else {
+        let error = "say which pod: /v1/explain?pod=NAMESPACE/NAME";
+        return refusal(StatusCode::BAD_REQUEST, error);
+    };
+    if namespace.len() > LONGEST_NAMESPACE || name.len() > LONGEST_NAME {
+        return too_long("pod", LONGEST_NAMESPACE + 1 + LONGEST_NAME);
+    }
+    let (wanted, of) = (namespace.to_owned(), name.to_owned());
+    match look(&service.app, move |app| explain_named(app, &wanted, &of)).await {
+        Err(refused) => refused,
+        Ok(Some(explanation)) => encoded(&explanation),
+        Ok(None) => {
+            let error = format!(
+                "pod `{namespace}/{name}` is not known here: it does not exist, asks for no GPU, or is not one of \
+                 our schedulers' ({})",
+                service.app.config.scheduler_names.join(", ")
+            );
+            refusal(StatusCode::NOT_FOUND, &error)
+        }
+    }
+}
+
+fn is_long(namespace: Option<&str>) -> bool {
+    namespace.is_some_and(|namespace| namespace.len() > LONGEST_NAMESPACE)
+}
+
+pub(super) fn too_long(parameter: &str, most: usize) -> Response {
+    let error = format!("`{parameter}` is longer than the {most} bytes that Kubernetes allows");
+    refusal(StatusCode::BAD_REQUEST, &error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use axum::body::Body;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::Config;
+    use crate::extender::app::Truth;
+    use crate::extender::server::router;
+    use crate::ledger::books::Ledger;
+    use crate::ledger::fixture::settings;
+
+    #[tokio::test]
+    async fn queries_that_take_long_wait_for_their_turn() {
+        let ledger = Arc::new(Ledger::new(settings()));
+        let app = App::new(ledger, Clock::start(), Config::default(), Truth::Books);
+        let routes = router(Service { app: Arc::new(app), set_log_level: Arc::new(|_| Ok(())) });
+        let ask = |path: &str| {
+            let request = axum::http::Request::get(path).body(Body::empty()).unwrap();
+            routes.clone().oneshot(request)
+        };
+        let paths =
+            ["/v1/state", "/v1/moves", "/v1/advise", "/v1/waiting", "/metrics", "/v1/summary"];
+        let all = LOOKS.acquire_many(4).await.unwrap();
+        for path in paths {
+            let answer = tokio::time::timeout(Duration::from_millis(50), ask(path)).await;
+            assert!(answer.is_err(), "{path} did not wait");
+        }
+        drop(all);
+        for path in paths {
+            assert_eq!(ask(path).await.unwrap().status(), StatusCode::OK, "{path}");
+        }
+    }
+}

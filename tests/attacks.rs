@@ -279,12 +279,12 @@ fn no_attack_takes_the_memory_or_the_time_of_kube_scheduler() {
     beside(&attacked, "20 answers nobody takes", || answers(address));
     beside(&attacked, "2,000 heads without an end", || heads(address));
     let long = "x".repeat(8 << 20);
-    let names = beside(&attacked, "40 pods with names of 8 MiB", || {
-        calls(address, 40, |at| question(&format!("{at}-{long}"), "\"node-00000\""))
+    let names = beside(&attacked, "10 pods with names of 8 MiB", || {
+        calls(address, 10, |at| question(&format!("{at}-{long}"), "\"node-00000\""))
     });
-    let many = vec!["\"n\""; 2_000_000].join(",");
-    let nodes = beside(&attacked, "20 lists of 2,000,000 nodes", || {
-        calls(address, 20, |at| question(&format!("many-{at}"), &many))
+    let many = vec!["\"n\""; 1_000_000].join(",");
+    let nodes = beside(&attacked, "5 lists of 1,000,000 nodes", || {
+        calls(address, 5, |at| question(&format!("many-{at}"), &many))
     });
     beside(&attacked, "nothing, once more", || thread::sleep(ATTACK));
     let _ = writeln!(std::io::stderr(), "afterwards {} MiB", attacked.memory("VmRSS:"));

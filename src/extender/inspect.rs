@@ -5,7 +5,8 @@ use serde::Serialize;
 use super::app::App;
 use super::details::DetailsView;
 use super::guard::{OverUserView, over_users};
-use super::pods::{self, PodView};
+use super::pods;
+use super::protocol::to_json;
 use super::sharing::SharingView;
 use super::tenants::{TenantView, tenants};
 use crate::ledger::details::NodeDetails;
@@ -13,17 +14,6 @@ use crate::ledger::protection::DriverLimits;
 use crate::packing::device::{DeviceKind, Health};
 use crate::packing::fragmentation::Packing;
 use crate::packing::node::{DeviceBooks, NodeLedger, NodeState};
-
-/// The whole model.
-#[derive(Debug, Serialize)]
-pub struct State {
-    /// How full and fragmented the cluster is.
-    pub packing: PackingView,
-    /// All nodes, by name.
-    pub nodes: Vec<NodeView>,
-    /// All pods that are placed or wait.
-    pub pods: Vec<PodView>,
-}
 
 /// How full and fragmented the cluster is. Shares in millionths of a GPU, ratios in millionths.
 #[derive(Debug, Default, Serialize)]
@@ -134,13 +124,48 @@ pub struct DeviceView {
     pub tenants: Vec<TenantView>,
 }
 
-/// The whole model as it is now.
-pub fn state(app: &App) -> State {
-    let nodes = app.ledger.nodes();
-    State {
-        packing: PackingView::of(&app.ledger.packing()),
-        nodes: nodes.iter().map(|node| node_view(app, node)).collect(),
-        pods: pods::all(app, &nodes),
+/// The whole model as it is now, as JSON: how full the cluster is, all nodes by name, and all pods that are placed
+/// or wait. Written node by node: 5,000 nodes come to 40 MB, and everything at once in any other form to several
+/// times that.
+pub fn state(app: &App) -> Vec<u8> {
+    let mut names = Vec::new();
+    app.ledger.look_at_each(|node| names.push(node.name().clone()));
+    names.sort_unstable();
+    let (mut nodes, mut pods) = (List::new(), List::new());
+    for name in names {
+        let Some(node) = app.ledger.node(name.as_str()) else { continue };
+        nodes.push(&node_view(app, &node));
+        pods::on(app, &node).for_each(|pod| pods.push(&pod));
+    }
+    pods::waiting(app, |pod| pods.push(&pod));
+    let mut json = b"{\"packing\":".to_vec();
+    json.extend_from_slice(&to_json(&PackingView::of(&app.ledger.packing())));
+    json.extend_from_slice(b",\"nodes\":");
+    json.append(&mut nodes.end());
+    json.extend_from_slice(b",\"pods\":");
+    json.append(&mut pods.end());
+    json.push(b'}');
+    json
+}
+
+/// A JSON list under way.
+struct List(Vec<u8>);
+
+impl List {
+    fn new() -> Self {
+        Self(b"[".to_vec())
+    }
+
+    fn push<T: Serialize>(&mut self, item: &T) {
+        if self.0.len() > 1 {
+            self.0.push(b',');
+        }
+        self.0.extend_from_slice(&to_json(item));
+    }
+
+    fn end(mut self) -> Vec<u8> {
+        self.0.push(b']');
+        self.0
     }
 }
 

@@ -314,10 +314,11 @@ impl Connection {
         true
     }
 
-    /// The same for an answer, which counts for half of all at most: the largest one can still be given.
+    /// The same for an answer, which counts for three quarters of all at most: the largest one can still be
+    /// given, and one at a time.
     #[must_use]
     pub(super) fn hold_answer(&self, bytes: usize) -> Option<usize> {
-        let counted = bytes.min(self.clients.limits.bytes / 2);
+        let counted = bytes.min(self.clients.limits.bytes / 4 * 3);
         self.hold(counted).then_some(counted)
     }
 

@@ -125,20 +125,20 @@ fn count(devices: usize) -> u32 {
     u32::try_from(devices).unwrap_or(u32::MAX)
 }
 
-/// The pods on `nodes`, node by node and by UID, then those that wait, the most important and then
-/// oldest first.
-pub(super) fn all(app: &App, nodes: &[NodeLedger]) -> Vec<PodView> {
-    let mut pods = Vec::new();
-    for node in nodes {
-        pods.extend(node.reservations().values().map(|held| PodView {
-            start_failure: app.start_failures.get(&held.pod.uid).map(|failure| failure.to_string()),
-            ..PodView::placed(node, held)
-        }));
-        pods.extend(node.others().iter().map(|(uid, host)| PodView {
-            node: Some(node.name().to_string()),
-            ..PodView::bare(uid, "confirmed", *host)
-        }));
-    }
-    pods.extend(app.waiting.all().iter().map(|state| PodView::waiting(&state.waiting)));
-    pods
+/// The pods on a node, by UID, those without a GPU last.
+pub(super) fn on(app: &App, node: &NodeLedger) -> impl Iterator<Item = PodView> {
+    let placed = node.reservations().values().map(|held| PodView {
+        start_failure: app.start_failures.get(&held.pod.uid).map(|failure| failure.to_string()),
+        ..PodView::placed(node, held)
+    });
+    let others = node.others().iter().map(|(uid, host)| PodView {
+        node: Some(node.name().to_string()),
+        ..PodView::bare(uid, "confirmed", *host)
+    });
+    placed.chain(others)
+}
+
+/// Shows the pods that wait, the most important and then oldest first.
+pub(super) fn waiting(app: &App, show: impl FnMut(PodView)) {
+    app.waiting.all().iter().map(|state| PodView::waiting(&state.waiting)).for_each(show);
 }

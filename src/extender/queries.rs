@@ -14,7 +14,6 @@ use tokio::sync::Semaphore;
 use super::advice::{self, AdviseQuery};
 use super::app::App;
 use super::explain::explain_named;
-use super::protocol::to_json;
 use super::server::{Service, encoded, json, refusal};
 use super::waiting::{self, WaitingQuery};
 use super::{inspect, page, proposals};
@@ -39,7 +38,8 @@ struct StateQuery {
 /// The whole model, or one node of it.
 async fn state(State(service): State<Service>, Query(query): Query<StateQuery>) -> Response {
     let Some(name) = query.node else {
-        let found = look(&service.app, |app| to_json(&inspect::state(app))).await;
+        let _turn = WHOLE.acquire().await;
+        let found = look(&service.app, inspect::state).await;
         return found.map_or_else(|refused| refused, |found| json(StatusCode::OK, found));
     };
     if name.len() > LONGEST_NAME {
@@ -55,6 +55,9 @@ async fn state(State(service): State<Service>, Query(query): Query<StateQuery>) 
 struct ExplainQuery {
     pod: Option<String>,
 }
+
+/// The whole model is written down for one caller at a time: it takes tens of megabytes.
+static WHOLE: Semaphore = Semaphore::const_new(1);
 
 /// Looks that take long and go on at once; further ones wait for their turn. Nobody is asked for a name, and
 /// each may take megabytes and walk over all nodes.

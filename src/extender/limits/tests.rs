@@ -113,12 +113,12 @@ fn what_has_stalled_makes_way_for_its_own_address() {
 }
 
 #[test]
-fn the_largest_answer_can_be_given_and_counts_for_half() {
+fn the_largest_answer_can_be_given_and_counts_for_three_quarters() {
     let clients = clients(10, 1_000);
     let place = open(&clients, 1);
     assert!(place.0.hold(100));
-    assert_eq!(place.0.hold_answer(1 << 40), Some(500));
-    place.0.release(500);
+    assert_eq!(place.0.hold_answer(1 << 40), Some(750));
+    place.0.release(750);
     assert_eq!(place.0.hold_answer(7), Some(7));
 }
 

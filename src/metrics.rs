@@ -60,8 +60,6 @@ pub struct Metrics {
     requeues: IntCounterVec,
     reports: IntCounterVec,
     report_interval: Histogram,
-    placement_edits: IntCounterVec,
-    overdue_drains: IntGauge,
     events_lost: IntCounter,
     audits: IntCounter,
     audit_failures: IntCounter,
@@ -125,13 +123,6 @@ impl Metrics {
                 "Time between two accepted reports of one node.",
                 &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0],
             ),
-            overdue_drains: make.int_gauge("gpupack_overdue_drains",
-                "Ended pods whose processes still run on a device after drain_seconds; they hold their room.",
-            ),
-            placement_edits: make.counters("gpupack_placement_edits_total",
-                "Placement annotations of bound pods that somebody else edited, and what came of writing them back.",
-                &["result"],
-            ),
             events_lost: make.counter("gpupack_events_dropped_total",
                 "Pod events not written because the queue was full.",
             ),
@@ -183,9 +174,6 @@ impl Metrics {
         }
         for result in [ReportResult::Accepted, ReportResult::Ignored, ReportResult::Refused] {
             self.reports.with_label_values(&[result.label()]);
-        }
-        for result in [EditResult::Seen, EditResult::Restored, EditResult::Failed] {
-            self.placement_edits.with_label_values(&[result.label()]);
         }
         for result in RequeueResult::ALL {
             self.requeues.with_label_values(&[result.label()]);
@@ -250,12 +238,12 @@ impl Metrics {
 
     /// Sets how many ended pods hold their room beyond the time for that, as their processes run.
     pub fn set_overdue_drains(&self, pods: usize) {
-        self.overdue_drains.set(i64::try_from(pods).unwrap_or(i64::MAX));
+        self.guard.show_overdue_drains(pods);
     }
 
     /// Notes an edit of a placement by somebody else, or what came of writing it back.
     pub fn placement_edit(&self, result: EditResult) {
-        self.placement_edits.with_label_values(&[result.label()]).inc();
+        self.guard.placement_edit(result);
     }
 
     /// Notes how a requeue ended.

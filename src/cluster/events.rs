@@ -28,6 +28,12 @@ const MUTE: Duration = Duration::from_secs(60);
 /// repeats, not memory.
 const MAX_REMEMBERED: usize = 16_384;
 
+/// Events that may be counted up, some kilobytes each: beyond it the oldest are not counted up any more.
+const MAX_RECORDERS: usize = 2_048;
+
+/// After this time a repeat is an Event of its own: the recorder of `kube` forgets its own as early.
+const COUNTED_FOR: Duration = Duration::from_secs(360);
+
 /// Time between two Events: at most 50 a second, far below what an API server takes.
 const PACE: Duration = Duration::from_millis(20);
 
@@ -168,7 +174,7 @@ struct Counters {
 /// Takes notices without ever waiting. Cheap to clone.
 #[derive(Clone)]
 pub struct NoticeSender {
-    queue: mpsc::Sender<Notice>,
+    queue: mpsc::Sender<(Notice, Timestamp)>,
     told: Arc<Mutex<BTreeMap<(PodUid, NoticeReason), Timestamp>>>,
     counters: Arc<Counters>,
 }
@@ -183,7 +189,7 @@ impl NoticeSender {
             self.counters.muted.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        if self.queue.try_send(notice).is_err() {
+        if self.queue.try_send((notice, now)).is_err() {
             self.counters.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
@@ -202,6 +208,11 @@ impl NoticeSender {
         told.get(&(uid.clone(), reason)).is_some_and(|at| now.since(*at) < MUTE)
     }
 
+    /// How many notices are remembered for muting, at most 16,384.
+    pub fn remembered(&self) -> usize {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// The counts so far.
     pub fn counts(&self) -> NoticeCounts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -216,13 +227,23 @@ impl NoticeSender {
 
 /// Writes the queued notices, one after the other.
 pub struct NoticeWriter {
-    queue: mpsc::Receiver<Notice>,
-    client: Client,
-    reporter: Reporter,
-    /// What was written last about a pod for a reason, and the recorder that counts it up.
-    written: BTreeMap<(PodUid, NoticeReason), (String, Recorder)>,
+    queue: mpsc::Receiver<(Notice, Timestamp)>,
+    recorders: Recorders,
     timeout: Duration,
     counters: Arc<Counters>,
+}
+
+/// What was written last about a pod for a reason, with the recorder that counts it up.
+struct Recorders {
+    client: Client,
+    reporter: Reporter,
+    written: BTreeMap<(PodUid, NoticeReason), Written>,
+}
+
+struct Written {
+    note: String,
+    recorder: Recorder,
+    last: Timestamp,
 }
 
 /// Both ends of a queue of `capacity` notices. `instance` names this replica.
@@ -237,9 +258,7 @@ pub fn notices(
     let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance) };
     let writer = NoticeWriter {
         queue: receiver,
-        client,
-        reporter,
-        written: BTreeMap::new(),
+        recorders: Recorders { client, reporter, written: BTreeMap::new() },
         timeout,
         counters: Arc::clone(&counters),
     };
@@ -250,9 +269,14 @@ impl NoticeWriter {
     /// Writes until every sender is gone. An Event that fails is counted and lost: it is news, not
     /// truth.
     pub async fn run(mut self) {
-        while let Some(notice) = self.queue.recv().await {
+        loop {
+            let Ok(next) = tokio::time::timeout(COUNTED_FOR, self.queue.recv()).await else {
+                self.recorders.written.clear(); // all are too old by now
+                continue;
+            };
+            let Some((notice, now)) = next else { return };
             let (event, pod) = (event(&notice), regarding(&notice));
-            let recorder = self.recorder(&notice);
+            let recorder = self.recorders.of(&notice, now);
             let written = recorder.publish(&event, &pod);
             let counter = match tokio::time::timeout(self.timeout, written).await {
                 Ok(Ok(())) => &self.counters.written,
@@ -266,21 +290,34 @@ impl NoticeWriter {
             tokio::time::sleep(PACE).await;
         }
     }
+}
 
+impl Recorders {
     /// The recorder that counts repeats of this very text: an Event cannot change its text, and to count
-    /// up an old one would show what is no longer true.
-    fn recorder(&mut self, notice: &Notice) -> Recorder {
+    /// up an old one would show what is no longer true. Each keeps its whole Event, so few are kept: none of
+    /// a pod that is placed, which happens once, and none for longer than it would count up.
+    fn of(&mut self, notice: &Notice, now: Timestamp) -> Recorder {
         let key = (notice.uid.clone(), notice.reason);
-        if let Some((note, recorder)) = self.written.get(&key)
-            && *note == notice.note
+        if let Some(written) = self.written.get_mut(&key)
+            && written.note == notice.note
         {
-            return recorder.clone();
-        }
-        if self.written.len() >= MAX_REMEMBERED {
-            self.written.clear();
+            written.last = now;
+            return written.recorder.clone();
         }
         let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
-        self.written.insert(key, (notice.note.clone(), recorder.clone()));
+        if notice.reason == NoticeReason::GpuPlaced {
+            return recorder;
+        }
+        if self.written.len() >= MAX_RECORDERS {
+            self.written.retain(|_, written| now.since(written.last) < COUNTED_FOR);
+        }
+        if self.written.len() >= MAX_RECORDERS {
+            let oldest = self.written.iter().min_by_key(|(_, written)| written.last);
+            let oldest = oldest.map(|(key, _)| key.clone());
+            oldest.and_then(|oldest| self.written.remove(&oldest));
+        }
+        let written = Written { note: notice.note.clone(), recorder: recorder.clone(), last: now };
+        self.written.insert(key, written);
         recorder
     }
 }
@@ -309,4 +346,36 @@ fn regarding(notice: &Notice) -> ObjectReference {
 /// The beginning of a note that fits into an Event, cut between two characters.
 fn cut(note: &str) -> String {
     note[..note.floor_char_boundary(MAX_NOTE_BYTES)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorders() -> Recorders {
+        let service = tower::service_fn(|_: hyper::Request<kube::client::Body>| async {
+            Err::<hyper::Response<kube::client::Body>, _>(std::io::Error::other("none"))
+        });
+        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: None };
+        let client = Client::new(service, "default");
+        Recorders { client, reporter, written: BTreeMap::new() }
+    }
+
+    /// Notices about so many pods, one a second; how many Events could be counted up then.
+    fn kept_after(reason: NoticeReason, pods: u64) -> usize {
+        let mut recorders = recorders();
+        for second in 0..pods {
+            let key = PodKey::new("team-a", "infer").unwrap();
+            let uid = PodUid::new(format!("{second}"));
+            let notice = Notice { key, uid, reason, note: "a note".to_owned() };
+            recorders.of(&notice, Timestamp::from_millis(1000 * second));
+        }
+        recorders.written.len()
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_of_events_does_not_grow_with_the_pods_that_came() {
+        assert_eq!(kept_after(NoticeReason::GpuPlaced, 10_000), 0);
+        assert!(kept_after(NoticeReason::NoGpuFits, 10_000) <= MAX_RECORDERS);
+    }
 }

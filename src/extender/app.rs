@@ -1,6 +1,6 @@
 //! What all handlers share: the books, the waiting pods, the clock, and the ways out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -279,6 +279,28 @@ impl App {
         }
     }
 
+    /// How many entries the tables have that grow with pods, nodes or questions, by name.
+    #[doc(hidden)] // for tests, which hold them against their bounds
+    pub fn entries(&self) -> BTreeMap<&'static str, usize> {
+        let notices = match &self.truth {
+            Truth::Cluster(cluster) => cluster.notices.remembered(),
+            Truth::Books => 0,
+        };
+        let own = [
+            ("waiting", self.waiting.all().len()),
+            ("pending", self.pending.len()),
+            ("start failures", self.start_failures.len()),
+            ("binds", self.binds.count()),
+            ("unseen binds", self.unseen_binds.len()),
+            ("teams", self.teams.count()),
+            ("edits", self.edits.count()),
+            ("reasons", self.reasons.count()),
+            ("effects", self.outbox.count()),
+            ("notices", notices),
+        ];
+        self.ledger.entries().into_iter().chain(own).collect()
+    }
+
     /// Whether questions are answered now: the books are complete, and no Binding of an earlier run
     /// can land any more.
     pub fn readiness(&self) -> Readiness {
@@ -399,6 +421,10 @@ impl Outbox {
     /// Waits for a nudge.
     pub async fn nudged(&self) {
         self.nudged.notified().await;
+    }
+
+    fn count(&self) -> usize {
+        self.effects.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Waits until there are effects and takes them all.

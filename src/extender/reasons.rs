@@ -53,6 +53,11 @@ impl Reasons {
         }
     }
 
+    /// How many requests and pods are kept.
+    pub(super) fn count(&self) -> usize {
+        locked(&self.kept).len() + locked(&self.untold).len()
+    }
+
     /// The remedies that are kept of a request, without those that no longer help; none where nothing is
     /// kept, or nothing of it helps any more. Looks at one node for each.
     pub fn known(&self, app: &App, question: &Question) -> Option<Vec<Remedy>> {

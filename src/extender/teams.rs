@@ -45,6 +45,11 @@ impl Teams {
         self.classes.remove(uid);
     }
 
+    /// How many pods are noted.
+    pub(super) fn count(&self) -> usize {
+        self.classes.len()
+    }
+
     fn class_of(&self, uid: &PodUid) -> Arc<str> {
         self.classes.get(uid).map_or_else(|| Arc::from(""), |class| Arc::clone(&class))
     }

@@ -43,6 +43,11 @@ impl Turns {
         Some(Turn { turns: self, uid: uid.clone(), on_its_way })
     }
 
+    /// How many pods are being bound, or are undecided.
+    pub(super) fn count(&self) -> usize {
+        self.turns.len()
+    }
+
     /// The pods whose Binding is undecided and which nobody sees to at this moment.
     pub fn abandoned(&self) -> Vec<PodUid> {
         // A `try_take` that met the end of a bind kept that from removing its entry.

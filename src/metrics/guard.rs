@@ -2,6 +2,7 @@
 
 use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
+use super::labels::EditResult;
 use super::make::{Make, bytes};
 use crate::packing::units::MemMib;
 
@@ -47,6 +48,8 @@ pub(super) struct GuardFamilies {
     outside: GaugeVec,
     evictions: IntCounterVec,
     tenants: IntGaugeVec,
+    placement_edits: IntCounterVec,
+    overdue_drains: IntGauge,
 }
 
 impl GuardFamilies {
@@ -69,7 +72,17 @@ impl GuardFamilies {
                 "Tenants of devices by what is meant, and what is known, to hold them to their memory.",
                 &["standing", "protection"],
             ),
+            placement_edits: make.counters("gpupack_placement_edits_total",
+                "Placement annotations of bound pods that somebody else edited, and what came of writing them back.",
+                &["result"],
+            ),
+            overdue_drains: make.int_gauge("gpupack_overdue_drains",
+                "Ended pods whose processes still run on a device after drain_seconds; they hold their room.",
+            ),
         };
+        for result in [EditResult::Seen, EditResult::Restored, EditResult::Failed] {
+            families.placement_edits.with_label_values(&[result.label()]);
+        }
         for mode in ["none", "mps", "driver", "mig", "whole"] {
             families.show_tenants(mode, (0, 0));
         }
@@ -99,6 +112,16 @@ impl GuardFamilies {
             let gauge = self.tenants.with_label_values(&[standing, mode]);
             gauge.set(i64::try_from(tenants).unwrap_or(i64::MAX));
         }
+    }
+
+    /// Notes an edit of a placement, or what came of writing it back.
+    pub(super) fn placement_edit(&self, result: EditResult) {
+        self.placement_edits.with_label_values(&[result.label()]).inc();
+    }
+
+    /// Sets how many ended pods hold their room for longer than the time for that.
+    pub(super) fn show_overdue_drains(&self, pods: usize) {
+        self.overdue_drains.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }
 
     /// Notes the end of an eviction.

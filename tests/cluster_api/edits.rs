@@ -14,6 +14,8 @@ use gpupack::packing::units::HostAmount;
 use crate::binding::Bed;
 use crate::fake::{Fake, Fault};
 
+type Edit = Box<dyn FnOnce(&mut BTreeMap<String, String>)>;
+
 const PLACEMENT: &str = "placed.gpupack.dev/placement";
 const DEVICES: &str = "placed.gpupack.dev/devices";
 
@@ -74,7 +76,7 @@ async fn an_edited_placement_frees_nothing_and_is_written_back() {
     let ours = annotations(&fake);
     let tiny = ours[PLACEMENT].replace("\"share\":500000", "\"share\":1");
     assert_ne!(tiny, ours[PLACEMENT]);
-    let edits: [Box<dyn FnOnce(&mut BTreeMap<String, String>)>; 3] = [
+    let edits: [Edit; 3] = [
         Box::new(|all| drop(all.insert(PLACEMENT.to_owned(), tiny))),
         Box::new(|all| all.retain(|key, _| !key.starts_with("placed."))),
         Box::new(|all| drop(all.insert(DEVICES.to_owned(), "runtime.nvidia.com/gpu=GPU-b".into()))),

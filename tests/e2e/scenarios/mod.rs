@@ -5,6 +5,7 @@ mod burst;
 mod chaos;
 mod conflicts;
 mod containers;
+mod drains;
 mod edits;
 mod foreign;
 mod given_up;

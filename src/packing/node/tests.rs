@@ -1,7 +1,7 @@
 //! What facts from outside may do to a node's books, and what they may not.
 
 use super::super::device::{
-    Device, DeviceClasses, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory,
+    Device, DeviceClasses, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory,
 };
 use super::super::request::Demand;
 use super::super::reservation::{PlacedDevice, Placement, PodRef, Protection};

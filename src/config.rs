@@ -259,13 +259,11 @@ impl Reader {
 
     /// A Binding is posted only while its answer can still reach kube-scheduler in time.
     fn check_timeouts(&mut self, config: &Config) {
-        let (api, scheduler) = (config.api_timeout, config.scheduler_timeout);
+        let (api, scheduler) = (config.api_timeout.as_secs(), config.scheduler_timeout.as_secs());
         if scheduler <= api {
             self.faults.push(format!(
-                "`scheduler_timeout_seconds: {}` is not allowed: it must be more than \
-                 `api_timeout_seconds: {}`, and is the `httpTimeout` of kube-scheduler",
-                scheduler.as_secs(),
-                api.as_secs()
+                "`scheduler_timeout_seconds: {scheduler}` is not allowed: it must be more than \
+                 `api_timeout_seconds: {api}`, and is the `httpTimeout` of kube-scheduler"
             ));
         }
     }

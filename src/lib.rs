@@ -126,6 +126,7 @@ pub mod extender {
     pub mod turns;
     pub mod edits;
     pub mod passed;
+    pub mod outbox;
     pub mod app;
     pub mod template;
     pub mod verbs;

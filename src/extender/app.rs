@@ -1,16 +1,16 @@
 //! What all handlers share: the books, the waiting pods, the clock, and the ways out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use tokio::sync::Notify;
 
 use super::edits::Edits;
 use super::live::Live;
+use super::outbox::Outbox;
 use super::passed::PassedPods;
 use super::reasons::Reasons;
 use super::teams::Teams;
@@ -32,7 +32,7 @@ use crate::ledger::questions::Question;
 use crate::ledger::reading::Readiness;
 use crate::ledger::waiting::{Requeued, WaitingPod, WaitingPods};
 use crate::metrics::{Metrics, RequeueResult};
-use crate::packing::device::{NodeName, PodUid};
+use crate::packing::device::PodUid;
 use crate::packing::fit::HostRule;
 use crate::packing::policy::Strategy;
 use crate::packing::reservation::{Placement, PodRef, Protection};
@@ -393,68 +393,4 @@ impl Sink for App {
     fn watched(&self, resource: &'static str, is_failure: bool) {
         self.metrics.watched(resource, is_failure);
     }
-}
-
-/// Effects that wait for a background loop. A set: the same effect twice is one.
-#[derive(Default)]
-pub struct Outbox {
-    effects: Mutex<BTreeSet<Effect>>,
-    filled: Notify,
-    nudged: Notify,
-}
-
-impl Outbox {
-    /// Adds effects; never waits.
-    pub fn push(&self, effects: Vec<Effect>) {
-        if effects.is_empty() {
-            return;
-        }
-        self.effects.lock().unwrap_or_else(PoisonError::into_inner).extend(effects);
-        self.filled.notify_one();
-    }
-
-    /// Tells that there is something to do besides. Never waits.
-    pub fn nudge(&self) {
-        self.nudged.notify_one();
-    }
-
-    /// Waits for a nudge.
-    pub async fn nudged(&self) {
-        self.nudged.notified().await;
-    }
-
-    fn count(&self) -> usize {
-        self.effects.lock().unwrap_or_else(PoisonError::into_inner).len()
-    }
-
-    /// Waits until there are effects and takes them all.
-    pub async fn take(&self) -> Vec<Effect> {
-        loop {
-            let taken = {
-                let mut effects = self.effects.lock().unwrap_or_else(PoisonError::into_inner);
-                std::mem::take(&mut *effects)
-            };
-            if !taken.is_empty() {
-                return taken.into_iter().collect();
-            }
-            self.filled.notified().await;
-        }
-    }
-}
-
-/// The nodes on which room appeared.
-pub fn rooms(effects: &[Effect]) -> Vec<NodeName> {
-    let room = |effect: &Effect| match effect {
-        Effect::Room(node) => Some(node.clone()),
-        Effect::Overbooked { .. }
-        | Effect::DeviceLost { .. }
-        | Effect::Impossible { .. }
-        | Effect::Unplaced { .. }
-        | Effect::PlacementEdited { .. }
-        | Effect::Overuse { .. }
-        | Effect::Foreign { .. }
-        | Effect::Unprotected { .. }
-        | Effect::Silent(_) => None,
-    };
-    effects.iter().filter_map(room).collect()
 }

@@ -8,11 +8,12 @@ use futures::StreamExt;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use super::app::{App, ClusterTruth, Truth, rooms};
+use super::app::{App, ClusterTruth, Truth};
 use super::edits::{restoring, tell_edited};
 use super::guard::{Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected};
 use super::history::recalling;
 use super::live;
+use super::outbox::rooms;
 use super::proposals::{Proposals, proposals};
 use super::reasons::explaining;
 use super::settle::settle_abandoned;

@@ -86,6 +86,7 @@ impl Ledger {
     /// Notes whether a node's object says that it takes no new pods (`spec.unschedulable`). Questions are not
     /// answered by it, as kube-scheduler leaves such a node out where it must; no pod is requeued for its room.
     pub fn see_unschedulable(&self, node: &NodeName, is_unschedulable: bool) {
+        let _stays = self.stay();
         let slot = self.slot(self.slot_of(node));
         slot.is_unschedulable.store(is_unschedulable, Ordering::Release);
     }

@@ -70,6 +70,7 @@ impl Ledger {
 
     /// The room on a node. None where it takes no pods now, or nothing on it is free.
     pub fn free_room(&self, node: &str) -> Option<FreeRoom> {
+        let _stays = self.stay();
         let at = self.position(node)?;
         let world = self.world();
         let slot = self.slot(at);

@@ -28,7 +28,7 @@ const MIG_MARK: &str = "-MIG-";
 /// Flags of `gpupack snapshot`.
 #[derive(Debug, Args)]
 pub struct SnapshotArgs {
-    /// Ask the live extender at this address, for instance http://127.0.0.1:8080
+    /// Ask the live extender at this address, for instance http://127.0.0.1:8081
     #[arg(long, value_name = "URL", conflicts_with = "kubeconfig")]
     from: Option<String>,
 

@@ -166,7 +166,7 @@ impl DemandFamilies {
             ),
             idle_share: make.gauges(
                 "gpupack_idle_share_gpus",
-                "Compute share of pods whose GPUs have not been busy for ten minutes, in GPUs.",
+                "Compute share of pods that have not kept their GPUs busy for ten minutes, in GPUs.",
                 &["namespace"],
             ),
             reclaimable_share: make.gauges(

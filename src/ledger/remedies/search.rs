@@ -11,6 +11,7 @@ use crate::packing::device::{DeviceClasses, NodeName};
 use crate::packing::fit::Ask;
 use crate::packing::node::{ClaimRule, NodeLedger};
 use crate::packing::plan;
+use crate::packing::units::MemMib;
 
 /// All nodes, and what a request means on their devices. It has its own list of classes, so that nothing
 /// is held for as long as a look at all nodes takes but one node after the other.
@@ -47,7 +48,8 @@ impl<'a> Search<'a> {
     /// The largest size from `least` up to but without `asked` at which some node fits. At the sizes
     /// `whole` a request may fit where smaller ones do not, since whoever takes all of a device needs no
     /// protection from neighbours; the same holds for the size next to `asked`, in a device that is cut
-    /// into slots. Of all others it holds that where one fits, every smaller one does.
+    /// into slots. Of all others it holds that where one fits, every smaller one does, as long as the least
+    /// memory of a part is left out: so it is asked for at the end, of the size that is found.
     pub(super) fn largest(
         &self,
         lever: Lever,
@@ -56,7 +58,11 @@ impl<'a> Search<'a> {
         make: impl Fn(u64) -> Question,
     ) -> Option<Remedy> {
         let most = asked.checked_sub(1).filter(|most| *most >= least)?;
-        let ask = |size| make(size).ask(&self.classes);
+        let ask = |size| {
+            let mut question = make(size);
+            question.gpu.iter_mut().for_each(|gpu| gpu.min_memory = MemMib::ZERO);
+            question.ask(&self.classes)
+        };
         let above = |size: &u64| (least..=most).contains(size);
         let sizes: BTreeSet<u64> = whole.iter().copied().filter(above).chain([most]).collect();
         let special: Vec<(u64, Ask)> = sizes.into_iter().map(|size| (size, ask(size))).collect();
@@ -79,11 +85,13 @@ impl<'a> Search<'a> {
                 }
                 found = Some(low);
             }
-            if found > known {
-                best = found.map(|size| (size, name.clone()));
-            }
-            if found == Some(most) {
-                break;
+            if let Some(size) = found.filter(|size| Some(*size) > known)
+                && plan::fits(&books, &make(size).ask(&self.classes), ClaimRule::Respected)
+            {
+                best = Some((size, name.clone()));
+                if size == most {
+                    break;
+                }
             }
         }
         let (size, node) = best?;

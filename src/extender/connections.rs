@@ -36,7 +36,7 @@ pub(super) fn limits(connections: usize, bytes: usize, part: usize) -> Limits {
         tracing::warn!(
             connections,
             possible = most,
-            "the limit of open files allows fewer connections than are configured: raise it (`ulimit -n`)"
+            "the limit of open files allows fewer connections than are configured: raise the hard limit of the container runtime (`ulimit -Hn`)"
         );
     }
     Limits::new(connections.min(most).max(1), bytes)

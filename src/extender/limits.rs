@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
@@ -336,11 +337,19 @@ impl Connection {
     }
 }
 
-/// How many files this process may have open, by its soft limit; none where the system does not say.
+/// More files than any listener needs.
+const MOST_FILES: u64 = 1 << 20;
+
+/// How many files this process may have open; none where there is no limit. Container runtimes start programs
+/// with a low soft limit (containerd 2: 1,024) under a high hard one, and a pod cannot ask for more: so the
+/// soft one is raised.
 pub(super) fn open_files() -> Option<usize> {
-    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    line.split_ascii_whitespace().next()?.parse().ok()
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(MOST_FILES, |maximum| maximum.min(MOST_FILES));
+    let raised = Rlimit { current: Some(wanted), ..limit };
+    let is_low = limit.current.is_some_and(|current| current < wanted);
+    let now = if is_low && setrlimit(Resource::Nofile, raised).is_ok() { raised } else { limit };
+    usize::try_from(now.current?).ok()
 }
 
 #[cfg(test)]

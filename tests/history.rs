@@ -144,7 +144,8 @@ fn exchange(port: u16, method: &str, path: &str, body: &str) -> Option<(u16, Str
     let length = body.len();
     write!(
         stream,
-        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
     )
     .ok()?;
     let mut answer = String::new();

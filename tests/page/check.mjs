@@ -58,7 +58,11 @@ async function stop(demo) {
 }
 
 async function post(base, path, body) {
-  const answer = await fetch(base + path, { method: "POST", body: JSON.stringify(body) });
+  const answer = await fetch(base + path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+  });
   assert.equal(answer.status, 200, path);
   return answer.json();
 }

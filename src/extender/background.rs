@@ -1,6 +1,7 @@
 //! What goes on between the questions: time passes, room appears, Bindings get settled, the books are
 //! audited. Each loop ends when `stop` says so.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use crate::ledger::waiting::WaitingPod;
 use crate::metrics::RequeueResult;
 use crate::packing::device::{DeviceId, Health, NodeName};
 use crate::packing::moves::MOST_MOVES;
+use crate::packing::reservation::PodRef;
 
 /// Beat of the slow loop: silence, claims and drains are exact to this.
 const BEAT: Duration = Duration::from_secs(1);
@@ -84,8 +86,8 @@ async fn fence(app: &Arc<App>) {
         tokio::time::sleep(GATHER_FOR).await;
     }
     let started = app.clock.now();
-    let pending: Vec<WaitingPod> =
-        app.waiting.all().into_iter().map(|state| state.waiting).collect();
+    // Also those whose request is refused now: an earlier run may have accepted it.
+    let pending: Vec<PodRef> = app.pending.iter().map(|pod| pod.pod.clone()).collect();
     let count = pending.len();
     let value = format!("start-{}", app.clock.unix_seconds());
     futures::stream::iter(pending)
@@ -106,16 +108,16 @@ async fn fence(app: &Arc<App>) {
 
 /// Touches a waiting pod at the start. Whether no Binding of an earlier run can land any more; one that has
 /// landed meanwhile is in the books by then.
-async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &WaitingPod, value: &str) -> bool {
-    let Ok(key) = PodKey::new(&pod.namespace, &pod.name) else { return true };
-    match cluster.writer.fence_pod(&key, &pod.pod.uid, None, value).await {
+async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &str) -> bool {
+    let Ok(key) = PodKey::of(pod) else { return true };
+    match cluster.writer.fence_pod(&key, &pod.uid, None, value).await {
         Fenced::Waiting { .. } | Fenced::Gone => true,
         Fenced::Bound { pod } => {
             app.see_bound(&pod);
             true
         }
         Fenced::Open { cause, .. } => {
-            tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not fence a pod: is the role allowed to `patch` pods, does a webhook refuse it?");
+            tracing::warn!(pod_uid = %pod.uid, %cause, "could not fence a pod: is the role allowed to `patch` pods, does a webhook refuse it?");
             false
         }
     }
@@ -286,7 +288,15 @@ fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
     let app = Arc::clone(app);
     tokio::spawn(async move {
         let Truth::Cluster(cluster) = &app.truth else { return };
-        let Ok(key) = PodKey::new(&pod.namespace, &pod.name) else { return };
+        let key = PodKey::new(&pod.namespace, &pod.name);
+        // A touch would hide that of a process which started later, and counts on it.
+        let known = app.pending.get(&pod.pod.uid).map(|pod| Arc::clone(&pod));
+        let is_theirs = known.is_some_and(|pod| cluster.writer.touched(&pod) == Ordering::Greater);
+        let Some(key) = key.ok().filter(|_| !is_theirs) else {
+            app.waiting.not_touchable(&pod.pod.uid, app.clock.now());
+            app.metrics.requeued(RequeueResult::Failed);
+            return app.outbox.nudge();
+        };
         let value = format!("wake-{}-{}", app.clock.unix_seconds(), app.clock.now().millis());
         match cluster.writer.touch(&key, &pod.pod.uid, None, &value).await {
             // Who wrote at the same moment has made kube-scheduler look, too.

@@ -12,7 +12,7 @@ use super::effect::Effect;
 use super::questions::Question;
 use crate::packing::device::{NodeName, PodUid, PoolName};
 use crate::packing::mix::{Mix, RequestType};
-use crate::packing::node::NodeLedger;
+use crate::packing::node::{NodeLedger, NodeState};
 use crate::packing::request::GpuRequest;
 use crate::packing::reservation::{Placement, PodRef, Reservation, ReservationState};
 use crate::packing::units::{HostAmount, MemMib, Timestamp};
@@ -45,12 +45,16 @@ impl Ledger {
     pub fn see_node(&self, name: &NodeName, host: HostAmount, pool: PoolName) -> Vec<Effect> {
         let _stays = self.stay();
         let at = self.slot_of(name);
-        let mut is_new = false;
+        let (mut is_new, mut was_gone) = (false, false);
         let is_shared_anew = self.share_pool(at, &pool);
         let mut effects = self.change_slot(at, |books| {
+            was_gone = books.state() == NodeState::Gone;
             is_new = books.host_capacity() != host || is_shared_anew;
             books.see_node(host, pool);
         });
+        if was_gone {
+            self.slot(at).arrive_again(); // questions could not name it meanwhile
+        }
         // What did not fit under the old rule of the pool may fit now.
         let room = Effect::Room(name.clone());
         let is_open = || self.slot(at).read().placeable().is_ok();

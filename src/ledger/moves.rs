@@ -212,7 +212,9 @@ impl Board<'_> {
         let changed: Vec<usize> = self.changed.keys().copied().collect();
         let here = changed.iter().filter_map(|at| Some((self.evaluate(*at, question)?.1, *at)));
         let here: Vec<(Rank, usize)> = here.collect();
-        let elsewhere = self.ledger.ranked(question, |at| !changed.contains(&at));
+        // A node may have come since the board was made.
+        let is_asked = |at: usize| at < self.slots.len() && !changed.contains(&at);
+        let elsewhere = self.ledger.ranked(question, is_asked);
         let all = here.into_iter().chain(elsewhere).filter(|(rank, _)| is_welcome(*rank));
         let name = |at: usize| &self.slots[at].name;
         let best = all.min_by(|a, b| (a.0, name(a.1)).cmp(&(b.0, name(b.1))));

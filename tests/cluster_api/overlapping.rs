@@ -96,17 +96,20 @@ async fn a_pod_of_a_later_process_is_left_to_it() {
 
 #[tokio::test]
 async fn what_lands_during_the_start_is_in_the_books_before_the_first_answer() {
-    let fake = Fake::with_pod();
-    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
-    bed.watch(&fake);
-    // The Binding of an earlier process lands after the list and before the touch; the watch is slow.
-    fake.world(|world| assert_eq!(world.bind(&other_binding("u1")).0, 201));
-    let (stop, stopped) = watch::channel(false);
-    let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
-    until_ready(&bed).await;
-    assert_eq!(bed.state(), Some(ReservationState::Confirmed));
-    stop.send_replace(true);
-    running.await.unwrap();
+    // The second request is refused by now: an earlier process may have had other rules.
+    for asks in [json!({"gpu-fraction": "0.5"}), json!({"gpu-memory": "32"})] {
+        let fake = Fake::with_pod();
+        let bed = Bed::starting(&fake, Config::default(), asks).await;
+        bed.watch(&fake);
+        // The Binding of an earlier process lands after the list and before the touch; the watch is slow.
+        fake.world(|world| assert_eq!(world.bind(&other_binding("u1")).0, 201));
+        let (stop, stopped) = watch::channel(false);
+        let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+        until_ready(&bed).await;
+        assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+        stop.send_replace(true);
+        running.await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -135,6 +135,13 @@ fn a_node_that_came_after_the_question_may_be_in_the_next_one() {
     bed.ledger.report("z", &hello("again", 1, "C"), bed.now).unwrap();
     bed.room("z");
     assert_eq!(bed.touched_after(0), ["a"]);
+    // The same where the pod was asked about meanwhile.
+    bed.ledger.lose_node(&NodeName::new("z"));
+    assert_eq!(bed.refused(("a", 0, 0), &["m", "n"]), Some(Requeued::LeftOut));
+    see_node(&bed.ledger, "z");
+    bed.ledger.report("z", &hello("once more", 1, "C"), bed.now).unwrap();
+    bed.room("z");
+    assert_eq!(bed.touched_after(0), ["a"]);
 }
 
 #[test]

@@ -251,7 +251,8 @@ async fn moved_in_place(node: &mut Machine) {
     has_only(node, &node.placed("moved").await, &main);
     let (before, from) = (node.pod("moved").await, node.placed("moved").await);
     let uuids = node.uuids();
-    let to = *uuids.iter().find(|other| **other != from).expect("two GPUs");
+    let to = uuids.iter().find(|other| **other != from).expect("two GPUs").to_string();
+    let to = to.as_str();
     let mut keys = serde_json::Map::new();
     for key in [PLACEMENT, DEVICES, "placed.gpupack.dev/uuids"] {
         let value = annotation(&before, key).expect("it is placed").replace(&from, to);

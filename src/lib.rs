@@ -88,6 +88,7 @@ pub mod report;
 
 /// Kubernetes: what pods ask for in their annotations, what is watched, and the only writer.
 pub mod cluster {
+    pub mod bounded;
     pub mod quantity;
     pub mod request_error;
     pub mod resources;

@@ -150,12 +150,14 @@ pub(super) fn blank() -> Vec<EnvVar> {
 /// Whether a container of the pod takes its devices from the annotation that comes with the Binding,
 /// under whatever name.
 pub fn takes_devices(spec: &PodSpec) -> bool {
-    let wanted = placed(DEVICES_VARIABLE, DEVICES).value_from;
-    let reads_a_field = |given: &&EnvVar| {
-        given.value_from.as_ref().is_some_and(|source| source.field_ref.is_some())
-    };
-    let given = containers(spec).into_iter().flat_map(|container| container.env);
-    given.filter(reads_a_field).any(|given| plain(given).value_from == wanted)
+    let mut given = containers(spec).into_iter().flat_map(|container| container.env);
+    given.any(is_of_devices)
+}
+
+/// Whether a variable is filled from the annotation of the devices.
+pub(super) fn is_of_devices(given: &EnvVar) -> bool {
+    given.value_from.as_ref().is_some_and(|source| source.field_ref.is_some())
+        && plain(given).value_from == placed(DEVICES_VARIABLE, DEVICES).value_from
 }
 
 /// A variable with this value.

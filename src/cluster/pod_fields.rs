@@ -3,14 +3,23 @@
 //! twice as long.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use k8s_openapi::api::core::v1::{
-    Container, EnvVar, Pod, PodSchedulingGate, PodSpec, PodStatus, ResourceRequirements,
+    Container, ContainerState, ContainerStatus, EnvVar, Pod, PodSchedulingGate, PodSpec, PodStatus,
+    ResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, Unexpected};
+use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
+
+use super::bounded::Bounded;
+use super::injection::is_of_devices;
+
+/// Most containers, statuses or scheduling gates in a list of a pod that anybody may have sent. The objects
+/// of the API server have no such bound: it holds them to a size, and a watch must not stop at an odd pod.
+const MOST_ITEMS: usize = 1_000;
 
 /// A pod without what nobody looks at: a [`Pod`] is made of it. Absent and `null` are the same, as in Go.
 #[derive(Deserialize)]
@@ -18,8 +27,8 @@ pub(super) struct PodFields {
     #[serde(default, deserialize_with = "pod_kind", rename = "kind")]
     _kind: (),
     metadata: Option<Metadata>,
-    spec: Option<Spec>,
-    status: Option<PodStatus>,
+    spec: Option<Spec<MOST_ITEMS>>,
+    status: Option<Status<MOST_ITEMS>>,
 }
 
 /// The metadata of a pod or a node, as far as anything looks at it.
@@ -36,28 +45,79 @@ pub(super) struct Metadata {
     uid: Option<String>,
 }
 
-/// The specification of a pod, likewise.
+/// The specification of a pod, likewise, with at most so many items in each list.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Spec {
-    containers: Option<Vec<ContainerFields>>,
-    init_containers: Option<Vec<ContainerFields>>,
+pub(super) struct Spec<const MOST: usize> {
+    containers: Option<Bounded<ContainerFields, MOST>>,
+    init_containers: Option<Bounded<ContainerFields, MOST>>,
     node_name: Option<String>,
     overhead: Option<BTreeMap<String, Quantity>>,
     priority: Option<i32>,
     priority_class_name: Option<String>,
-    resources: Option<ResourceRequirements>,
+    resources: Option<ResourceFields>,
     scheduler_name: Option<String>,
-    scheduling_gates: Option<Vec<PodSchedulingGate>>,
+    scheduling_gates: Option<Bounded<PodSchedulingGate, MOST>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ContainerFields {
-    env: Option<Vec<EnvVar>>,
+    env: Option<DevicesVariable>,
     name: Option<String>,
-    resources: Option<ResourceRequirements>,
+    resources: Option<ResourceFields>,
     restart_policy: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ResourceFields {
+    limits: Option<BTreeMap<String, Quantity>>,
+    requests: Option<BTreeMap<String, Quantity>>,
+}
+
+/// The first variable of a container that takes the devices: no other is looked at, and there may be many.
+struct DevicesVariable(Option<EnvVar>);
+
+/// The status of a pod, likewise.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Status<const MOST: usize> {
+    container_statuses: Option<Bounded<ContainerStatusFields, MOST>>,
+    init_container_statuses: Option<Bounded<ContainerStatusFields, MOST>>,
+    nominated_node_name: Option<String>,
+    phase: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContainerStatusFields {
+    last_state: Option<ContainerState>,
+    name: Option<String>,
+    state: Option<ContainerState>,
+}
+
+impl<'de> Deserialize<'de> for DevicesVariable {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(DevicesVisitor)
+    }
+}
+
+struct DevicesVisitor;
+
+impl<'de> Visitor<'de> for DevicesVisitor {
+    type Value = DevicesVariable;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of variables")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut found = None;
+        while let Some(given) = list.next_element::<EnvVar>()? {
+            found = found.or_else(|| Some(given).filter(is_of_devices));
+        }
+        Ok(DevicesVariable(found))
+    }
 }
 
 /// Refuses an object of another kind.
@@ -74,7 +134,7 @@ impl From<PodFields> for Pod {
         Self {
             metadata: fields.metadata.map_or_else(ObjectMeta::default, ObjectMeta::from),
             spec: fields.spec.map(PodSpec::from),
-            status: fields.status,
+            status: fields.status.map(PodStatus::from),
         }
     }
 }
@@ -95,9 +155,11 @@ impl From<Metadata> for ObjectMeta {
     }
 }
 
-impl From<Spec> for PodSpec {
-    fn from(fields: Spec) -> Self {
-        let containers = |of: Vec<ContainerFields>| of.into_iter().map(Container::from).collect();
+impl<const MOST: usize> From<Spec<MOST>> for PodSpec {
+    fn from(fields: Spec<MOST>) -> Self {
+        let containers = |of: Bounded<ContainerFields, MOST>| {
+            of.0.into_iter().map(Container::from).collect::<Vec<_>>()
+        };
         Self {
             containers: fields.containers.map(containers).unwrap_or_default(),
             init_containers: fields.init_containers.map(containers),
@@ -105,9 +167,9 @@ impl From<Spec> for PodSpec {
             overhead: fields.overhead,
             priority: fields.priority,
             priority_class_name: fields.priority_class_name,
-            resources: fields.resources,
+            resources: fields.resources.map(ResourceRequirements::from),
             scheduler_name: fields.scheduler_name,
-            scheduling_gates: fields.scheduling_gates,
+            scheduling_gates: fields.scheduling_gates.map(|gates| gates.0),
             ..Self::default()
         }
     }
@@ -116,10 +178,42 @@ impl From<Spec> for PodSpec {
 impl From<ContainerFields> for Container {
     fn from(fields: ContainerFields) -> Self {
         Self {
-            env: fields.env,
+            env: fields.env.map(|env| env.0.into_iter().collect()),
             name: fields.name.unwrap_or_default(),
-            resources: fields.resources,
+            resources: fields.resources.map(ResourceRequirements::from),
             restart_policy: fields.restart_policy,
+            ..Self::default()
+        }
+    }
+}
+
+impl From<ResourceFields> for ResourceRequirements {
+    fn from(fields: ResourceFields) -> Self {
+        Self { limits: fields.limits, requests: fields.requests, claims: None }
+    }
+}
+
+impl<const MOST: usize> From<Status<MOST>> for PodStatus {
+    fn from(fields: Status<MOST>) -> Self {
+        let statuses = |of: Bounded<ContainerStatusFields, MOST>| {
+            of.0.into_iter().map(ContainerStatus::from).collect()
+        };
+        Self {
+            container_statuses: fields.container_statuses.map(statuses),
+            init_container_statuses: fields.init_container_statuses.map(statuses),
+            nominated_node_name: fields.nominated_node_name,
+            phase: fields.phase,
+            ..Self::default()
+        }
+    }
+}
+
+impl From<ContainerStatusFields> for ContainerStatus {
+    fn from(fields: ContainerStatusFields) -> Self {
+        Self {
+            last_state: fields.last_state,
+            name: fields.name.unwrap_or_default(),
+            state: fields.state,
             ..Self::default()
         }
     }
@@ -214,6 +308,41 @@ mod tests {
         let whole: Pod = serde_json::from_value(pod()).expect("a pod");
         let seen = SeenPod::from_api(&whole);
         assert!(seen.takes_devices && seen.start_failure.is_some() && seen.is_gated);
+    }
+
+    #[test]
+    fn a_pod_takes_no_more_memory_than_its_text_by_far() {
+        let of = |items: &str| {
+            format!(r#"{{"metadata":{{"name":"p","namespace":"n","uid":"u"}},{items}}}"#)
+        };
+        let many = |item: &str, count: usize| vec![item; count].join(",");
+        for list in ["containers", "initContainers", "schedulingGates"] {
+            let read = |count| {
+                SeenPod::from_json(&of(&format!(r#""spec":{{"{list}":[{}]}}"#, many("{}", count))))
+            };
+            assert!(read(1_000).is_ok(), "{list}");
+            let fault = read(1_001).unwrap_err().to_string();
+            assert!(fault.contains("a list of more than 1000 items"), "{list}: {fault}");
+        }
+        for list in ["containerStatuses", "initContainerStatuses"] {
+            let json = of(&format!(r#""status":{{"{list}":[{}]}}"#, many("{}", 1_001)));
+            assert!(SeenPod::from_json(&json).is_err(), "{list}");
+        }
+        // What nobody looks at is not kept, however much there is of it.
+        let empty = many("{}", 100_000);
+        let kept = r#"{"name":"A","valueFrom":{"fieldRef":{"fieldPath":"metadata.annotations['placed.gpupack.dev/devices']"}}}"#;
+        let container =
+            format!(r#"{{"env":[{empty},{kept},{kept}],"resources":{{"claims":[{empty}]}}}}"#);
+        let json = of(&format!(
+            r#""spec":{{"containers":[{container}],"ephemeralContainers":[{empty}]}},"status":{{"conditions":[{empty}]}}"#
+        ));
+        let pod = Pod::from(serde_json::from_str::<PodFields>(&json).unwrap());
+        let spec = pod.spec.as_ref().unwrap();
+        let container = &spec.containers[0];
+        assert_eq!(container.env.as_ref().map(Vec::len), Some(1));
+        assert!(container.resources.as_ref().unwrap().claims.is_none());
+        assert!(spec.ephemeral_containers.is_none() && pod.status.unwrap().conditions.is_none());
+        assert!(SeenPod::from_json(&json).unwrap().takes_devices);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::host::host_offer;
 use super::pod::SeenPod;
-use super::pod_fields::{Metadata, Spec};
+use super::pod_fields::{Metadata, Spec, Status};
 use crate::packing::device::NodeName;
 use crate::packing::units::HostAmount;
 
@@ -84,11 +84,12 @@ pub(super) struct Offer {
 
 impl Facts for SeenPod {
     type Object = Pod;
-    type Spec = Spec;
-    type Status = PodStatus;
+    type Spec = Spec<{ usize::MAX }>;
+    type Status = Status<{ usize::MAX }>;
 
-    fn of(metadata: ObjectMeta, spec: Option<Spec>, status: Option<PodStatus>) -> Self {
-        Self::from_api(&Pod { metadata, spec: spec.map(PodSpec::from), status })
+    fn of(metadata: ObjectMeta, spec: Option<Self::Spec>, status: Option<Self::Status>) -> Self {
+        let (spec, status) = (spec.map(PodSpec::from), status.map(PodStatus::from));
+        Self::from_api(&Pod { metadata, spec, status })
     }
 }
 

@@ -6,14 +6,24 @@
 //! extender is ready, too: the ledger is not asked.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use super::protocol::{ProtocolError, to_json, utf8};
+use super::protocol::{LONGEST_OBJECT, MOST_NODES, ProtocolError, to_json, utf8};
 use super::verbs::VerbAnswer;
 use super::wire::{PreemptionFields, check_depth};
+use crate::cluster::bounded::Bounded;
 use crate::cluster::pod::SeenPod;
 use crate::metrics::Outcome;
+
+/// Most victims on one node: more than kubelet runs pods.
+const MOST_ON_A_NODE: usize = 5_000;
+
+/// Most victims of a plan. kube-scheduler looks at a tenth of the nodes, with some 110 pods each.
+const MOST_VICTIMS: usize = 200_000;
 
 /// The body of *preempt*.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,10 +80,11 @@ impl From<Victims> for MetaVictims {
 /// A list; Go writes an empty one as null.
 fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
-    D: serde::Deserializer<'de>,
+    D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+    let list = Option::<Bounded<T, MOST_ON_A_NODE>>::deserialize(deserializer)?;
+    Ok(list.unwrap_or_default().0)
 }
 
 impl ExtenderPreemptionArgs {
@@ -86,15 +97,49 @@ impl ExtenderPreemptionArgs {
         check_depth(text)?;
         let fields: PreemptionFields<'_> = read(text)?;
         let pod = fields.pod.ok_or(ProtocolError::Missing { field: "Pod" })?.get();
+        ProtocolError::if_longer("Pod", pod.len(), LONGEST_OBJECT)?;
         let victims = match (fields.meta_victims, fields.victims) {
-            (Some(short), _) => read(short.get())?,
-            (None, Some(whole)) => {
-                let whole: BTreeMap<String, Victims> = read(whole.get())?;
-                whole.into_iter().map(|(node, victims)| (node, victims.into())).collect()
-            }
+            (Some(short), _) => read::<Plan<MetaVictims>>(short.get())?.victims,
+            (None, Some(whole)) => read::<Plan<Victims>>(whole.get())?.victims,
             (None, None) => BTreeMap::new(),
         };
         Ok(Self { pod: SeenPod::from_json(pod)?, victims })
+    }
+}
+
+/// The victims of all nodes, sent in the form `V`; more than any cluster has are refused while they are read.
+struct Plan<V> {
+    victims: BTreeMap<String, MetaVictims>,
+    form: PhantomData<V>,
+}
+
+impl<'de, V: Deserialize<'de> + Into<MetaVictims>> Deserialize<'de> for Plan<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(PlanVisitor(PhantomData))
+    }
+}
+
+struct PlanVisitor<V>(PhantomData<V>);
+
+impl<'de, V: Deserialize<'de> + Into<MetaVictims>> Visitor<'de> for PlanVisitor<V> {
+    type Value = Plan<V>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with the victims of each node")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let (mut victims, mut count) = (BTreeMap::new(), 0);
+        while let Some((node, on_node)) = map.next_entry::<String, V>()? {
+            let on_node: MetaVictims = on_node.into();
+            count += on_node.pods.len();
+            victims.insert(node, on_node);
+            if victims.len() > MOST_NODES || count > MOST_VICTIMS {
+                let error = format!("more than {MOST_NODES} nodes or {MOST_VICTIMS} victims");
+                return Err(A::Error::custom(error));
+            }
+        }
+        Ok(Plan { victims, form: PhantomData })
     }
 }
 
@@ -174,6 +219,36 @@ mod tests {
             let body = format!(r#"{{"Pod":{pod},"NodeNameToMetaVictims":{META}}}"#);
             let expected = r#"{"NodeNameToMetaVictims":{}}"#.to_owned();
             assert_eq!(answer(&body), (expected, Outcome::Refused), "{annotations}");
+        }
+    }
+
+    #[test]
+    fn no_body_takes_far_more_memory_than_its_text() {
+        let many = |count: usize, item: fn(usize) -> String| {
+            (0..count).map(item).collect::<Vec<String>>().join(",")
+        };
+        let containers = many(1_001, |_| "{}".to_owned());
+        let long = format!(r#"{{"x":"{}"}}"#, "y".repeat(LONGEST_OBJECT));
+        let uids = many(MOST_ON_A_NODE + 1, |_| r#"{"UID":""}"#.to_owned());
+        let whole = many(MOST_ON_A_NODE + 1, |_| r#"{"metadata":{"uid":""}}"#.to_owned());
+        let nodes = many(MOST_NODES + 1, |at| format!(r#""{at}":{{}}"#));
+        let full = many(MOST_VICTIMS / MOST_ON_A_NODE + 1, |at| {
+            format!(r#""{at}":{{"Pods":[{}]}}"#, vec![r#"{"UID":""}"#; MOST_ON_A_NODE].join(","))
+        });
+        let meta = |map: &str| format!(r#"{{"Pod":{PLAIN},"NodeNameToMetaVictims":{{{map}}}}}"#);
+        for (body, part) in [
+            (format!(r#"{{"Pod":{{"spec":{{"containers":[{containers}]}}}}}}"#), "1000 items"),
+            (format!(r#"{{"Pod":{long}}}"#), "at most `4194304`"),
+            (meta(&format!(r#""a":{{"Pods":[{uids}]}}"#)), "5000 items"),
+            (
+                format!(r#"{{"Pod":{PLAIN},"NodeNameToVictims":{{"a":{{"Pods":[{whole}]}}}}}}"#),
+                "5000 items",
+            ),
+            (meta(&nodes), "more than 50000 nodes"),
+            (meta(&full), "200000 victims"),
+        ] {
+            let error = preempt(body.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
         }
     }
 

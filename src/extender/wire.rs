@@ -4,12 +4,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::marker::PhantomData;
 
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use crate::cluster::bounded::{Bounded, outside_texts};
 use crate::cluster::pod::LONGEST_NAME;
 use crate::extender::names::Names;
 use crate::extender::protocol::{
@@ -28,14 +28,11 @@ pub(super) fn check_depth(json: &str) -> Result<(), ProtocolError> {
     if brackets.sum::<u32>() <= MAX_DEPTH {
         return Ok(());
     }
-    let (mut depth, mut in_text, mut escaped) = (0_u32, false, false);
-    for byte in json.bytes() {
+    let mut depth = 0_u32;
+    for byte in outside_texts(json.as_bytes()) {
         match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_text => escaped = true,
-            b'"' => in_text = !in_text,
-            b'{' | b'[' if !in_text => depth += 1,
-            b'}' | b']' if !in_text => depth = depth.saturating_sub(1),
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
             _ => {}
         }
         if depth > MAX_DEPTH {
@@ -49,42 +46,8 @@ pub(super) fn check_depth(json: &str) -> Result<(), ProtocolError> {
 #[derive(Deserialize)]
 pub(super) struct Name<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
-/// A list with no more items than a cluster has nodes; longer ones are refused before they take memory.
-pub(super) struct OfNodes<T>(pub(super) Vec<T>);
-
-impl<T> Default for OfNodes<T> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for OfNodes<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(ItemsVisitor(PhantomData))
-    }
-}
-
-struct ItemsVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ItemsVisitor<T> {
-    type Value = OfNodes<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a sequence")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = list.next_element()? {
-            if items.len() == MOST_NODES {
-                let error = format!("more than {MOST_NODES} nodes");
-                return Err(serde::de::Error::custom(error));
-            }
-            items.push(item);
-        }
-        Ok(OfNodes(items))
-    }
-}
+/// A list with no more items than a cluster has nodes.
+pub(super) type OfNodes<T> = Bounded<T, MOST_NODES>;
 
 /// The entries of a JSON object of texts whose key is wanted. All others are checked and left out.
 pub(super) fn texts(

@@ -1,0 +1,84 @@
+//! JSON that anybody may have sent, held to a size before it takes memory: three bytes of text can become two
+//! kilobytes of a pod's container.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+
+/// A list of at most `MOST` items; a longer one is refused while it is read.
+#[derive(Debug)]
+pub struct Bounded<T, const MOST: usize>(
+    /// The items.
+    pub Vec<T>,
+);
+
+impl<T, const MOST: usize> Default for Bounded<T, MOST> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Bounded<T, MOST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ItemsVisitor(PhantomData))
+    }
+}
+
+struct ItemsVisitor<T, const MOST: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for ItemsVisitor<T, MOST> {
+    type Value = Bounded<T, MOST>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a sequence")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = list.next_element()? {
+            if items.len() == MOST {
+                return Err(A::Error::custom(format!("a list of more than {MOST} items")));
+            }
+            items.push(item);
+        }
+        Ok(Bounded(items))
+    }
+}
+
+/// The bytes outside the texts of a JSON document, quotes left out. The document may be anything; what comes
+/// out is right for JSON.
+pub fn outside_texts(json: &[u8]) -> impl Iterator<Item = u8> {
+    let (mut in_text, mut escaped) = (false, false);
+    json.iter().copied().filter(move |byte| {
+        let was_in_text = in_text;
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            _ => {}
+        }
+        !was_in_text && !in_text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_refused_as_soon_as_it_is_too_long() {
+        let read = |json: &str| serde_json::from_str::<Bounded<u8, 3>>(json).map(|list| list.0);
+        assert_eq!(read("[]").unwrap(), [] as [u8; 0]);
+        assert_eq!(read("[1,2,3]").unwrap(), [1, 2, 3]);
+        let error = read("[1,2,3,4,").unwrap_err().to_string();
+        assert!(error.starts_with("a list of more than 3 items"), "{error}");
+    }
+
+    #[test]
+    fn texts_are_left_out() {
+        let outside = |json: &str| String::from_utf8(outside_texts(json.as_bytes()).collect());
+        assert_eq!(outside(r#"{"a[\"{,":["b\\",{}],"":1}"#).unwrap(), "{:[,{}],:1}");
+    }
+}

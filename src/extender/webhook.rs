@@ -14,6 +14,7 @@ use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use tokio::sync::Semaphore;
 
 use super::browser;
 use crate::cluster::admission::Admission;
@@ -24,6 +25,12 @@ const MAX_BODY_BYTES: usize = 8 << 20;
 
 /// How long a body may take to arrive: an API server sends it at once.
 const BODY_LIMIT: Duration = Duration::from_secs(5);
+
+/// From here on a review is worked out in turn with others of its size: a pod takes many times its text.
+const LARGE_REVIEW: usize = 64 << 10;
+
+/// Reviews of that size that are worked out at once.
+static LARGE_REVIEWS: Semaphore = Semaphore::const_new(2);
 
 /// The routes: `/webhook` for the API server, `/healthz` for kubelet.
 pub fn router(admission: Arc<Admission>) -> Router {
@@ -44,6 +51,8 @@ async fn review(State(admission): State<Arc<Admission>>, request: Request) -> Re
             return (StatusCode::REQUEST_TIMEOUT, "the body came too slowly\n").into_response();
         }
     };
+    let is_large = body.len() > LARGE_REVIEW;
+    let _turn = if is_large { LARGE_REVIEWS.acquire().await.ok() } else { None };
     match admission.review(&body) {
         Ok(answer) => {
             match &answer.refusal {
@@ -59,5 +68,31 @@ async fn review(State(admission): State<Arc<Admission>>, request: Request) -> Re
             tracing::warn!(%fault, "a call that is no admission of a pod");
             (StatusCode::BAD_REQUEST, format!("{fault}\n")).into_response()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::config::WebhookConfig;
+
+    #[tokio::test]
+    async fn large_reviews_wait_for_their_turn() {
+        let rules = Admission::new(WebhookConfig::default(), vec!["gpupack".to_owned()]);
+        let routes = router(Arc::new(rules));
+        let send = |bytes: usize| {
+            let call = Request::post("/webhook").header("content-type", "application/json");
+            let call = call.body(Body::from(" ".repeat(bytes))).unwrap();
+            tokio::time::timeout(Duration::from_millis(200), routes.clone().oneshot(call))
+        };
+        let all = LARGE_REVIEWS.acquire_many(2).await.unwrap();
+        assert!(send(LARGE_REVIEW + 1).await.is_err(), "it did not wait");
+        let status = send(LARGE_REVIEW).await.unwrap().unwrap().status();
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        drop(all);
+        assert!(send(LARGE_REVIEW + 1).await.is_ok());
     }
 }

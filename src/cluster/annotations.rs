@@ -17,7 +17,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::cluster::request_error::{RequestError, shown};
-use crate::cluster::resources::{ResourceRequest, resource_request};
+use crate::cluster::resources::{ResourceRequest, not_longer, resource_request};
 use crate::cluster::values::{
     device_count, fraction, isolation, mebibytes, models, policy, quantity,
 };
@@ -53,6 +53,8 @@ pub const ISOLATION: &str = "gpupack.dev/isolation";
 const CONTAINER_PREFIX: &str = "nvidia.com/container.";
 const CONTAINER_REQUEST: &str = "request";
 const CONTAINER_LIMIT: &str = "limit";
+/// Longest name of a container, in bytes; Kubernetes allows no longer one.
+const MAX_CONTAINER: usize = 63;
 
 /// The keys without a domain.
 const BARE_KEYS: [&str; 8] = [
@@ -115,6 +117,7 @@ pub fn parse_request(
             return Ok(None);
         }
     };
+    not_longer("container name", request.container.as_deref().unwrap_or_default(), MAX_CONTAINER)?;
     Ok(Some(GpuRequest {
         models: keys.models()?,
         isolation: keys.isolation()?,
@@ -284,7 +287,7 @@ impl<'a> Keys<'a> {
             return Ok(Some(named.value.into()));
         }
         let known: Vec<String> =
-            self.containers.iter().map(|c| format!("`{}`", shown(&c.name))).collect();
+            self.containers.iter().take(16).map(|c| format!("`{}`", shown(&c.name))).collect();
         Err(RequestError::Container {
             key: shown(named.key),
             value: shown(named.value),

@@ -82,10 +82,22 @@ pub enum RequestError {
         /// The containers of the pod, each in backticks.
         known: String,
     },
+    /// A name that is kept with the request, and longer than any that exists.
+    #[error("the {what} `{value}` is longer than {most} bytes: use a shorter name")]
+    LongName {
+        /// What it names.
+        what: &'static str,
+        /// The name.
+        value: String,
+        /// The longest that is allowed.
+        most: usize,
+    },
     /// A model filter that can match nothing.
     #[error(
         "annotation `{key}` is `{value}`: write names of GPU models separated by `|`, for instance \
-         `A100|H100`; each needs a letter or digit, and {max} characters are allowed in all",
+         `A100|H100`; each needs a letter or digit, and {names} names with {max} characters are \
+         allowed in all",
+        names = super::values::MAX_MODELS,
         max = super::values::MAX_MODEL_FILTER
     )]
     Model {
@@ -262,12 +274,13 @@ pub enum RequestError {
 
 impl RequestError {
     /// All labels that [`RequestError::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 20] = [
+    pub const LABELS: [&'static str; 21] = [
         "fraction",
         "memory",
         "device_count",
         "resource_count",
         "container",
+        "long_name",
         "model",
         "policy",
         "isolation",
@@ -293,6 +306,7 @@ impl RequestError {
             Self::DeviceCount { .. } => "device_count",
             Self::ResourceCount { .. } => "resource_count",
             Self::Container { .. } => "container",
+            Self::LongName { .. } => "long_name",
             Self::Model { .. } => "model",
             Self::Policy { .. } => "policy",
             Self::Isolation { .. } => "isolation",
@@ -326,6 +340,7 @@ impl RequestError {
             Self::Container { .. } => {
                 "GPU request refused: it names a container that the pod does not have"
             }
+            Self::LongName { .. } => "GPU request refused: a name is longer than any that exists",
             Self::Model { .. } => "GPU request refused: the model filter names no model",
             Self::Policy { .. } => "GPU request refused: the policy is unknown",
             Self::Isolation { .. } => "GPU request refused: the isolation is unknown",

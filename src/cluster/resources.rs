@@ -15,6 +15,9 @@ pub const SHARED_SLOT: &str = "nvidia.com/gpu.shared";
 /// Prefix of MIG instances, before the profile.
 pub const MIG_PREFIX: &str = "nvidia.com/mig-";
 
+/// Longest profile of a MIG instance, in bytes; `1g.10gb.me.all` is a long one.
+const MAX_PROFILE: usize = 64;
+
 /// Marker that admission adds: compute asked for, in millionths of a GPU. Advertised by no node; it
 /// tells a scheduler to ask gpupack about the pod, and can be counted by a ResourceQuota.
 pub const MARKER_SHARE: &str = "gpupack.dev/gpu-share";
@@ -38,7 +41,7 @@ pub(super) struct ResourceRequest<'a> {
 ///
 /// # Errors
 /// [`RequestError::SeveralAsk`] for a second one, [`RequestError::ResourceCount`] for an amount out
-/// of range.
+/// of range, [`RequestError::LongName`] for a profile longer than any.
 pub(super) fn resource_request(
     containers: &[ContainerAsk],
 ) -> Result<Option<ResourceRequest<'_>>, RequestError> {
@@ -47,6 +50,9 @@ pub(super) fn resource_request(
         for (resource, value) in &container.resources {
             let Some((amount, max)) = kind_of(resource) else { continue };
             let Some(count) = count_of(container, resource, value, max)? else { continue };
+            if let Some(profile) = resource.strip_prefix(MIG_PREFIX) {
+                not_longer("MIG profile", profile, MAX_PROFILE)?;
+            }
             let asked = ResourceRequest { container: &container.name, resource, amount, count };
             if let Some(first) = found {
                 return Err(several(&first, &asked));
@@ -104,6 +110,12 @@ fn count_of(
             max,
         }
     })
+}
+
+/// Refuses a name longer than any that exists: it is kept with the request.
+pub(super) fn not_longer(what: &'static str, name: &str, most: usize) -> Result<(), RequestError> {
+    let long = || RequestError::LongName { what, value: shown(name), most };
+    if name.len() <= most { Ok(()) } else { Err(long()) }
 }
 
 fn several(first: &ResourceRequest<'_>, other: &ResourceRequest<'_>) -> RequestError {

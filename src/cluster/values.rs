@@ -12,6 +12,9 @@ use crate::packing::units::{MemMib, Share};
 /// Longest model filter, in bytes.
 pub(super) const MAX_MODEL_FILTER: usize = 512;
 
+/// Most models that it names.
+pub(super) const MAX_MODELS: usize = 32;
+
 /// A share above zero, up to a whole GPU.
 pub(super) fn fraction(key: &str, text: &str) -> Result<Share, RequestError> {
     match parse_fraction(text) {
@@ -51,6 +54,7 @@ pub(super) fn models(key: &str, text: &str) -> Result<ModelFilter, RequestError>
     let names = || text.split('|').map(str::trim);
     let legal = text.len() <= MAX_MODEL_FILTER
         && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
+        && names().count() <= MAX_MODELS
         && names().all(|name| name.bytes().any(|byte| byte.is_ascii_alphanumeric()));
     if legal {
         Ok(ModelFilter::new(names()))

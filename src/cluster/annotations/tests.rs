@@ -347,6 +347,35 @@ fn every_refusal_names_key_value_and_mend() {
 }
 
 #[test]
+fn no_text_is_kept_that_is_longer_than_any_real_one() {
+    let name = |bytes: usize| "x".repeat(bytes);
+    let refused = |keys: &str, pod: &str| {
+        let error = parse(keys, pod).err()?;
+        assert!(error.to_string().len() < 300, "{error}");
+        Some(error.label())
+    };
+    for (most, label, keys, pod) in [
+        (63, "long_name", "gpu-fraction=0.5;gpu-fraction-container-name=NAME", "NAME"),
+        (63, "long_name", "", "NAME nvidia.com/gpu=1"),
+        (64, "long_name", "", "main nvidia.com/mig-NAME=1"),
+    ] {
+        let of = |bytes| (keys.replace("NAME", &name(bytes)), pod.replace("NAME", &name(bytes)));
+        let ((keys, pod), (long_keys, long_pod)) = (of(most), of(most + 1));
+        assert_eq!(refused(&keys, &pod), None);
+        assert_eq!(refused(&long_keys, &long_pod), Some(label));
+    }
+    let models = |count: usize| {
+        format!("gpu-fraction=0.5;gpupack.dev/gpu-model={}", vec!["a"; count].join("|"))
+    };
+    assert_eq!(refused(&models(32), "main"), None);
+    assert_eq!(refused(&models(33), "main"), Some("model"));
+    let many: Vec<String> = (0..1_000).map(|at| format!("c-{at}")).collect();
+    let error =
+        parse("gpu-fraction=0.5;gpu-fraction-container-name=d", &many.join(";")).unwrap_err();
+    assert!(error.to_string().len() < 400, "{error}");
+}
+
+#[test]
 fn a_long_or_odd_value_is_cut_and_escaped_in_the_message() {
     let mut keys = annotations("");
     keys.insert(FRACTION.to_owned(), format!("a\nb{}", "x".repeat(10_000)));

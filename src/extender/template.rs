@@ -30,8 +30,8 @@ pub fn answers(app: &App, question: &Question, objects: &[NodeObject<'_>]) -> Ve
     if places.is_empty() {
         return answers;
     }
-    let empty = ledger.answers_on(question, |classes| {
-        places.iter().map(|at| empty_node(&objects[*at], &app.config, classes)).collect()
+    let empty = ledger.answers_on(question, places.len(), |place, classes| {
+        empty_node(&objects[places[place]], &app.config, classes)
     });
     for (at, answer) in places.into_iter().zip(empty) {
         answers[at] = answer;

@@ -31,6 +31,10 @@ use crate::packing::units::{HostAmount, Timestamp};
 /// more; then new pods get none, and bind alone decides.
 const MAX_CLAIMS: usize = 10_000;
 
+/// Most device classes that nodes outside the books may add to those of the cluster: each takes memory and
+/// time for all nodes.
+const MOST_NEW_CLASSES: usize = 16;
+
 /// A question about one pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question {
@@ -231,26 +235,41 @@ impl Ledger {
         Ok(place.merit.rank(&self.prices(&world.compiled, question)))
     }
 
-    /// The answers on books that are not part of the ledger (an autoscaler's template nodes). `make`
-    /// makes them of devices whose classes it adds to a copy of the ledger's: so the mix, which knows
-    /// the cluster by its classes, holds for them too.
+    /// The answers on `count` nodes that are not part of the ledger (an autoscaler's template nodes). `make`
+    /// makes each of devices whose classes it adds to a copy of the ledger's: so the mix, which knows
+    /// the cluster by its classes, holds for them too. It is called twice, so that there is one node at a time;
+    /// those with classes beyond [`MOST_NEW_CLASSES`] new ones count as without devices.
     pub fn answers_on(
         &self,
         question: &Question,
-        make: impl FnOnce(&mut DeviceClasses) -> Vec<Option<NodeLedger>>,
+        count: usize,
+        make: impl Fn(usize, &mut DeviceClasses) -> Option<NodeLedger>,
     ) -> Vec<Answer> {
-        let world = self.world();
-        let mut classes = world.classes.clone();
-        let nodes = make(&mut classes);
+        // Of a copy: the books wait for nobody who asks about made-up nodes.
+        let (mut classes, mix, census) = {
+            let world = self.world();
+            (world.classes.clone(), world.mix().clone(), world.census().clone())
+        };
+        let most = classes.count() + MOST_NEW_CLASSES;
+        let mut judged = FixedBitSet::with_capacity(count);
+        for at in 0..count {
+            let mut with_its = classes.clone();
+            let is_node = make(at, &mut with_its).is_some();
+            if is_node && with_its.count() <= most {
+                judged.insert(at);
+                classes = with_its;
+            }
+        }
         let ask = question.ask(&classes);
-        let mix = world.mix().compile(&classes, world.census());
+        let mix = mix.compile(&classes, &census);
         let prices = self.prices(&mix, question);
-        let answer = |node: Option<NodeLedger>| {
+        let answer = |at: usize| {
+            let node = judged.contains(at).then(|| make(at, &mut classes)).flatten();
             let node = node.ok_or(Misfit::NoDevices)?;
             let place = plan::evaluate(&node, &ask, question.strategy, &mix, ClaimRule::Respected)?;
             Ok(place.merit.rank(&prices))
         };
-        nodes.into_iter().map(answer).collect()
+        (0..count).map(answer).collect()
     }
 
     /// The prices of the moment, for all nodes alike.

@@ -81,3 +81,22 @@ async fn node_objects_of_unknown_models_are_answered_while_the_mix_is_learnt() {
     let (status, scores) = bed.post("/v1/prioritize", body).await;
     assert_eq!((status, scores.as_array().unwrap().len()), (StatusCode::OK, 3));
 }
+
+#[tokio::test]
+async fn node_objects_add_a_few_models_and_no_more() {
+    let bed = Bed::warm().await;
+    let node = |at: usize, model: usize| {
+        json!({"metadata": {"name": format!("new-{at}"), "labels": {"nvidia.com/gpu.count": "64",
+                "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": format!("M-{model}")}},
+            "status": {"allocatable": {"cpu": "32", "memory": "128Gi"}}})
+    };
+    let items: Vec<Value> = (0..40).map(|at| node(at, at % 20)).collect();
+    let asks = pod("a", json!({"gpu-fraction": "0.5"}));
+    let body = json!({"Pod": asks, "Nodes": {"items": items}, "NodeNames": null}).to_string();
+    let (status, answer) = bed.post("/v1/filter", body).await;
+    assert_eq!(status, StatusCode::OK);
+    let of_first_models: Vec<&Value> = items[..16].iter().chain(&items[20..36]).collect();
+    assert_eq!(answer["Nodes"]["items"], json!(of_first_models));
+    let refused = answer["FailedAndUnresolvableNodes"].as_object().unwrap();
+    assert_eq!((refused.len(), &refused["new-39"]), (8, &json!("node has no GPU")));
+}

@@ -23,6 +23,10 @@ const MAX_CONNECTIONS: usize = 4_096;
 /// Most bytes held for all connections together. Each counts 16 KiB, and one review 8 MiB at most.
 const MAX_IN_FLIGHT: usize = 96 << 20;
 
+/// Bytes that a handshake may take: rustls puts a first message of up to 64 KiB together, of pieces that may
+/// come slowly.
+const HANDSHAKE: usize = 72 << 10;
+
 /// How long requests on their way may hold up the end.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
@@ -151,7 +155,13 @@ async fn attend(
     router: Router,
     stop: watch::Receiver<bool>,
 ) {
-    match acceptor.accept(stream).await {
+    if !connection.hold(HANDSHAKE) {
+        tracing::debug!("no room for another TLS handshake");
+        return;
+    }
+    let accepted = acceptor.accept(stream).await;
+    connection.release(HANDSHAKE);
+    match accepted {
         Ok(stream) => {
             connection.enter(Phase::Idle);
             Box::pin(converse(stream, &connection, router, stop, Rest::Never)).await;
@@ -181,5 +191,46 @@ async fn follow(files: CertificateFiles, mut seen: Pair, config: watch::Sender<A
             Err(error) => tracing::warn!(%error, "the certificate stays as it was"),
         }
         seen = pair;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::server::ResolvesServerCertUsingSni;
+
+    use super::*;
+    use crate::extender::limits::Limits;
+
+    #[tokio::test]
+    async fn handshakes_count_the_bytes_that_they_may_take() {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let clients = Clients::new(Limits::new(8, 2 * HANDSHAKE));
+        let (_stop, stopped) = watch::channel(false);
+        let (mut silent, mut attending) = (Vec::new(), Vec::new());
+        for _ in 0..3 {
+            silent.push(TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());
+            let (stream, from) = listener.accept().await.unwrap();
+            let place = clients.admit(from.ip(), Phase::Handshake).unwrap();
+            let (acceptor, stopped) = (acceptor.clone(), stopped.clone());
+            attending.push(tokio::spawn(async move {
+                let connection = Arc::clone(place.connection());
+                attend(acceptor, stream, connection, Router::new(), stopped).await;
+            }));
+            tokio::task::yield_now().await;
+        }
+        attending.pop().unwrap().await.unwrap(); // no room for the third
+        assert_eq!(clients.held(), (2, 2 * HANDSHAKE));
+        drop(silent);
+        for task in attending {
+            task.await.unwrap();
+        }
+        assert_eq!(clients.held(), (0, 0));
     }
 }

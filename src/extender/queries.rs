@@ -2,6 +2,7 @@
 //! for its turn.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Query, State};
@@ -9,7 +10,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::get;
 use serde::Deserialize;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::advice::{self, AdviseQuery};
 use super::app::App;
@@ -38,7 +39,10 @@ struct StateQuery {
 /// The whole model, or one node of it.
 async fn state(State(service): State<Service>, Query(query): Query<StateQuery>) -> Response {
     let Some(name) = query.node else {
-        let _turn = WHOLE.acquire().await;
+        let _turn = match turn_of(&WHOLE).await {
+            Ok(turn) => turn,
+            Err(refused) => return refused,
+        };
         let found = look(&service.app, inspect::state).await;
         return found.map_or_else(|refused| refused, |found| json(StatusCode::OK, found));
     };
@@ -63,15 +67,48 @@ static WHOLE: Semaphore = Semaphore::const_new(1);
 /// each may take megabytes and walk over all nodes.
 static LOOKS: Semaphore = Semaphore::const_new(4);
 
+/// The same for Prometheus, which must not wait behind what people ask.
+static SCRAPES: Semaphore = Semaphore::const_new(2);
+
+/// How long a query waits for its turn.
+const TURN_WITHIN: Duration = Duration::from_secs(8);
+
+/// A turn, or what is said where too many are before.
+async fn turn_of(turns: &'static Semaphore) -> Result<SemaphorePermit<'static>, Response> {
+    match tokio::time::timeout(TURN_WITHIN, turns.acquire()).await {
+        Ok(turn) => {
+            turn.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
+        }
+        Err(_) => {
+            let error = "too many ask at once: ask again later";
+            Err(refusal(StatusCode::SERVICE_UNAVAILABLE, error))
+        }
+    }
+}
+
 /// Looks for something that takes long, off the threads that answer questions.
 pub(super) async fn look<T: Send + 'static>(
     app: &Arc<App>,
     look: impl FnOnce(&App) -> T + Send + 'static,
 ) -> Result<T, Response> {
+    look_in_turn(&LOOKS, app, look).await
+}
+
+/// The same for what Prometheus asks.
+pub(super) async fn scrape(
+    app: &Arc<App>,
+    look: impl FnOnce(&App) -> Vec<u8> + Send + 'static,
+) -> Result<Vec<u8>, Response> {
+    look_in_turn(&SCRAPES, app, look).await
+}
+
+async fn look_in_turn<T: Send + 'static>(
+    turns: &'static Semaphore,
+    app: &Arc<App>,
+    look: impl FnOnce(&App) -> T + Send + 'static,
+) -> Result<T, Response> {
     let app = Arc::clone(app);
-    let Ok(turn) = LOOKS.acquire().await else {
-        return Err(refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"));
-    };
+    let turn = turn_of(turns).await?;
     let found = tokio::task::spawn_blocking(move || look(&app)).await;
     drop(turn);
     found.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
@@ -136,8 +173,6 @@ pub(super) fn too_long(parameter: &str, most: usize) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use axum::body::Body;
     use tower::ServiceExt;
 
@@ -158,10 +193,24 @@ mod tests {
             let request = axum::http::Request::get(path).body(Body::empty()).unwrap();
             routes.clone().oneshot(request)
         };
-        let paths =
-            ["/v1/state", "/v1/moves", "/v1/advise", "/v1/waiting", "/metrics", "/v1/summary"];
+        let paths = ["/v1/state", "/v1/moves", "/v1/advise", "/v1/waiting", "/v1/summary"];
+        let scrapes = ["/metrics", "/metrics/gpus"];
         let all = LOOKS.acquire_many(4).await.unwrap();
         for path in paths {
+            let answer = tokio::time::timeout(Duration::from_millis(50), ask(path)).await;
+            assert!(answer.is_err(), "{path} did not wait");
+        }
+        for path in scrapes {
+            assert_eq!(
+                ask(path).await.unwrap().status(),
+                StatusCode::OK,
+                "{path} waits for people"
+            );
+        }
+        assert_eq!(ask("/v1/moves").await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+        drop(all);
+        let all = SCRAPES.acquire_many(2).await.unwrap();
+        for path in scrapes {
             let answer = tokio::time::timeout(Duration::from_millis(50), ask(path)).await;
             assert!(answer.is_err(), "{path} did not wait");
         }

@@ -18,7 +18,7 @@ use super::browser;
 use super::exchange::PeerAddress;
 use super::limits::Limits;
 use super::protocol::{ProtocolError, to_json};
-use super::queries::{look, too_long};
+use super::queries::{scrape as scraped, too_long};
 use super::verbs::{self, VerbAnswer};
 use super::{bind, connections, preempt, queries, reports, scrape};
 use crate::cluster::pod::LONGEST_NAME;
@@ -254,11 +254,11 @@ async fn ready(State(service): State<Service>) -> Response {
 }
 
 async fn metrics(State(service): State<Service>) -> Response {
-    printed(look(&service.app, scrape::text).await)
+    printed(scraped(&service.app, scrape::text).await)
 }
 
 async fn device_metrics(State(service): State<Service>) -> Response {
-    printed(look(&service.app, scrape::devices).await)
+    printed(scraped(&service.app, scrape::devices).await)
 }
 
 /// Metrics in the text format.

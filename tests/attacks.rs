@@ -114,16 +114,16 @@ fn booked(metrics: &str) -> f64 {
     sum("booked") / (sum("booked") + sum("free")).max(1.0)
 }
 
-fn head(length: usize) -> String {
+fn head(verb: &str, length: usize) -> String {
     format!(
-        "POST /v1/filter HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+        "POST /v1/{verb} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
          content-length: {length}\r\n\r\n"
     )
 }
 
 /// One call on a connection that is kept; the status.
-fn call(stream: &mut TcpStream, body: &str) -> Option<u16> {
-    stream.write_all(format!("{}{body}", head(body.len())).as_bytes()).ok()?;
+fn call(stream: &mut TcpStream, verb: &str, body: &str) -> Option<u16> {
+    stream.write_all(format!("{}{body}", head(verb, body.len())).as_bytes()).ok()?;
     let mut heard = Vec::new();
     let mut bytes = vec![0; 1 << 16];
     loop {
@@ -170,10 +170,10 @@ fn ask(attacked: &Attacked, stop: &AtomicBool) -> Met {
     let mut stream = connect(attacked.address);
     while !stop.load(Ordering::SeqCst) {
         let started = clock.precise();
-        let mut status = stream.as_mut().and_then(|stream| call(stream, &body));
+        let mut status = stream.as_mut().and_then(|stream| call(stream, "filter", &body));
         if status.is_none() {
             stream = connect(attacked.address);
-            status = stream.as_mut().and_then(|stream| call(stream, &body));
+            status = stream.as_mut().and_then(|stream| call(stream, "filter", &body));
         }
         met.took.push(clock.precise() - started);
         met.failed += usize::from(status != Some(200));
@@ -214,7 +214,7 @@ fn bodies(address: SocketAddr) {
         for _ in 0..60 {
             scope.spawn(|| {
                 let mut stream = connect(address)?;
-                stream.write_all(head(piece.len() * pieces).as_bytes()).ok()?;
+                stream.write_all(head("filter", piece.len() * pieces).as_bytes()).ok()?;
                 (1..pieces).try_for_each(|_| stream.write_all(&piece)).ok()?;
                 thread::sleep(ATTACK);
                 Some(())
@@ -264,8 +264,12 @@ fn heads(address: SocketAddr) {
 }
 
 /// Calls with bodies of this kind; the statuses.
-fn calls(address: SocketAddr, count: usize, body: impl Fn(usize) -> String) -> Vec<Option<u16>> {
-    let one = |at| connect(address).and_then(|mut stream| call(&mut stream, &body(at)));
+fn calls(
+    (address, verb): (SocketAddr, &str),
+    count: usize,
+    body: impl Fn(usize) -> String,
+) -> Vec<Option<u16>> {
+    let one = |at| connect(address).and_then(|mut stream| call(&mut stream, verb, &body(at)));
     (0..count).map(one).collect()
 }
 
@@ -280,18 +284,29 @@ fn no_attack_takes_the_memory_or_the_time_of_kube_scheduler() {
     beside(&attacked, "2,000 heads without an end", || heads(address));
     let long = "x".repeat(8 << 20);
     let names = beside(&attacked, "10 pods with names of 8 MiB", || {
-        calls(address, 10, |at| question(&format!("{at}-{long}"), "\"node-00000\""))
+        calls((address, "filter"), 10, |at| question(&format!("{at}-{long}"), "\"node-00000\""))
     });
     let many = vec!["\"n\""; 1_000_000].join(",");
     let nodes = beside(&attacked, "5 lists of 1,000,000 nodes", || {
-        calls(address, 5, |at| question(&format!("many-{at}"), &many))
+        calls((address, "filter"), 5, |at| question(&format!("many-{at}"), &many))
+    });
+    let empty = vec!["{}"; 1_300_000].join(",");
+    let lists = ["filter", "preempt"].map(|verb| {
+        beside(&attacked, &format!("5 pods of empty containers, {verb}"), || {
+            let pod = format!("{{\"Pod\":{{\"spec\":{{\"containers\":[{empty}]}}}}}}");
+            calls((address, verb), 5, |_| pod.clone())
+        })
     });
     beside(&attacked, "nothing, once more", || thread::sleep(ATTACK));
     let _ = writeln!(std::io::stderr(), "afterwards {} MiB", attacked.memory("VmRSS:"));
     if attacked.is_own {
         assert!(
-            names.iter().chain(&nodes).all(|status| *status == Some(400)),
-            "{names:?} {nodes:?}"
+            names
+                .iter()
+                .chain(&nodes)
+                .chain(lists.iter().flatten())
+                .all(|status| *status == Some(400)),
+            "{names:?} {nodes:?} {lists:?}"
         );
     }
 }

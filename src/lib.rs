@@ -126,13 +126,16 @@ pub mod extender {
     pub mod protocol;
     pub mod turns;
     pub mod edits;
+    mod log_limit;
     pub mod passed;
     pub mod outbox;
     pub mod app;
+    mod noted;
     pub mod template;
     pub mod verbs;
     pub mod preempt;
     pub mod bind_error;
+    mod bind_limits;
     pub mod settle;
     pub mod bind;
     pub mod reports;

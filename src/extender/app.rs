@@ -102,9 +102,13 @@ pub struct App {
 impl App {
     /// An extender over an empty ledger, with everything that `config` says.
     pub fn new(ledger: Arc<Ledger>, clock: Clock, config: Config, truth: Truth) -> Self {
+        let waiting = match truth {
+            Truth::Cluster(_) => WaitingPods::default(),
+            Truth::Books => WaitingPods::without_watch(),
+        };
         Self {
             ledger,
-            waiting: WaitingPods::default(),
+            waiting,
             pending: DashMap::new(),
             start_failures: DashMap::new(),
             binds: Turns::default(),
@@ -201,7 +205,9 @@ impl App {
     pub fn forget_unseen(&self) {
         self.passed.tick(self.clock.now());
         self.waiting.tick(self.clock.now());
-        self.pending.retain(|uid, pod| pod.request.is_err() || self.waiting.has(uid));
+        if matches!(self.truth, Truth::Books) {
+            self.pending.retain(|uid, pod| pod.request.is_err() || self.waiting.has(uid));
+        }
     }
 
     /// Tells about a pod, where `kubectl describe` shows it. Never waits.
@@ -287,7 +293,7 @@ impl App {
             Truth::Books => 0,
         };
         let own = [
-            ("waiting", self.waiting.all().len()),
+            ("waiting", self.waiting.count()),
             ("pending", self.pending.len()),
             ("start failures", self.start_failures.len()),
             ("binds", self.binds.count()),
@@ -363,17 +369,7 @@ impl Sink for App {
         }
         let pod = Arc::new(pod);
         self.pending.insert(uid.clone(), Arc::clone(&pod));
-        let to_hold = self.passed.see(uid);
-        match self.question(&pod) {
-            Some(question) => {
-                let now = self.clock.now();
-                if let Some(node) = to_hold {
-                    self.outbox.push(self.ledger.claim(uid, node.as_str(), &question, now));
-                }
-                self.waiting.see(Self::waiting_pod(&pod, question), now);
-            }
-            None => self.waiting.remove(&pod.pod.uid), // its request is refused
-        }
+        self.see_waiting(&pod);
     }
 
     fn start_failed(&self, pod: &SeenPod, failure: &StartFailure) {

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use super::app::{App, ClusterTruth, Truth};
 use super::bind_error::BindError;
-use super::passed::{PASSED_FOR, Verdict};
+use super::bind_limits::{check_made_up, check_passed, read_pod};
+use super::log_limit::LogLimit;
 use super::protocol::{ExtenderBindingArgs, ExtenderBindingResult, ProtocolError};
 use super::settle::{gone, settle, settled_bound, taken_back};
 use super::turns::Turn;
@@ -30,7 +31,6 @@ use crate::metrics::{BindResult, Outcome};
 use crate::packing::device::{DeviceKind, NodeName, PodUid};
 use crate::packing::figures::Size;
 use crate::packing::reservation::{PlacedDevice, Placement, Reservation, ReservationState};
-use crate::packing::units::Timestamp;
 
 /// Times a Binding is posted again after the pod changed under it: each needs a further change of
 /// the pod within milliseconds, so a third is hardly ever seen.
@@ -38,6 +38,9 @@ const ATTEMPTS: u32 = 4;
 
 /// What an answer may take from here to kube-scheduler, and its question before it got here.
 const WAY_BACK: Duration = Duration::from_millis(500);
+
+/// Failed binds in the log.
+static LOGGED: LogLimit = LogLimit::new();
 
 /// One call of *bind*.
 struct Call<'a> {
@@ -62,22 +65,16 @@ impl Call<'_> {
     }
 
     /// Whether the pod may be bound to the node: it is for one of our schedulers, and *filter* passed it
-    /// there. What was passed before a restart is not known; then the books, or for a pod without a GPU
-    /// that it waits, must do.
+    /// there.
     fn check_passed(&self, pod: &SeenPod) -> Result<(), BindError> {
-        let (app, now) = (self.app, self.app.clock.now());
+        let app = self.app;
         if matches!(app.truth, Truth::Books) {
             return Ok(());
         }
         if !app.is_ours(pod) {
             return Err(BindError::NotOurs { scheduler: pod.scheduler_name.clone() });
         }
-        let is_young = now.since(Timestamp::START) < PASSED_FOR;
-        match app.passed.verdict(&pod.pod.uid, &self.args.node, now) {
-            Verdict::Passed => Ok(()),
-            Verdict::Unknown if is_young => Ok(()),
-            Verdict::Elsewhere | Verdict::Unknown => Err(BindError::NotPassed),
-        }
+        check_passed(app, &pod.pod.uid, &self.args.node)
     }
 }
 
@@ -95,10 +92,7 @@ pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolErr
             Ok(()) => worker.metrics.bind(BindResult::Bound),
             Err(error) => {
                 worker.metrics.bind(error.result());
-                tracing::warn!(
-                    pod_uid = %args.pod_uid, pod = %args.pod_name, node = %args.node, %error,
-                    "bind failed"
-                );
+                tell_failed(&worker, &args, error);
             }
         }
         result
@@ -112,9 +106,22 @@ pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolErr
     Ok((ExtenderBindingResult { error }.to_json(), outcome))
 }
 
+/// Writes to the log why a bind failed; few lines on a caller's word alone.
+fn tell_failed(app: &App, args: &ExtenderBindingArgs, error: &BindError) {
+    let is_known = app.pending.contains_key(&PodUid::new(args.pod_uid.as_str()));
+    let reason = (if is_known { "waiting" } else { "unknown" }, error.result().label());
+    let Some(left_out) = LOGGED.admits(reason, app.clock.precise()) else { return };
+    let error = error.to_string();
+    tracing::warn!(
+        pod_uid = ?args.pod_uid, pod = ?args.pod_name, node = ?args.node, ?error, left_out, "bind failed"
+    );
+}
+
 async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     let Call { app, args, .. } = *call;
     let uid = PodUid::new(args.pod_uid.as_str());
+    let _place = app.binds.limits.place(app.pending.contains_key(&uid))?;
+    check_made_up(app, &uid, &args.node)?;
     let mut turn = app.binds.take(&uid).await;
     if settle_earlier(call, &mut turn).await? || is_bound_there(app, &uid, &args.node) {
         return Ok(()); // a repeated call
@@ -218,19 +225,6 @@ fn is_bound_there(app: &App, uid: &PodUid, node: &str) -> bool {
         held.state == ReservationState::Confirmed && held.placement.node.as_str() == node
     };
     app.ledger.reservation(uid).is_some_and(|held| is_it(&held))
-}
-
-/// Reads a pod that neither the watch nor a verb has shown yet.
-async fn read_pod(app: &App, args: &ExtenderBindingArgs) -> Result<Arc<SeenPod>, BindError> {
-    let pod = format!("{}/{}", args.pod_namespace, args.pod_name);
-    let Truth::Cluster(cluster) = &app.truth else { return Err(BindError::Gone { pod }) };
-    let key = PodKey::new(&args.pod_namespace, &args.pod_name)?;
-    let found = match cluster.writer.read_back(&key).await {
-        Err(cause) => return Err(BindError::Unreadable { pod, cause }),
-        Ok(found) => found.map(|found| SeenPod::judged(&found, &app.config.requests)),
-    };
-    let same = found.filter(|seen| seen.pod.uid.as_str() == args.pod_uid);
-    same.map(Arc::new).ok_or(BindError::Gone { pod })
 }
 
 /// Posts the Binding that `target` makes of the pod until it is decided, and brings the books in line.

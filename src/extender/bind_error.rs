@@ -34,6 +34,9 @@ pub enum BindError {
     /// *Filter* did not pass the pod there.
     #[error("filter did not pass the pod on this node within the last 15 minutes")]
     NotPassed,
+    /// Too many binds go on.
+    #[error("too many binds go on at once")]
+    TooMany,
     /// The process was asked to stop.
     #[error("gpupack is stopping")]
     Stopping,
@@ -90,6 +93,7 @@ impl BindError {
             | Self::Gone { .. }
             | Self::NotOurs { .. }
             | Self::NotPassed
+            | Self::TooMany
             | Self::Stopping
             | Self::TooLate
             | Self::Unfenced { .. }

@@ -1,11 +1,12 @@
 //! What *filter* passed: the nodes on which a pod may be bound now.
 //!
 //! Only nodes that *filter* passed lately are bound to, since kube-scheduler has its own reasons against
-//! the others. The memory is short and bounded: a digest of 8 bytes per node, at most [`MAX_NODES`] nodes
-//! per pod, at most [`MAX_PODS`] pods, [`MAX_UNSEEN`] of them not shown by the watch. So a client that makes
-//! up pods cannot push out those that there are.
+//! the others. The memory is short and bounded: 16 bytes per node, at most [`MAX_NODES`] nodes per
+//! pod, at most [`MAX_PODS`] pods, [`MAX_UNSEEN`] of them not shown by the watch. So a client that makes
+//! up pods cannot push out those that there are. And one that names the UID of another pod cannot take away
+//! what was passed for that: each question adds nodes, and only time takes them away.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,7 +22,7 @@ pub const PASSED_FOR: Duration = Duration::from_secs(15 * 60);
 /// take any, and the reservation alone decides.
 const MAX_NODES: usize = 256;
 
-/// Most pods that are remembered; then the oldest are forgotten. With 50 nodes each they take 12 MB.
+/// Most pods that are remembered; then the oldest are forgotten. With 50 nodes each they take 20 MB.
 const MAX_PODS: usize = 20_000;
 
 /// Most of them that the watch has not shown.
@@ -41,8 +42,10 @@ pub enum Verdict {
 #[derive(Debug)]
 struct Passed {
     at: Timestamp,
-    /// Digests of the names, sorted; none for any node.
-    nodes: Option<Box<[u64]>>,
+    /// When any node was passed.
+    any: Option<Timestamp>,
+    /// Digests of the names, with the time of the last question that passed each, oldest first.
+    nodes: Vec<(Timestamp, u64)>,
     /// The node to hold room on once the watch shows the pod.
     to_hold: Option<NodeName>,
     order: u64,
@@ -66,7 +69,7 @@ pub struct PassedPods {
 }
 
 impl PassedPods {
-    /// Notes where *filter* passed a pod; nothing for any node.
+    /// Notes where *filter* passed a pod, beside where it did before; nothing for any node.
     pub fn pass<'a>(
         &self,
         uid: &PodUid,
@@ -74,18 +77,27 @@ impl PassedPods {
         is_seen: bool,
         now: Timestamp,
     ) {
-        let nodes = nodes.filter(|nodes| nodes.len() <= MAX_NODES).map(|nodes| {
-            let mut digests: Vec<u64> = nodes.map(digest).collect();
-            digests.sort_unstable();
-            digests.into_boxed_slice()
-        });
+        let nodes = nodes.filter(|nodes| nodes.len() <= MAX_NODES);
         let mut inner = self.inner();
         let before = inner.remove(uid);
-        let is_seen = is_seen || before.is_some_and(|before| before.is_seen);
+        let was_seen = before.as_ref().is_some_and(|before| before.is_seen);
+        let (mut any, mut known) = before.map(|it| (it.any, it.nodes)).unwrap_or_default();
+        match nodes {
+            None => any = Some(now),
+            Some(nodes) => {
+                any = any.filter(|_| !is_seen);
+                let digests: BTreeSet<u64> = nodes.map(digest).collect();
+                let is_kept = |at: Timestamp| now.since(at) < PASSED_FOR;
+                known.retain(|(at, node)| is_kept(*at) && !digests.contains(node));
+                known.extend(digests.into_iter().map(|node| (now, node)));
+                known.drain(..known.len().saturating_sub(MAX_NODES));
+            }
+        }
+        let is_seen = is_seen || was_seen;
         let order = inner.next;
         inner.next += 1;
         inner.list(is_seen).insert(order, uid.clone());
-        let passed = Passed { at: now, nodes, to_hold: None, order, is_seen };
+        let passed = Passed { at: now, any, nodes: known, to_hold: None, order, is_seen };
         inner.pods.insert(uid.clone(), passed);
         inner.shrink();
     }
@@ -114,10 +126,13 @@ impl PassedPods {
     /// Whether a pod may be bound to `node`.
     pub fn verdict(&self, uid: &PodUid, node: &str, now: Timestamp) -> Verdict {
         match self.inner().pods.get(uid) {
-            Some(passed) if now.since(passed.at) < PASSED_FOR => match &passed.nodes {
-                Some(nodes) if nodes.binary_search(&digest(node)).is_err() => Verdict::Elsewhere,
-                Some(_) | None => Verdict::Passed,
-            },
+            Some(passed) if now.since(passed.at) < PASSED_FOR => {
+                let node = digest(node);
+                let mut passes = passed.nodes.iter().filter(|it| it.1 == node).map(|it| it.0);
+                let is_recent = |at: Timestamp| now.since(at) < PASSED_FOR;
+                let is_passed = passed.any.is_some_and(is_recent) || passes.any(is_recent);
+                if is_passed { Verdict::Passed } else { Verdict::Elsewhere }
+            }
             Some(_) | None => Verdict::Unknown,
         }
     }
@@ -189,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_passed_for_a_quarter_of_an_hour_on_the_nodes_of_its_last_question() {
+    fn a_pod_is_passed_on_each_node_for_a_quarter_of_an_hour() {
         let passed = PassedPods::default();
         let uid = PodUid::new("a");
         let verdict = |node, seconds| passed.verdict(&uid, node, at(seconds));
@@ -198,7 +213,8 @@ mod tests {
         assert_eq!((verdict("n1", 899), verdict("n3", 0)), (Verdict::Passed, Verdict::Elsewhere));
         assert_eq!(verdict("n1", 900), Verdict::Unknown);
         pass(&passed, "a", &["n3"], 10);
-        assert_eq!((verdict("n1", 10), verdict("n3", 10)), (Verdict::Elsewhere, Verdict::Passed));
+        assert_eq!((verdict("n1", 10), verdict("n3", 10)), (Verdict::Passed, Verdict::Passed));
+        assert_eq!((verdict("n1", 900), verdict("n3", 900)), (Verdict::Elsewhere, Verdict::Passed));
         passed.pass(&uid, None::<std::iter::Empty<&str>>, true, at(10));
         assert_eq!(verdict("anywhere", 10), Verdict::Passed);
         passed.tick(at(909));
@@ -206,6 +222,23 @@ mod tests {
         passed.tick(at(910));
         assert_eq!(passed.inner().pods.len(), 0);
         assert!(passed.inner().seen.is_empty() && passed.inner().unseen.is_empty());
+    }
+
+    #[test]
+    fn of_many_questions_about_a_pod_the_last_nodes_are_kept() {
+        let passed = PassedPods::default();
+        let uid = PodUid::new("a");
+        let names: Vec<String> = (0..MAX_NODES + 1).map(|at| format!("n{at}")).collect();
+        names.iter().for_each(|name| pass(&passed, "a", &[name.as_str()], 0));
+        let verdict = |node: &str| passed.verdict(&uid, node, at(1));
+        assert_eq!((verdict("n0"), verdict("n1")), (Verdict::Elsewhere, Verdict::Passed));
+        // A question without a GPU may be about any node; one about few nodes leaves that be.
+        passed.pass(&uid, None::<std::iter::Empty<&str>>, false, at(1));
+        pass(&passed, "a", &["n1"], 1);
+        assert_eq!(verdict("n0"), Verdict::Passed);
+        // Unless the watch shows that it asks for a GPU.
+        passed.pass(&uid, Some(["n1"].into_iter()), true, at(1));
+        assert_eq!(verdict("n0"), Verdict::Elsewhere);
     }
 
     #[test]

@@ -123,6 +123,9 @@ async fn rested(app: &Arc<App>, work: impl FnOnce(&App) + Send + 'static) {
 }
 
 fn tell(app: &App, uid: &PodUid) {
+    if !app.pending.contains_key(uid) {
+        return;
+    }
     let Some(state) = app.waiting.pod(uid) else { return };
     let Some(misfits) = state.refused.filter(|misfits| !misfits.is_empty()) else { return };
     let question = &state.waiting.question;

@@ -17,6 +17,7 @@ use super::app::App;
 use super::browser;
 use super::exchange::PeerAddress;
 use super::limits::Limits;
+use super::log_limit::LogLimit;
 use super::protocol::{ProtocolError, to_json};
 use super::queries::{scrape as scraped, too_long};
 use super::verbs::{self, VerbAnswer};
@@ -48,6 +49,9 @@ const LARGE_BODY: usize = 512 << 10;
 
 /// Bodies of that size that are read at once.
 static LARGE_BODIES: Semaphore = Semaphore::const_new(2);
+
+/// Malformed calls in the log.
+static LOGGED: LogLimit = LogLimit::new();
 
 /// Changes the log level while the service runs; the argument is a filter as in the configuration.
 pub type SetLogLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;
@@ -183,8 +187,11 @@ fn answered(
     let (response, outcome) = match answer {
         Ok((body, outcome)) => (json(StatusCode::OK, body), outcome),
         Err(error) => {
-            tracing::warn!(verb = verb.label(), reason = error.reason(), %error, "malformed call");
-            (refusal(StatusCode::BAD_REQUEST, &error.to_string()), Outcome::Error)
+            let (verb, reason, error) = (verb.label(), error.reason(), error.to_string());
+            if let Some(left_out) = LOGGED.admits((verb, reason), app.clock.precise()) {
+                tracing::warn!(verb, reason, ?error, left_out, "malformed call");
+            }
+            (refusal(StatusCode::BAD_REQUEST, &error), Outcome::Error)
         }
     };
     app.metrics.verb(verb, outcome, app.clock.precise().saturating_sub(started));

@@ -7,8 +7,9 @@
 use std::sync::Arc;
 
 use dashmap::DashMap;
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, SemaphorePermit};
 
+use super::bind_error::BindError;
 use crate::cluster::target::BindTarget;
 use crate::packing::device::PodUid;
 
@@ -19,6 +20,36 @@ type OnItsWay = Option<BindTarget>;
 #[derive(Default)]
 pub struct Turns {
     turns: DashMap<PodUid, Arc<Mutex<OnItsWay>>>,
+    /// How many may go on.
+    pub(super) limits: Limits,
+}
+
+/// Binds that go on at once: of pods that the watch shows waiting for a GPU, and as many of others.
+const MOST_BINDS: usize = 512;
+
+/// Pods that are read at once on a caller's word.
+const MOST_READS: usize = 16;
+
+/// How many binds may go on at once. Those of pods that may be made up take no place of others.
+pub(super) struct Limits {
+    known: Semaphore,
+    others: Semaphore,
+    pub(super) reads: Semaphore,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let [known, others] = [MOST_BINDS; 2].map(Semaphore::new);
+        Self { known, others, reads: Semaphore::new(MOST_READS) }
+    }
+}
+
+impl Limits {
+    /// A place for one bind, for a pod that is known to wait or for another one.
+    pub(super) fn place(&self, is_known: bool) -> Result<SemaphorePermit<'_>, BindError> {
+        let places = if is_known { &self.known } else { &self.others };
+        places.try_acquire().map_err(|_| BindError::TooMany)
+    }
 }
 
 /// The right to bind one pod. Others wait until it is dropped.
@@ -41,6 +72,11 @@ impl Turns {
         let turn = Arc::clone(&self.turns.entry(uid.clone()).or_default());
         let on_its_way = turn.try_lock_owned().ok()?;
         Some(Turn { turns: self, uid: uid.clone(), on_its_way })
+    }
+
+    /// Whether the pod is being bound, or is undecided.
+    pub(super) fn has(&self, uid: &PodUid) -> bool {
+        self.turns.contains_key(uid)
     }
 
     /// How many pods are being bound, or are undecided.
@@ -73,6 +109,16 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn binds_of_pods_that_may_be_made_up_take_no_place_of_others() {
+        let limits = Limits::default();
+        let made_up: Vec<_> = (0..MOST_BINDS).map(|_| limits.place(false).unwrap()).collect();
+        assert!(matches!(limits.place(false), Err(BindError::TooMany)));
+        assert!(limits.place(true).is_ok());
+        drop(made_up);
+        assert!(limits.place(false).is_ok());
+    }
 
     #[tokio::test]
     async fn binds_of_one_pod_take_turns_and_nothing_is_left() {

@@ -7,7 +7,6 @@
 //! because unscored nodes lose ties; prioritize is not called for a single node, so filter claims it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use super::app::{App, Truth};
 use super::names::Names;
@@ -77,7 +76,9 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let (names, are_plain) = (|| args.nodes.names(), args.nodes.are_plain());
     if let Err(error) = &pod.request {
         app.metrics.refused_request();
-        app.tell(&pod.pod, NoticeReason::GpuRequestRefused, error.to_string());
+        if app.pending.contains_key(&pod.pod.uid) {
+            app.tell(&pod.pod, NoticeReason::GpuRequestRefused, error.to_string());
+        }
         let result = ExtenderFilterResult {
             passed: passed(&args.nodes, &[]),
             failed_and_unresolvable: names().iter().map(|name| (*name, error.reason())).collect(),
@@ -89,7 +90,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let Some(question) = question_of(app, pod, &args.nodes) else {
         // No GPU is asked for: nothing to object to, ready or not.
         let names = names();
-        note_passed(app, pod, None::<std::iter::Empty<&str>>);
+        note_passed(app, pod, None, None::<std::iter::Empty<&str>>);
         let answers = vec![None; names.len()];
         return Ok(encode_filter(passed(&args.nodes, &answers), (&names, are_plain), &answers));
     };
@@ -104,7 +105,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
             let names = names();
             let fitting = names.iter().zip(&answers).filter(|(_, misfit)| misfit.is_none());
             let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
-            note_passed(app, pod, Some(fitting.into_iter()));
+            note_passed(app, pod, Some(&question), Some(fitting.into_iter()));
             Ok(encode_filter(passed(&args.nodes, &answers), (&names, are_plain), &answers))
         }
         NodesArg::Names(names) => Ok(ask(app, pod, &question, names)),
@@ -121,18 +122,11 @@ fn question_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<Questio
     app.question(pod).filter(is_judged)
 }
 
-/// Asks about known nodes: what the pod held back before is seen again, its request is learnt from,
-/// and a single node left is claimed at once, since prioritize will not be called.
+/// Asks about known nodes. A single node left is claimed at once, since prioritize will not be called.
 fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> VerbAnswer {
     let uid = &pod.pod.uid;
     let now = app.clock.now();
-    app.outbox.push(app.ledger.drop_claim(uid));
-    app.waiting.ask(App::waiting_pod(pod, question.clone()), now);
-    if matches!(app.truth, Truth::Books) {
-        app.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
-    }
-    app.teams.see(pod);
-    app.ledger.learn(uid.clone(), question);
+    app.note_asked(pod, question, now);
     if let Some(held_on) = app.ledger.assumed_on(uid, question)
         && names.iter().any(|name| name == held_on.as_str())
     {
@@ -178,8 +172,7 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
             |only: &&str| pod.nominated.as_ref().is_some_and(|it| it.as_str() == *only);
         let is_about_all = !matches!(&names[..], [only] if is_nominated(only));
         let asked = is_about_all.then(|| app.ledger.asked_nodes(names.iter()));
-        app.requeued(app.waiting.refuse(uid, misfits, asked));
-        app.reasons.refused(uid);
+        app.note_refused(uid, question, misfits, asked);
     } else {
         hold(app, pod, &fitting, question, now);
     }
@@ -188,8 +181,8 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
 
 /// Notes that the pod fits somewhere, and claims the only node that is left to it.
 fn hold(app: &App, pod: &SeenPod, fitting: &[&str], question: &Question, now: Timestamp) {
-    app.requeued(app.waiting.fits(&pod.pod.uid));
-    note_passed(app, pod, Some(fitting.iter().copied()));
+    app.note_fits(&pod.pod.uid, question);
+    note_passed(app, pod, Some(question), Some(fitting.iter().copied()));
     if let [only] = fitting {
         claim(app, &pod.pod.uid, only, question, now);
     }
@@ -199,10 +192,12 @@ fn hold(app: &App, pod: &SeenPod, fitting: &[&str], question: &Question, now: Ti
 fn note_passed<'a>(
     app: &App,
     pod: &SeenPod,
+    question: Option<&Question>,
     nodes: Option<impl ExactSizeIterator<Item = &'a str>>,
 ) {
-    if matches!(app.truth, Truth::Cluster(_)) && app.is_ours(pod) {
-        let uid = &pod.pod.uid;
+    let uid = &pod.pod.uid;
+    let is_checked = matches!(app.truth, Truth::Cluster(_));
+    if is_checked && app.is_ours(pod) && app.may_note(uid, question) {
         app.passed.pass(uid, nodes, app.pending.contains_key(uid), app.clock.now());
     }
 }
@@ -212,6 +207,9 @@ fn note_passed<'a>(
 fn claim(app: &App, uid: &PodUid, node: &str, question: &Question, now: Timestamp) {
     if app.is_known_to_wait(uid, question) {
         return app.outbox.push(app.ledger.claim(uid, node, question, now));
+    }
+    if !app.may_note(uid, Some(question)) {
+        return;
     }
     app.passed.hold_later(uid, node);
     if app.is_known_to_wait(uid, question) {
@@ -263,7 +261,9 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     };
     let keys = match &args.nodes {
         NodesArg::Names(names) => {
-            app.outbox.push(app.ledger.drop_claim(&pod.pod.uid));
+            if app.is_known_to_wait(&pod.pod.uid, &question) {
+                app.outbox.push(app.ledger.drop_claim(&pod.pod.uid));
+            }
             app.ledger.keys(&question, names.bytes())
         }
         NodesArg::Objects(objects) => {

@@ -27,6 +27,9 @@ const UNSEEN_FOR: Duration = Duration::from_secs(600);
 /// Most pods that are remembered; beyond it new ones get no wake-up. 500 bytes each.
 const MAX_WAITING: usize = 200_000;
 
+/// Most pods that verbs mentioned and the watch does not show, be it that it is late: anyone can make them up.
+const MAX_UNSEEN: usize = 4_096;
+
 /// How long a touched pod's next question may take at least, and at most. kube-scheduler asks within some
 /// milliseconds while it has nothing else to do; one with thousands of pods in its queue takes longer, and
 /// how long it took for other pods tells.
@@ -100,6 +103,10 @@ pub struct WaitingPods {
 #[derive(Default)]
 struct Pods {
     by_uid: BTreeMap<PodUid, WaitingState>,
+    /// The pods that only verbs mentioned, the one that was mentioned the longest ago first.
+    unseen: BTreeSet<(Timestamp, PodUid)>,
+    /// Whether there is no watch, so that a pod that a verb mentions counts as shown.
+    is_unwatched: bool,
     /// Pods that changed since whoever requeues them looked.
     changed: BTreeSet<PodUid>,
     /// Whether there were too many changes to remember: any pod may have changed.
@@ -130,9 +137,30 @@ impl Pods {
         uid: &PodUid,
         change: impl FnOnce(&mut WaitingState) -> T,
     ) -> Option<T> {
-        let changed = change(self.by_uid.get_mut(uid)?);
-        self.changed(uid);
+        let state = self.by_uid.get_mut(uid)?;
+        let changed = change(state);
+        if state.is_watched {
+            self.changed(uid);
+        }
         Some(changed)
+    }
+
+    /// Adds a pod. Where there are too many, the unseen one makes way that was mentioned the longest ago.
+    fn add(&mut self, waiting: WaitingPod, now: Timestamp, is_watched: bool) {
+        let are_many_unseen = !is_watched && self.unseen.len() >= MAX_UNSEEN;
+        if are_many_unseen || self.by_uid.len() >= MAX_WAITING {
+            let Some((_, oldest)) = self.unseen.pop_first() else { return };
+            self.by_uid.remove(&oldest);
+        }
+        let uid = waiting.pod.uid.clone();
+        if !is_watched {
+            self.unseen.insert((now, uid.clone()));
+        }
+        let (refused, asked, touch) = (None, None, None);
+        let seen = now;
+        let fresh =
+            WaitingState { waiting, refused, asked, asked_at: now, touch, is_watched, seen };
+        self.by_uid.insert(uid, fresh);
     }
 
     /// The same set of nodes, as other pods have it; none where there are too many.
@@ -152,23 +180,68 @@ impl Pods {
         Some(asked)
     }
 
+    /// The pods that the watch shows.
+    fn shown(&self) -> impl Iterator<Item = &WaitingState> {
+        self.by_uid.values().filter(|state| state.is_watched)
+    }
+
     fn patience(&self) -> Duration {
         (4 * self.slowest).clamp(PATIENCE.0, PATIENCE.1)
     }
 }
 
 impl WaitingPods {
-    /// Notes a pending pod that the watch reports.
-    pub fn see(&self, waiting: WaitingPod, now: Timestamp) {
-        self.note(waiting, now, true);
+    /// Those of a demo, where no watch shows any and verbs are all that there is.
+    pub fn without_watch() -> Self {
+        Self { pods: Mutex::new(Pods { is_unwatched: true, ..Pods::default() }) }
+    }
+
+    /// Notes a pending pod that the watch reports. Whether a verb has asked just this about it before, whose
+    /// answer counts from now on.
+    pub fn see(&self, waiting: WaitingPod, now: Timestamp) -> bool {
+        let (pods, uid) = (&mut *self.pods(), waiting.pod.uid.clone());
+        let Some(state) = pods.by_uid.get_mut(&uid) else {
+            pods.add(waiting, now, true);
+            return false;
+        };
+        let was_unseen = !std::mem::replace(&mut state.is_watched, true);
+        let before = std::mem::replace(&mut state.seen, now);
+        let is_asked = was_unseen && state.waiting.question == waiting.question;
+        if was_unseen && !is_asked {
+            (state.refused, state.asked) = (None, None);
+        }
+        let has_changed = state.waiting != waiting;
+        state.waiting = waiting;
+        if was_unseen {
+            pods.unseen.remove(&(before, uid.clone()));
+        }
+        if was_unseen || has_changed {
+            pods.changed(&uid);
+        }
+        is_asked
     }
 
     /// Notes a pod that a verb asks about, as refused until [`WaitingPods::fits`] says otherwise:
-    /// room that appears while the question is answered must find it, wherever that is.
+    /// room that appears while the question is answered must find it, wherever that is. Of a pod that the
+    /// watch shows nothing is replaced by what a caller says, and another question about it counts for
+    /// nothing.
     pub fn ask(&self, waiting: WaitingPod, now: Timestamp) {
-        let uid = waiting.pod.uid.clone();
-        self.note(waiting, now, false);
-        let pods = &mut *self.pods();
+        let (pods, uid) = (&mut *self.pods(), waiting.pod.uid.clone());
+        match pods.by_uid.get_mut(&uid) {
+            None => pods.add(waiting, now, pods.is_unwatched),
+            Some(state) if state.is_watched && !pods.is_unwatched => {
+                if state.waiting.question != waiting.question {
+                    return;
+                }
+            }
+            Some(state) => {
+                let before = std::mem::replace(&mut state.seen, now);
+                state.waiting = waiting;
+                if pods.unseen.remove(&(before, uid.clone())) {
+                    pods.unseen.insert((now, uid.clone()));
+                }
+            }
+        }
         let touched = pods.change(&uid, |state| {
             state.refused.get_or_insert_default();
             (state.asked, state.asked_at) = (None, now);
@@ -186,36 +259,6 @@ impl WaitingPods {
             && now.since(sent) < BUSY_FOR
         {
             pods.slowest = now.since(sent).min(PATIENCE.1).max(pods.slowest * 3 / 4);
-        }
-    }
-
-    fn note(&self, waiting: WaitingPod, now: Timestamp, is_watched: bool) {
-        let pods = &mut *self.pods();
-        let is_full = pods.by_uid.len() >= MAX_WAITING;
-        match pods.by_uid.get_mut(&waiting.pod.uid) {
-            Some(state) => {
-                state.seen = now;
-                state.is_watched |= is_watched;
-                if state.waiting != waiting {
-                    let uid = waiting.pod.uid.clone();
-                    state.waiting = waiting;
-                    pods.changed(&uid);
-                }
-            }
-            None if is_full => {}
-            None => {
-                let uid = waiting.pod.uid.clone();
-                let fresh = WaitingState {
-                    waiting,
-                    refused: None,
-                    asked: None,
-                    asked_at: now,
-                    touch: None,
-                    is_watched,
-                    seen: now,
-                };
-                pods.by_uid.insert(uid, fresh);
-            }
         }
     }
 
@@ -258,8 +301,10 @@ impl WaitingPods {
     /// Forgets a pod that is bound or gone.
     pub fn remove(&self, uid: &PodUid) {
         let pods = &mut *self.pods();
-        if pods.by_uid.remove(uid).is_some() {
-            pods.changed(uid);
+        match pods.by_uid.remove(uid) {
+            Some(state) if state.is_watched => pods.changed(uid),
+            Some(state) => _ = pods.unseen.remove(&(state.seen, uid.clone())),
+            None => {}
         }
     }
 
@@ -292,6 +337,11 @@ impl WaitingPods {
         self.pods().by_uid.contains_key(uid)
     }
 
+    /// How many pods are remembered, those included that the watch does not show.
+    pub fn count(&self) -> usize {
+        self.pods().by_uid.len()
+    }
+
     /// The pod with this UID.
     pub fn pod(&self, uid: &PodUid) -> Option<WaitingState> {
         self.pods().by_uid.get(uid).cloned()
@@ -303,31 +353,34 @@ impl WaitingPods {
         let is_it = |state: &&WaitingState| {
             state.waiting.namespace == namespace && state.waiting.name == name
         };
-        pods.by_uid.values().find(is_it).cloned()
+        pods.shown().find(is_it).cloned()
     }
 
-    /// All waiting pods, the most important and then oldest first.
+    /// All waiting pods that the watch shows, the most important and then oldest first.
     pub fn all(&self) -> Vec<WaitingState> {
-        let mut all: Vec<_> = self.pods().by_uid.values().cloned().collect();
+        let mut all: Vec<_> = self.pods().shown().cloned().collect();
         all.sort_by(|a, b| order(&a.waiting).cmp(&order(&b.waiting)));
         all
     }
 
-    /// Lets `look` see all waiting pods, in no order that means anything. They are held meanwhile.
+    /// Lets `look` see the same pods, in no order that means anything. They are held meanwhile.
     pub fn look_at_each(&self, look: impl FnMut(&WaitingState)) {
-        self.pods().by_uid.values().for_each(look);
+        self.pods().shown().for_each(look);
     }
 
     /// Pods that no node fitted last time.
     pub fn refused_count(&self) -> usize {
-        self.pods().by_uid.values().filter(|state| state.refused.is_some()).count()
+        self.pods().shown().filter(|state| state.refused.is_some()).count()
     }
 
     /// Pods that the watch never reported and no verb mentioned for long are dropped.
     pub fn tick(&self, now: Timestamp) {
         let pods = &mut *self.pods();
-        let is_old =
-            |state: &WaitingState| !state.is_watched && now.since(state.seen) >= UNSEEN_FOR;
+        let is_unwatched = pods.is_unwatched;
+        let is_old = |state: &WaitingState| {
+            (!state.is_watched || is_unwatched) && now.since(state.seen) >= UNSEEN_FOR
+        };
+        pods.unseen.retain(|(seen, _)| now.since(*seen) < UNSEEN_FOR);
         let old = pods.by_uid.extract_if(.., |_, state| is_old(state));
         let old: Vec<PodUid> = old.map(|(uid, _)| uid).collect();
         old.iter().for_each(|uid| pods.changed(uid));

@@ -10,6 +10,7 @@ mod edits;
 mod overlapping;
 mod evicting;
 mod fake;
+mod forged;
 mod kept;
 
 use std::cmp::Ordering;

@@ -41,6 +41,7 @@ impl Bed {
             priority,
             created_unix_seconds: age,
         };
+        self.waiting.see(pod.clone(), self.now);
         self.waiting.ask(pod, self.now);
     }
 

@@ -62,11 +62,11 @@ pub enum Progress {
 }
 
 impl WaitingState {
-    /// The pod as one that can be requeued; none where it was not refused, or its next question is to be
-    /// expected anyway.
+    /// The pod as one that can be requeued; none where the watch does not show it, it was not refused, or its
+    /// next question is to be expected anyway.
     pub(super) fn candidate(&self) -> Option<Candidate> {
         let is_due = |touch: &Touch| !matches!(touch.stage, Stage::Asked(_));
-        if self.refused.is_none() || self.touch.as_ref().is_some_and(is_due) {
+        if !self.is_watched || self.refused.is_none() || self.touch.as_ref().is_some_and(is_due) {
             return None;
         }
         let WaitingPod { pod, question, priority, created_unix_seconds, .. } = &self.waiting;

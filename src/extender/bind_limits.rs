@@ -1,0 +1,59 @@
+//! What keeps made-up calls of *bind* from taking more than an answer: binds that can be refused without asking
+//! the API server are, and few others read at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::app::{App, Truth};
+use super::bind_error::BindError;
+use super::passed::{PASSED_FOR, Verdict};
+use super::protocol::ExtenderBindingArgs;
+use crate::cluster::pod::SeenPod;
+use crate::cluster::target::PodKey;
+use crate::packing::device::PodUid;
+use crate::packing::units::Timestamp;
+
+/// How long a bind waits until fewer others read.
+const READ_WITHIN: Duration = Duration::from_secs(1);
+
+/// Whether *filter* passed the pod on the node. What was passed before a restart is not known; then the
+/// books, or for a pod without a GPU that it waits, must do.
+pub(super) fn check_passed(app: &App, uid: &PodUid, node: &str) -> Result<(), BindError> {
+    let now = app.clock.now();
+    let is_young = now.since(Timestamp::START) < PASSED_FOR;
+    match app.passed.verdict(uid, node, now) {
+        Verdict::Passed => Ok(()),
+        Verdict::Unknown if is_young => Ok(()),
+        Verdict::Elsewhere | Verdict::Unknown => Err(BindError::NotPassed),
+    }
+}
+
+/// The same for a pod that may be made up, before anything is done for it: of others more than the caller's
+/// word is known.
+pub(super) fn check_made_up(app: &App, uid: &PodUid, node: &str) -> Result<(), BindError> {
+    let is_held_there =
+        || app.ledger.reservation(uid).is_some_and(|held| held.placement.node.as_str() == node);
+    let is_books = matches!(app.truth, Truth::Books);
+    if is_books || app.pending.contains_key(uid) || app.binds.has(uid) || is_held_there() {
+        return Ok(());
+    }
+    check_passed(app, uid, node)
+}
+
+/// Reads a pod that neither the watch nor a verb has shown yet.
+pub(super) async fn read_pod(
+    app: &App,
+    args: &ExtenderBindingArgs,
+) -> Result<Arc<SeenPod>, BindError> {
+    let pod = format!("{}/{}", args.pod_namespace, args.pod_name);
+    let Truth::Cluster(cluster) = &app.truth else { return Err(BindError::Gone { pod }) };
+    let key = PodKey::new(&args.pod_namespace, &args.pod_name)?;
+    let read = tokio::time::timeout(READ_WITHIN, app.binds.limits.reads.acquire()).await;
+    let Ok(Ok(_read)) = read else { return Err(BindError::TooMany) };
+    let found = match cluster.writer.read_back(&key).await {
+        Err(cause) => return Err(BindError::Unreadable { pod, cause }),
+        Ok(found) => found.map(|found| SeenPod::judged(&found, &app.config.requests)),
+    };
+    let same = found.filter(|seen| seen.pod.uid.as_str() == args.pod_uid);
+    same.map(Arc::new).ok_or(BindError::Gone { pod })
+}

@@ -1,0 +1,90 @@
+//! What is noted of a pod beside an answer, and on whose word.
+//!
+//! Anyone who reaches the port can make up a pod, or name the UID of another one. So what a caller says of a
+//! pod that the watch shows is noted only where it asks just what that pod asks for; of others a little is kept
+//! for a moment, since the watch may be behind kube-scheduler.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::app::{App, Truth};
+use crate::cluster::events::NoticeReason;
+use crate::cluster::pod::SeenPod;
+use crate::ledger::questions::Question;
+use crate::ledger::requeue::AskedNodes;
+use crate::packing::device::PodUid;
+use crate::packing::fit::Misfit;
+use crate::packing::units::Timestamp;
+
+impl App {
+    /// Whether what a caller says of a pod may be noted: it asks just this, as the watch shows it, or the
+    /// watch does not show it waiting for a GPU.
+    pub(super) fn may_note(&self, uid: &PodUid, question: Option<&Question>) -> bool {
+        let is_it = |pod: &SeenPod| question.is_some() && self.question(pod).as_ref() == question;
+        match self.truth {
+            Truth::Cluster(_) => self.pending.get(uid).is_none_or(|pod| is_it(&pod)),
+            Truth::Books => true,
+        }
+    }
+
+    /// Notes that a pod is asked about: what it held back before is seen again, and its request is learnt from.
+    pub(super) fn note_asked(&self, pod: &SeenPod, question: &Question, now: Timestamp) {
+        let uid = &pod.pod.uid;
+        if self.may_note(uid, Some(question)) {
+            self.waiting.ask(Self::waiting_pod(pod, question.clone()), now);
+        }
+        if !self.is_known_to_wait(uid, question) {
+            return;
+        }
+        self.outbox.push(self.ledger.drop_claim(uid));
+        if matches!(self.truth, Truth::Books) {
+            self.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
+        }
+        self.teams.see(pod);
+        self.ledger.learn(uid.clone(), question);
+    }
+
+    /// Notes that no node fits a pod, and why.
+    pub(super) fn note_refused(
+        &self,
+        uid: &PodUid,
+        question: &Question,
+        misfits: BTreeMap<Misfit, usize>,
+        asked: Option<AskedNodes>,
+    ) {
+        if self.may_note(uid, Some(question)) {
+            self.requeued(self.waiting.refuse(uid, misfits, asked));
+        }
+        if self.is_known_to_wait(uid, question) {
+            self.reasons.refused(uid);
+        }
+    }
+
+    /// Notes that some node fits a pod.
+    pub(super) fn note_fits(&self, uid: &PodUid, question: &Question) {
+        if self.may_note(uid, Some(question)) {
+            self.requeued(self.waiting.fits(uid));
+        }
+    }
+
+    /// Takes in a pod that the watch shows waiting for a GPU, with what was asked about it before.
+    pub(super) fn see_waiting(&self, pod: &SeenPod) {
+        let (uid, now) = (&pod.pod.uid, self.clock.now());
+        let to_hold = self.passed.see(uid);
+        let question = match &pod.request {
+            Ok(_) => self.question(pod),
+            Err(error) => {
+                self.tell(&pod.pod, NoticeReason::GpuRequestRefused, error.to_string());
+                None
+            }
+        };
+        let Some(question) = question else { return self.waiting.remove(uid) };
+        if let Some(node) = to_hold {
+            self.outbox.push(self.ledger.claim(uid, node.as_str(), &question, now));
+        }
+        if self.waiting.see(Self::waiting_pod(pod, question.clone()), now) {
+            self.ledger.learn(uid.clone(), &question);
+            self.reasons.refused(uid);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Calls that anyone who reaches the port can make up: about pods that there are not, and with the UID of one
+//! that there is.
+
+use std::time::Duration;
+
+use gpupack::cluster::pod::SeenPod;
+use gpupack::config::Config;
+use gpupack::extender::app::Truth;
+use gpupack::extender::background;
+use gpupack::packing::device::PodUid;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::binding::{Bed, node, pod_of, requests};
+use crate::fake::Fake;
+
+/// The fake's pod as a caller may describe it.
+fn forged(fake: &Fake, annotations: Value) -> Value {
+    let mut pod = pod_of(fake);
+    pod["metadata"]["annotations"] = annotations;
+    pod["spec"]["priority"] = i32::MAX.into();
+    pod["metadata"]["creationTimestamp"] = "1970-01-02T00:00:00Z".into();
+    pod
+}
+
+/// Notices that were offered: nobody takes the bed's.
+fn notices(bed: &Bed) -> u64 {
+    let Truth::Cluster(cluster) = &bed.app.truth else { return 0 };
+    cluster.notices.counts().dropped
+}
+
+fn claims(bed: &Bed) -> usize {
+    bed.app.entries()["claims"]
+}
+
+#[tokio::test]
+async fn calls_in_the_name_of_a_pod_take_nothing_from_it() {
+    let fake = Fake::with_pod();
+    let bed = Bed::new(&fake).await;
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!(claims(&bed), 1);
+    for annotations in [json!({"gpu-fraction": "0.3"}), json!({}), json!({"gpu-count": "9"})] {
+        let pod = forged(&fake, annotations);
+        for path in ["/v1/filter", "/v1/prioritize"] {
+            bed.send("POST", path, &json!({"Pod": pod, "NodeNames": ["n2"]})).await;
+            assert_eq!(claims(&bed), 1, "{path} {pod}");
+        }
+    }
+    let state = bed.app.waiting.pod(&PodUid::new("u1")).unwrap();
+    let shown = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+    assert_eq!(Some(state.waiting.question), bed.app.question(&shown));
+    assert_eq!((state.waiting.priority, state.refused), (0, None));
+    let error = bed.bind_to("n2").await;
+    assert!(
+        error.contains("filter did not pass the pod"),
+        "not by the body without a GPU: {error}"
+    );
+    // Even what is asked in its own words, of other nodes, adds to what was passed.
+    bed.send("POST", "/v1/filter", &json!({"Pod": pod_of(&fake), "NodeNames": ["n2"]})).await;
+    assert_eq!(bed.bind().await, "");
+    assert_eq!(node(&fake).as_deref(), Some("n1"));
+}
+
+#[tokio::test]
+async fn a_pod_without_a_gpu_is_bound_where_it_was_passed_whatever_others_ask() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let body = json!({"Pod": pod_of(&fake), "NodeNames": ["n2"]});
+    bed.send("POST", "/v1/filter", &body).await;
+    bed.filter(&forged(&fake, json!({"gpu-fraction": "0.1"}))).await;
+    assert_eq!(bed.bind_to("n2").await, "");
+}
+
+#[tokio::test]
+async fn made_up_pods_are_not_requeued_not_told_and_not_learnt_from() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "99999"})).await;
+    bed.watch(&fake);
+    let holder = forged(&fake, json!({"gpu-fraction": "1.0"}));
+    let mut holder = SeenPod::from_json(&holder.to_string()).unwrap();
+    holder.pod.uid = PodUid::new("holder");
+    let whole = bed.app.question(&holder).unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(background::run(bed.app.clone(), stopped));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let touched = requests(&fake, "PATCH");
+    assert_eq!(touched, 1, "the pod that waits, at the start");
+    bed.app.ledger.reserve(&holder.pod, "n1", &whole, bed.app.clock.now()).unwrap();
+    let mix = bed.app.entries()["mix"];
+    for number in 0..20 {
+        let mut pod = forged(&fake, json!({"gpu-fraction": "0.5"}));
+        pod["metadata"]["uid"] = format!("made-up-{number}").into();
+        assert_eq!(bed.filter(&pod).await, json!([]));
+        pod["metadata"]["annotations"] = json!({"gpu-fraction": "7"});
+        bed.filter(&pod).await;
+    }
+    bed.app.outbox.push(bed.app.ledger.forget(&holder.pod.uid));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(requests(&fake, "PATCH"), touched);
+    assert_eq!(notices(&bed), 0);
+    assert_eq!((bed.app.waiting.all().len(), bed.app.entries()["mix"]), (1, mix));
+    stop.send_replace(true);
+    running.await.unwrap();
+}
+
+#[tokio::test]
+async fn what_was_asked_before_the_watch_shows_the_pod_counts_once_it_does() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "99999"})).await;
+    bed.app.set_fenced();
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
+    let mix = bed.app.entries()["mix"];
+    assert_eq!((bed.app.waiting.refused_count(), bed.app.waiting.count()), (0, 1));
+    bed.watch(&fake);
+    assert_eq!((bed.app.waiting.refused_count(), bed.app.waiting.count()), (1, 1));
+    assert_eq!(bed.app.entries()["mix"], mix + 1);
+}
+
+#[tokio::test]
+async fn a_refused_request_is_told_once_the_watch_shows_the_pod() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "7"})).await;
+    bed.filter(&pod_of(&fake)).await;
+    assert_eq!(notices(&bed), 0);
+    bed.watch(&fake);
+    assert_eq!(notices(&bed), 1);
+}
+
+#[tokio::test]
+async fn a_bind_of_a_pod_that_there_is_not_reads_nothing_where_filter_did_not_pass_it() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+    bed.app.set_fenced();
+    bed.filter(&pod_of(&fake)).await;
+    let error = bed.bind_to("n2").await;
+    assert!(error.contains("filter did not pass the pod"), "{error}");
+    assert_eq!(requests(&fake, ""), 0);
+    assert_eq!(bed.bind().await, "", "where it did, the pod is read");
+}

@@ -96,6 +96,7 @@ pub mod cluster {
     pub mod annotations;
     pub mod other_keys;
     pub mod placement;
+    pub mod written;
     pub mod mps;
     pub mod host;
     pub mod start_failure;

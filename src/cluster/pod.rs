@@ -15,6 +15,7 @@ use crate::cluster::placement::{PlacementError, TOUCH, TouchMaker, decode, refus
 use crate::cluster::pod_fields::PodFields;
 use crate::cluster::request_error::RequestError;
 use crate::cluster::start_failure::StartFailure;
+use crate::cluster::written::Written;
 use crate::config::requests::RequestRules;
 use crate::ledger::facts::PodFact;
 use crate::packing::device::{NodeName, PodUid};
@@ -61,6 +62,8 @@ pub struct SeenPod {
     pub takes_devices: bool,
     /// Where it was placed; none for a pod without a node, whatever its annotations say.
     pub placement: Result<Option<Placement>, PlacementError>,
+    /// All that gpupack wrote on it with its placement, where it has a node.
+    pub written: Written,
     /// The container that could not be started with its device, if there is one.
     pub start_failure: Option<StartFailure>,
     /// Whether it has ended: all its containers stopped and none will start again.
@@ -136,6 +139,8 @@ impl SeenPod {
         let phase = status.and_then(|status| status.phase.as_deref());
         let nominated = status.and_then(|status| status.nominated_node_name.as_deref());
         let scheduler = spec.and_then(|spec| spec.scheduler_name.clone());
+        let class = spec.and_then(|spec| spec.priority_class_name.clone());
+        let created = metadata.creation_timestamp.as_ref();
         Self {
             pod: PodRef {
                 uid: PodUid::new(metadata.uid.as_deref().unwrap_or_default()),
@@ -149,19 +154,15 @@ impl SeenPod {
             other_keys: other_keys(annotations, &containers),
             takes_devices: spec.is_some_and(takes_devices),
             placement: node.as_ref().map_or(Ok(None), |node| decode(annotations, node)),
+            written: node.as_ref().map(|_| Written::of(annotations)).unwrap_or_default(),
             node,
             start_failure: StartFailure::of(pod),
             is_terminal: matches!(phase, Some("Succeeded" | "Failed")),
             is_deleting: metadata.deletion_timestamp.is_some(),
             is_gated: spec.is_some_and(|s| s.scheduling_gates.iter().flatten().next().is_some()),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
-            priority_class: spec
-                .and_then(|spec| spec.priority_class_name.clone())
-                .unwrap_or_default(),
-            created_unix_seconds: metadata
-                .creation_timestamp
-                .as_ref()
-                .map_or(0, |time| time.0.as_second()),
+            priority_class: class.unwrap_or_default(),
+            created_unix_seconds: created.map_or(0, |time| time.0.as_second()),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
             touched_by: annotations.get(TOUCH).map(|value| TouchMaker::of(value)),
             nominated: node_name(nominated),

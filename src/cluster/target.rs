@@ -105,6 +105,11 @@ pub struct BindTarget {
 }
 
 impl BindTarget {
+    /// What is written on the pod.
+    pub fn annotations(&self) -> &BTreeMap<String, String> {
+        &self.annotations
+    }
+
     /// The Binding of `pod` to the node and devices of `placement`, with the `limits` that its
     /// containers are to get.
     ///

@@ -114,13 +114,14 @@ impl ApiWriter {
         self.annotate(key, uid, resource_version, json!({TOUCH: value})).await
     }
 
-    /// Writes the annotations of a placement again on the pod with this UID, in this version alone.
+    /// Writes the annotations of a placement again on the pod with this UID, in this version alone; none:
+    /// takes the key away.
     pub async fn write_placement(
         &self,
         key: &PodKey,
         uid: &PodUid,
         resource_version: &str,
-        annotations: &BTreeMap<String, String>,
+        annotations: &BTreeMap<String, Option<String>>,
     ) -> TouchOutcome {
         self.annotate(key, uid, Some(resource_version), json!(annotations)).await
     }

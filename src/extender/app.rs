@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dashmap::DashMap;
 
-use super::edits::Edits;
+use super::edits::{Edits, see_written};
 use super::live::Live;
 use super::outbox::Outbox;
 use super::passed::PassedPods;
@@ -300,6 +300,7 @@ impl App {
             ("unseen binds", self.unseen_binds.len()),
             ("teams", self.teams.count()),
             ("edits", self.edits.count()),
+            ("written annotations", self.edits.written_count()),
             ("reasons", self.reasons.count()),
             ("effects", self.outbox.count()),
             ("notices", notices),
@@ -346,6 +347,7 @@ impl Sink for App {
             let note = format!("its placement counts for nothing: {error}");
             self.tell(&pod.pod, NoticeReason::PlacementUnreadable, note);
         }
+        see_written(self, pod);
         self.teams.see(pod);
         if pod.node.is_some()
             && let Some((_, accepted)) = self.unseen_binds.remove(&pod.pod.uid)
@@ -381,6 +383,7 @@ impl Sink for App {
 
     fn pod_ended(&self, uid: &PodUid) {
         self.start_failures.remove(uid);
+        self.edits.forget(uid);
         self.passed.forget(uid);
         self.settle_pod(uid);
         self.unseen_binds.remove(uid);

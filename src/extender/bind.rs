@@ -249,6 +249,7 @@ async fn decide(
         };
         *turn.on_its_way = Some(target.clone());
         app.unseen_binds.insert(target.uid().clone(), app.clock.precise());
+        app.edits.wrote(target.uid(), target.annotations());
         match cluster.writer.bind(&target).await {
             BindOutcome::Bound => {
                 settled_bound(app, turn, target.uid());

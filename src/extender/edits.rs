@@ -17,6 +17,7 @@ use crate::cluster::placement::encode;
 use crate::cluster::pod::SeenPod;
 use crate::cluster::target::PodKey;
 use crate::cluster::write::TouchOutcome;
+use crate::cluster::written::{Written, patch_to};
 use crate::metrics::EditResult;
 use crate::packing::device::{NodeName, PodUid};
 use crate::packing::reservation::{PodRef, ReservationState};
@@ -40,9 +41,17 @@ const FORGET_AFTER: Duration = Duration::from_secs(600);
 /// Most pods noted at once. One beyond it is noted at its next change, or at the next list.
 const MAX_EDITED: usize = 10_000;
 
-/// The pods whose placement somebody else edited.
+/// Looks between two in which pods are forgotten that are not in the books: a Binding that came to nothing.
+const LOOKS_PER_SWEEP: u32 = 600;
+
+/// What is written on bound pods, and the pods of which somebody else edited it.
 #[derive(Default)]
-pub struct Edits(Mutex<BTreeMap<PodUid, Edit>>);
+pub struct Edits {
+    edits: Mutex<BTreeMap<PodUid, Edit>>,
+    /// As gpupack wrote it, or as it was first seen after a start: the configuration may have been another
+    /// when it was written.
+    written: Mutex<BTreeMap<PodUid, Written>>,
+}
 
 struct Edit {
     pod: PodRef,
@@ -54,7 +63,29 @@ struct Edit {
 
 impl Edits {
     fn edits(&self) -> MutexGuard<'_, BTreeMap<PodUid, Edit>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.edits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn written(&self) -> MutexGuard<'_, BTreeMap<PodUid, Written>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what gpupack is about to write on a pod.
+    pub(super) fn wrote(&self, uid: &PodUid, annotations: &BTreeMap<String, String>) {
+        let written = Written::of(annotations);
+        if written != Written::default() {
+            self.written().insert(uid.clone(), written);
+        }
+    }
+
+    /// Forgets what was written on a pod that is gone.
+    pub(super) fn forget(&self, uid: &PodUid) {
+        self.written().remove(uid);
+    }
+
+    /// Of how many pods it is known what was written on them.
+    pub fn written_count(&self) -> usize {
+        self.written().len()
     }
 
     /// Notes that a pod was edited, or that it was not possible to write back.
@@ -96,6 +127,24 @@ fn pause(writes: u32) -> Duration {
     FIRST_PAUSE.saturating_mul(doubled).min(LONGEST_PAUSE)
 }
 
+/// Compares what is written on a bound pod with what gpupack wrote. Of the placement itself the ledger tells.
+pub(super) fn see_written(app: &App, seen: &SeenPod) {
+    let (Ok(Some(placement)), Some(node)) = (&seen.placement, &seen.node) else { return };
+    let uid = &seen.pod.uid;
+    let known = app.edits.written().get(uid).map(|known| *known == seen.written);
+    let held = || app.ledger.reservation(uid);
+    match known {
+        Some(true) => {}
+        Some(false) if held().is_some_and(|held| held.placement == *placement) => {
+            tell_edited(app, &seen.pod, node);
+        }
+        None if held().is_some() => {
+            app.edits.written().entry(uid.clone()).or_insert_with(|| seen.written.clone());
+        }
+        Some(false) | None => {}
+    }
+}
+
 /// Tells that the placement of a pod was edited, and notes it to be written back.
 pub(super) fn tell_edited(app: &App, pod: &PodRef, node: &NodeName) {
     app.metrics.placement_edit(EditResult::Seen);
@@ -111,9 +160,13 @@ pub(super) fn tell_edited(app: &App, pod: &PodRef, node: &NodeName) {
 pub(super) async fn restoring(app: &Arc<App>) {
     let mut interval = tokio::time::interval(LOOK_EVERY);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
+    for look in 1_u32.. {
         interval.tick().await;
         restore_edited(app).await;
+        if look.is_multiple_of(LOOKS_PER_SWEEP) {
+            let is_held = |uid: &PodUid| app.ledger.reservation(uid).is_some();
+            app.edits.written().retain(|uid, _| is_held(uid));
+        }
     }
 }
 
@@ -142,16 +195,23 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     };
     let key = PodKey::of(pod).map_err(|fault| fault.to_string())?;
     let read = cluster.writer.read_back(&key).await.map_err(|cause| cause.to_string())?;
-    let seen = read.map(|read| SeenPod::from_api(&read)).filter(|seen| seen.pod.uid == pod.uid);
-    let Some(seen) =
-        seen.filter(|seen| seen.placement.as_ref() != Ok(&Some(held.placement.clone())))
-    else {
+    let Some(read) = read else { return Ok(false) };
+    let seen = SeenPod::from_api(&read);
+    let known = app.edits.written().get(&pod.uid).cloned();
+    let is_same = known.as_ref().is_none_or(|known| *known == seen.written);
+    let is_ours = is_same && seen.placement.as_ref() == Ok(&Some(held.placement.clone()));
+    if is_ours || seen.pod.uid != pod.uid {
         return Ok(false);
-    };
+    }
     let mut annotations = encode(&held.placement).map_err(|fault| fault.to_string())?;
-    annotations.extend(client_limits(app, &held.placement).annotations());
+    match known {
+        Some(known) => annotations.extend(known.limits()),
+        None => annotations.extend(client_limits(app, &held.placement).annotations()),
+    }
+    app.edits.wrote(&pod.uid, &annotations);
+    let patch = patch_to(&annotations, &read.metadata.annotations.unwrap_or_default());
     let version = &seen.resource_version;
-    match cluster.writer.write_placement(&key, &pod.uid, version, &annotations).await {
+    match cluster.writer.write_placement(&key, &pod.uid, version, &patch).await {
         TouchOutcome::Touched { .. } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, node = %held.placement.node, "somebody edited the placement of a pod: it was written back");
             Ok(true)

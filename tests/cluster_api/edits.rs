@@ -5,19 +5,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpupack::cluster::placement::decode;
+use gpupack::cluster::pod::SeenPod;
+use gpupack::cluster::watch::Sink;
+use gpupack::config::Config;
 use gpupack::extender::background;
 use gpupack::ledger::facts::PodFact;
 use gpupack::packing::device::{NodeName, PodUid};
 use gpupack::packing::reservation::PodRef;
 use gpupack::packing::units::HostAmount;
+use serde_json::json;
 
-use crate::binding::Bed;
+use crate::binding::{Bed, pod_of};
 use crate::fake::{Fake, Fault};
 
 type Edit = Box<dyn FnOnce(&mut BTreeMap<String, String>)>;
 
 const PLACEMENT: &str = "placed.gpupack.dev/placement";
 const DEVICES: &str = "placed.gpupack.dev/devices";
+const DRIVER_MEMORY: &str = "placed.gpupack.dev/driver-memory-limit";
 
 /// The pod as the watch shows it now.
 fn fact(fake: &Fake) -> PodFact {
@@ -48,7 +53,10 @@ fn edit(fake: &Fake, change: impl FnOnce(&mut BTreeMap<String, String>)) {
 
 /// A bound pod, with all loops running.
 async fn bound(fake: &Fake) -> (Bed, tokio::sync::watch::Sender<bool>) {
-    let bed = Bed::new(fake).await;
+    run(Bed::new(fake).await).await
+}
+
+async fn run(bed: Bed) -> (Bed, tokio::sync::watch::Sender<bool>) {
     assert_eq!(bed.bind().await, "");
     let (stop, stopped) = tokio::sync::watch::channel(false);
     tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
@@ -106,4 +114,72 @@ async fn a_write_that_meets_another_is_tried_again_on_the_newest_version() {
     until("written back", || annotations(&fake) == ours).await;
     let text = String::from_utf8(bed.app.metrics.text()).unwrap();
     assert!(text.contains("gpupack_placement_edits_total{result=\"failed\"} 2"), "{text}");
+}
+
+/// An extender by whose configuration the driver limits memory, or nothing does.
+async fn limiting(fake: &Fake, memory_limit: &str) -> Bed {
+    let config = format!("webhook: {{memory_limit: {memory_limit}}}");
+    let config = Config::from_yaml(&config).unwrap();
+    let bed = Bed::starting(fake, config, json!({"gpu-fraction": "0.5"})).await;
+    bed.app.set_fenced();
+    bed.watch(fake);
+    bed
+}
+
+/// The watch shows the bound pod; how many edits were seen so far.
+fn show(bed: &Bed, fake: &Fake) -> Option<String> {
+    assert_eq!(bed.app.ledger.see_pod(&fact(fake), bed.app.clock.now()), []);
+    let mut pod = pod_of(fake);
+    pod["spec"]["nodeName"] = "n1".into();
+    bed.app.pod(&SeenPod::from_json(&pod.to_string()).unwrap());
+    let text = String::from_utf8(bed.app.metrics.text()).unwrap();
+    let seen = "gpupack_placement_edits_total{result=\"seen\"} ";
+    text.lines().find_map(|line| line.strip_prefix(seen)).map(str::to_owned)
+}
+
+#[tokio::test]
+async fn an_edit_beside_the_placement_is_reported_and_all_of_it_written_back() {
+    fn key(name: &str) -> String {
+        format!("placed.gpupack.dev/{name}")
+    }
+    let edits: [Edit; 7] = [
+        Box::new(|all| drop(all.insert(DRIVER_MEMORY.to_owned(), "23034".into()))),
+        Box::new(|all| drop(all.remove(DRIVER_MEMORY))),
+        Box::new(|all| drop(all.remove(DEVICES))),
+        Box::new(|all| drop(all.insert(key("uuids"), "GPU-b".into()))),
+        Box::new(|all| drop(all.insert(key("memory-mib"), "23034".into()))),
+        Box::new(|all| drop(all.insert(key("mps-memory-limit"), "0=23034M".into()))),
+        Box::new(|all| drop(all.insert(key("unknown"), String::new()))),
+    ];
+    for change in edits {
+        let fake = Fake::with_pod();
+        let (bed, _stop) = run(limiting(&fake, "driver").await).await;
+        let ours = annotations(&fake);
+        assert!(ours.contains_key(DRIVER_MEMORY), "{ours:?}");
+        assert_eq!(show(&bed, &fake).as_deref(), Some("0"));
+        edit(&fake, change);
+        assert_eq!(show(&bed, &fake).as_deref(), Some("1"), "{:?}", annotations(&fake));
+        until("written back", || annotations(&fake) == ours).await;
+        edit(&fake, |all| drop(all.insert(key("touch"), "1".into())));
+        assert_eq!(show(&bed, &fake).as_deref(), Some("1"), "neither our write nor a touch is one");
+    }
+}
+
+#[tokio::test]
+async fn after_a_start_the_limits_that_are_first_seen_count() {
+    let fake = Fake::with_pod();
+    let before = limiting(&fake, "driver").await;
+    assert_eq!(before.bind().await, "");
+    let ours = annotations(&fake);
+    let bed = Bed::starting(&fake, Config::default(), json!({})).await;
+    bed.app.set_fenced();
+    let (_stop, stopped) = tokio::sync::watch::channel(false);
+    tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    assert_eq!(show(&bed, &fake).as_deref(), Some("0"));
+    assert_eq!(bed.app.edits.written_count(), 1);
+    edit(&fake, |all| drop(all.insert(DRIVER_MEMORY.to_owned(), "23034".into())));
+    assert_eq!(show(&bed, &fake).as_deref(), Some("1"));
+    until("written back", || annotations(&fake) == ours).await;
+    bed.app.pod_ended(&PodUid::new("u1"));
+    assert_eq!(bed.app.edits.written_count(), 0);
 }

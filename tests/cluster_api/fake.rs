@@ -117,12 +117,16 @@ impl World {
         if !metadata["resourceVersion"].is_null() && metadata["resourceVersion"] != *version {
             return refusal(409, "the object has been modified");
         }
-        let annotations: BTreeMap<String, String> =
+        let patch: BTreeMap<String, Option<String>> =
             serde_json::from_value(metadata["annotations"].clone()).unwrap();
-        if annotations.iter().any(|(key, value)| pod.annotations.get(key) != Some(value)) {
-            pod.annotations.extend(annotations);
-            pod.version += 1;
+        let before = pod.annotations.clone();
+        for (key, value) in patch {
+            match value {
+                Some(value) => drop(pod.annotations.insert(key, value)),
+                None => drop(pod.annotations.remove(&key)),
+            }
         }
+        pod.version += u64::from(pod.annotations != before);
         self.read()
     }
 }

@@ -1,17 +1,23 @@
 //! The memory that daemons and clients of MPS share, as files: it is emptied when no client is left.
 //!
 //! Clients that end without tidying up leave their files behind, and the folder is everybody's. Which client
-//! made a file cannot be told, so nothing is removed while any client lives.
+//! made a file cannot be told, so nothing is removed while any client lives. What they left may be as deep as
+//! they like, and somebody new may change it meanwhile: folders are opened one at a time and never through a
+//! link, and what is in them is moved up instead of being followed down.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
+use std::ffi::{CStr, CString, OsStr};
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-/// Most entries that are removed at once; the rest the next time.
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, renameat, statat, unlinkat};
+use rustix::io::Errno;
+
+/// Most entries that are removed or moved at once; the rest the next time.
 const MAX_REMOVED: usize = 10_000;
 
 /// Most bytes of a process's list of mapped files that are read.
@@ -32,7 +38,7 @@ pub(super) fn sweep(folder: &Path, proc_root: &Path, spared: Duration) -> io::Re
     let container = fs::read_link(own.join("ns/mnt"))?;
     let mut used = BTreeSet::new();
     for process in processes(proc_root)? {
-        let seen = match absent(fs::metadata(process.join(SHARED_MEMORY)))? {
+        let seen = match absent(pathless(fs::metadata(process.join(SHARED_MEMORY))))? {
             Some(seen) if identity(&seen) == shared => {
                 absent(fs::read_link(process.join("ns/mnt")))?
             }
@@ -44,19 +50,91 @@ pub(super) fn sweep(folder: &Path, proc_root: &Path, spared: Duration) -> io::Re
             None => {}
         }
     }
-    let mut removed = 0;
+    let mut broom =
+        Broom { folder: File::open(folder)?, used, moved: Vec::new(), left: MAX_REMOVED };
     for entry in fs::read_dir(folder)?.take(MAX_REMOVED) {
         let entry = entry?;
         let Some(found) = absent(entry.metadata())? else { continue };
-        let age = found.modified()?.elapsed().unwrap_or_default();
-        if age < spared || used.contains(&found.ino()) {
-            continue;
+        if is_old(&found, spared) {
+            broom.moved.push(CString::new(entry.file_name().into_vec())?);
         }
-        let path = entry.path();
-        let gone = if found.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-        removed += usize::from(absent(gone)?.is_some());
     }
-    Ok(removed)
+    broom.sweep()
+}
+
+/// Whether nothing changed an entry for so long. By the time that its owner cannot set; one to come is that of
+/// a clock that was put back.
+fn is_old(found: &Metadata, spared: Duration) -> bool {
+    let part = |number: i64| u64::try_from(number).unwrap_or(0);
+    let since_1970 = Duration::from_secs(part(found.ctime()))
+        .saturating_add(Duration::from_nanos(part(found.ctime_nsec())));
+    let changed = SystemTime::UNIX_EPOCH.checked_add(since_1970);
+    let age = changed.and_then(|changed| changed.elapsed().ok());
+    age.is_none_or(|age| age >= spared)
+}
+
+/// Removes entries of a folder, with all that is in them, by a bounded number of steps and two open folders.
+struct Broom {
+    folder: File,
+    /// The inodes that stay.
+    used: BTreeSet<u64>,
+    /// Entries of the folder that are to be removed.
+    moved: Vec<CString>,
+    /// How many steps are left.
+    left: usize,
+}
+
+impl Broom {
+    /// Removes what is to be removed; how many entries. A fault with one does not keep the others.
+    fn sweep(mut self) -> io::Result<usize> {
+        let (mut removed, mut fault) = (0, None);
+        while let Some(name) = self.moved.pop().filter(|_| self.left > 0) {
+            match self.remove(&name) {
+                Ok(count) => removed += count,
+                // Who is faster than we are, or uses it, keeps it.
+                Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => {}
+                Err(error) => fault = fault.or(Some(error)),
+            }
+        }
+        fault.map_or(Ok(removed), |error| Err(error.into()))
+    }
+
+    fn remove(&mut self, name: &CStr) -> Result<usize, Errno> {
+        self.left = self.left.saturating_sub(1);
+        let found = statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if self.used.contains(&found.st_ino) {
+            return Ok(0);
+        }
+        if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
+            unlinkat(&self.folder, name, AtFlags::empty())?;
+            return Ok(1);
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let inner = openat(&self.folder, name, flags, Mode::empty())?;
+        let mut removed = 0;
+        for entry in Dir::read_from(&inner)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            if self.left == 0 {
+                return Ok(removed);
+            }
+            self.left -= 1;
+            let found = statat(&inner, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+                let up = CString::new(format!(".swept-{}", found.st_ino)).unwrap_or_default();
+                renameat(&inner, name, &self.folder, &up)?;
+                self.moved.push(up);
+            } else if !self.used.contains(&found.st_ino) {
+                unlinkat(&inner, name, AtFlags::empty())?;
+                removed += 1;
+            }
+        }
+        unlinkat(&self.folder, name, AtFlags::REMOVEDIR)?;
+        Ok(removed + 1)
+    }
 }
 
 /// The folders of all processes.
@@ -95,6 +173,15 @@ fn absent<T>(result: io::Result<T>) -> io::Result<Option<T>> {
         Err(error) if error.raw_os_error() == Some(NO_SUCH_PROCESS) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Nothing is there either where the path leads nowhere: links in a circle, or names that are too long. By such
+/// a path the process itself finds no shared memory, and each process can make one.
+fn pathless<T>(result: io::Result<T>) -> io::Result<T> {
+    result.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::LOOP | Errno::NAMETOOLONG) => ErrorKind::NotFound.into(),
+        _ => error,
+    })
 }
 
 #[cfg(test)]
@@ -138,7 +225,7 @@ mod tests {
         fs::create_dir(world.path().join("proc/self")).unwrap();
         fs::create_dir(world.path().join("proc/79")).unwrap();
         assert_eq!(swept(world.path(), 3_600), (0, 3), "too young");
-        assert_eq!(swept(world.path(), 0), (3, 0));
+        assert_eq!(swept(world.path(), 0), (4, 0));
         assert!(Path::new("/etc/passwd").exists(), "links are removed, not followed");
         assert_eq!(swept(world.path(), 0), (0, 0));
     }
@@ -152,7 +239,7 @@ mod tests {
         fs::write(world.path().join("proc/80/maps"), maps).unwrap();
         fs::write(world.path().join("shm/b"), "b").unwrap();
         symlink(world.path().join("shm/b"), world.path().join("proc/80/fd/3")).unwrap();
-        assert_eq!(swept(world.path(), 0), (2, 2));
+        assert_eq!(swept(world.path(), 0), (3, 2));
         assert!(inode("a") > 0 && inode("b") > 0);
     }
 
@@ -161,10 +248,56 @@ mod tests {
         let world = world();
         let (shm, proc) = (world.path().join("shm"), world.path().join("proc"));
         assert!(sweep(&shm, &world.path().join("none"), Duration::ZERO).is_err());
-        let loops = proc.join("81").join("root").join("dev");
-        fs::create_dir_all(&loops).unwrap();
-        symlink("shm", loops.join("shm")).unwrap();
+        process(world.path(), 81, "shm", "mnt:[4]");
+        let namespace = proc.join("81/ns/mnt");
+        fs::remove_file(&namespace).unwrap();
+        fs::write(namespace, "no link").unwrap();
         assert!(sweep(&shm, &proc, Duration::ZERO).is_err(), "no answer is not `no`");
         assert_eq!(fs::read_dir(shm).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_process_whose_path_leads_nowhere_keeps_nothing() {
+        let world = world();
+        for (pid, target) in [("81", "shm".to_owned()), ("82", "x".repeat(300))] {
+            let dev = world.path().join("proc").join(pid).join("root/dev");
+            fs::create_dir_all(&dev).unwrap();
+            symlink(target, dev.join("shm")).unwrap();
+        }
+        assert_eq!(swept(world.path(), 0).1, 0);
+    }
+
+    #[test]
+    fn a_time_that_its_owner_set_makes_nothing_young() {
+        let world = world();
+        let day = Duration::from_secs(86_400);
+        let tomorrow = fs::metadata(world.path()).unwrap().modified().unwrap() + day;
+        File::options()
+            .write(true)
+            .open(world.path().join("shm/a"))
+            .unwrap()
+            .set_modified(tomorrow)
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let (shm, proc) = (world.path().join("shm"), world.path().join("proc"));
+        sweep(&shm, &proc, Duration::from_millis(20)).unwrap();
+        assert_eq!(fs::read_dir(shm).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn folders_in_folders_are_removed_however_deep() {
+        const DEPTH: usize = 12_000;
+        let world = world();
+        let mut inner = std::os::fd::OwnedFd::from(File::open(world.path().join("shm")).unwrap());
+        for _ in 0..DEPTH {
+            rustix::fs::mkdirat(&inner, "d", Mode::RWXU).unwrap();
+            rustix::fs::symlinkat("/etc", &inner, "link").unwrap_or_default();
+            inner = openat(&inner, "d", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        }
+        let sweeps: Vec<(usize, usize)> = (0..9).map(|_| swept(world.path(), 0)).collect();
+        assert!(sweeps.iter().all(|(removed, _)| *removed <= MAX_REMOVED), "{sweeps:?}");
+        assert_eq!(sweeps.iter().map(|(removed, _)| removed).sum::<usize>(), 2 * DEPTH + 3);
+        assert_eq!(sweeps.last(), Some(&(0, 0)));
+        assert!(Path::new("/etc/passwd").exists(), "links are removed, not followed");
     }
 }

@@ -102,7 +102,8 @@ pub enum AdmissionError {
     #[error(
         "volume `{volume}` mounts `{path}` of the node: pods with a GPU, and pods that share nodes with them, \
          mount none but those that the cluster's operator lists under `webhook.allowed_host_paths`, so remove \
-         it, or take a PersistentVolumeClaim or an emptyDir"
+         it, take what is in a listed folder by `subPath` of the mount, or take a PersistentVolumeClaim or an \
+         emptyDir"
     )]
     UnlistedHostPath {
         /// The volume.

@@ -81,7 +81,7 @@ pub(super) fn check_pod(
     }
     for volume in spec.volumes.iter().flatten().filter(|volume| Some(*volume) != ours) {
         let Some(source) = &volume.host_path else { continue };
-        if !settings.allowed.host_paths.iter().any(|folder| folder.contains(&source.path)) {
+        if !settings.allowed.host_paths.iter().any(|folder| folder.is_at(&source.path)) {
             let (volume, path) = (shown(&volume.name), shown(&source.path));
             return Err(AdmissionError::UnlistedHostPath { volume, path });
         }

@@ -37,10 +37,10 @@ impl HostFolder {
         &self.0
     }
 
-    /// Whether `path` is this folder, or something in it.
-    pub fn contains(&self, path: &str) -> bool {
-        let (folder, path) = (plain(&self.0), plain(path));
-        path.strip_prefix(&folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    /// Whether `path` is this folder. Nothing in it is: who may write there may leave a link to any place of
+    /// the node, which the container runtime follows.
+    pub fn is_at(&self, path: &str) -> bool {
+        path.split('/').all(|part| part != "..") && plain(path) == plain(&self.0)
     }
 }
 
@@ -89,7 +89,7 @@ pub enum ResourceClaims {
 pub struct Allowed {
     /// Capabilities that pods with a GPU may add, beyond those of *baseline*; without `CAP_`.
     pub capabilities: Vec<String>,
-    /// Folders of the node that they may mount.
+    /// Folders of the node that they may mount, as a whole.
     pub host_paths: Vec<HostFolder>,
     /// Whether they may use the network of their node.
     pub host_network: HostNetwork,
@@ -243,7 +243,9 @@ mod tests {
         let none = "webhook: {harmless_runtime_classes: [], allowed_host_paths: []}";
         assert!(Config::from_yaml(none).unwrap().webhook.allowed.harmless_classes.is_empty());
         let folder: HostFolder = "/data".parse().unwrap();
-        assert!(folder.contains("/data/") && folder.contains("/data/a/../b"));
-        assert!(!folder.contains("/data/../etc") && !folder.contains("/database"));
+        assert!(folder.is_at("/data/") && folder.is_at("//data/."));
+        for other in ["/data/a", "/data/a/..", "/data/../etc", "/database", "/", ""] {
+            assert!(!folder.is_at(other), "{other}");
+        }
     }
 }

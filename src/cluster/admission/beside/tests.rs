@@ -140,8 +140,7 @@ fn what_baseline_allows_and_what_the_operator_lists_is_admitted() {
         pod["spec"]["resourceClaims"] = json!([{"name": "nic"}]);
         pod["spec"]["securityContext"] =
             json!({"sysctls": [{"name": "net.core.somaxconn", "value": "1"}]});
-        pod["spec"]["volumes"] =
-            json!([{"name": "v", "hostPath": {"path": "/dev/infiniband/uverbs0"}}]);
+        pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": "/dev/infiniband"}}]);
         pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 80}]);
         pod["spec"]["containers"][0]["securityContext"] =
             json!({"capabilities": {"add": ["IPC_LOCK"]}});
@@ -158,6 +157,12 @@ fn what_baseline_allows_and_what_the_operator_lists_is_admitted() {
     });
     assert!(admitted(&listed, &more).is_ok());
     assert!(admitted(&shipped(), &more).is_err());
+    let mut below = more.clone();
+    below["spec"]["volumes"][0]["hostPath"]["path"] = "/dev/infiniband/link".into();
+    assert!(
+        admitted(&listed, &below).unwrap_err().contains("`subPath`"),
+        "it may be a link to `/`"
+    );
     // No list opens a way to GPUs.
     let everything = rules(|settings| {
         settings.allowed.host_paths = vec!["/dev".parse().unwrap(), "/run".parse().unwrap()];

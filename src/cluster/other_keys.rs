@@ -32,7 +32,7 @@ const TOPOLOGY: &str = "gpupack gives GPUs near each other where there is a choi
     number";
 
 /// Container resources by which GPUs are asked for elsewhere; the first that a name is like counts.
-const RESOURCES: [(&str, &str); 27] = [
+const RESOURCES: [(&str, &str); 28] = [
     // HAMi, vgpu-manager, nos; then all of NVIDIA's that are not ours.
     ("nvidia.com/gpumem", MEMORY),
     ("nvidia.com/gpumem-percentage", SHARE),
@@ -65,6 +65,8 @@ const RESOURCES: [(&str, &str); 27] = [
     ("mig.das.com/*", MIG),
     ("amd.com/gpu*", OTHER_VENDOR),
     ("gpu.intel.com/*", OTHER_VENDOR),
+    // kube-scheduler makes a claim of it, and a DRA driver hands out the device.
+    ("deviceclass.resource.kubernetes.io/*", NVIDIA),
 ];
 
 /// Annotations by which users ask other schedulers for GPUs, limit them or choose among them.

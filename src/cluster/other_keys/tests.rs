@@ -44,6 +44,7 @@ fn a_resource_that_asks_another_scheduler_is_refused_with_the_key_to_use() {
         ("mig.das.com/1g.5gb", "`nvidia.com/mig-<profile>`"),
         ("amd.com/gpu", "`schedulerName`"),
         ("gpu.intel.com/i915", "`schedulerName`"),
+        ("deviceclass.resource.kubernetes.io/gpu.nvidia.com", "`nvidia.com/gpu`"),
     ] {
         let rules = RequestRules::default();
         let one = [("nvidia.com/gpu", "1"), (resource, "4096")];

@@ -30,14 +30,16 @@ const GUARDED_PATHS: [&str; 7] = [
 const DEVICE_MOUNTS: &str = "/run/nvidia-container-devices";
 
 /// Beginnings of annotations by which container runtimes and their plugins are told devices:
-/// containerd's, NVIDIA's NRI plugin's, and those of NRI's device injector.
-const DEVICE_ANNOTATIONS: [&str; 6] = [
+/// containerd's, NVIDIA's NRI plugin's, those of NRI's device injector, and CRI-O's. The policy
+/// `gpupack-request` has the same list.
+const DEVICE_ANNOTATIONS: [&str; 7] = [
     "cdi.k8s.io/",
     "nvidia.cdi.k8s.io/",
     "cdi-devices.noderesource.dev/",
     "devices.noderesource.dev/",
     "cdi-devices.nri.io/",
     "devices.nri.io/",
+    "io.kubernetes.cri-o.Devices",
 ];
 
 /// Refuses what a whole pod could do: namespaces and paths of its node, among them the folder of MPS,

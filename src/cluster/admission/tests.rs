@@ -379,6 +379,10 @@ const REFUSED: &[Bad] = &[
     ),
     (|p| p["metadata"]["annotations"]["cdi.k8s.io/x"] = "y".into(), ["`cdi.k8s.io/x`", "remove"]),
     (
+        |p| p["metadata"]["annotations"]["io.kubernetes.cri-o.Devices"] = "/dev/nvidia0".into(),
+        ["`io.kubernetes.cri-o.Devices`", "remove"],
+    ),
+    (
         |p| p["metadata"]["annotations"]["nvidia.cdi.k8s.io/container.main"] = "y".into(),
         ["`nvidia.cdi.k8s.io/", "remove"],
     ),

@@ -296,6 +296,8 @@ async fn edits(stage: &Stage, name: &str) {
         (keys("gpu-fraction", "0.1".into()), request),
         (keys("gpu-fraction", Value::Null), request),
         (keys("gpupack.dev/policy", "spread".into()), request),
+        (keys("cdi.k8s.io/x", "nvidia.com/gpu=all".into()), request),
+        (keys("io.kubernetes.cri-o.Devices", "/dev/nvidia0".into()), request),
     ] {
         for is_status in [false, true] {
             let merge = Patch::Merge(&patch);
@@ -312,7 +314,7 @@ async fn edits(stage: &Stage, name: &str) {
     api.patch(name, &parameters, &Patch::Merge(&harmless)).await.expect("a note of the user's");
     stage.cluster.set_phase(name, "Running").await;
     stage.figure(
-        "7 edits of what is ours refused, on pod and status; the user's own and kubelet's pass",
+        "9 edits of what is ours refused, on pod and status; the user's own and kubelet's pass",
     );
 }
 
@@ -321,9 +323,11 @@ async fn forged_binding(stage: &Stage) {
     let plan = PodPlan::fraction("waiting", "0.5").annotated("gpupack.dev/gpu-model", "H100");
     stage.cluster.add_pods(&[plan]).await;
     let path = format!("/api/v1/namespaces/{}/pods/waiting/binding", stage.cluster.namespace);
-    for (key, part) in
-        [("placed.gpupack.dev/devices", "by gpupack alone"), ("gpu-fraction", "does not change")]
-    {
+    for (key, part) in [
+        ("placed.gpupack.dev/devices", "by gpupack alone"),
+        ("gpu-fraction", "does not change"),
+        ("cdi.k8s.io/x", "does not change"),
+    ] {
         let binding = json!({"apiVersion": "v1", "kind": "Binding",
             "metadata": {"name": "waiting", "annotations": {key: "1"}},
             "target": {"apiVersion": "v1", "kind": "Node", "name": "admission-00"}});

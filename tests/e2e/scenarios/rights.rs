@@ -39,6 +39,7 @@ fn the_extender_changes_its_own_annotations_and_nothing_else_of_a_pod() {
         let client = plane.client(Identity::Extender).await;
         let may_all = grant_everything(&stage.cluster.client).await;
         patches(&stage, &client).await;
+        named_devices(&stage).await;
         others(&stage, &client).await;
         bindings(&stage, &client).await;
         may_all.delete(TOO_MUCH, &DeleteParams::default()).await.expect("it is there");
@@ -113,6 +114,7 @@ async fn patches(stage: &Stage, client: &Client) {
         annotation("team", "b".into()),
         annotation("team", Value::Null),
         annotation("more", "x".into()),
+        annotation("placed.gpupack.dev/devices", "runtime.nvidia.com/gpu=all".into()),
         annotation("kubectl.kubernetes.io/restartedAt", "x".into()),
         json!({"metadata": {"labels": {"app": "other"}}}),
         json!({"metadata": {"labels": {"e2e/pod": null}}}),
@@ -125,7 +127,22 @@ async fn patches(stage: &Stage, client: &Client) {
         let message = change(&patch).await.expect_err("a change of what is not its own");
         assert!(message.contains(POLICY), "{patch}: {message}");
     }
-    stage.figure("2 changes of its own annotations pass, 10 others of a pod are refused");
+    stage.figure("2 changes of its own annotations pass, 11 others of a pod are refused");
+}
+
+/// Annotations that name devices: not on a pod that asks for a GPU, by whatever key; on others they may.
+async fn named_devices(stage: &Stage) {
+    let whole = PodPlan::new("whole").limited("nvidia.com/gpu", "1").for_scheduler("nobody");
+    stage.cluster.add_pods(&[whole]).await;
+    let (api, parameters) = (stage.cluster.pods(), PatchParams::default());
+    let patch = json!({"metadata": {"annotations": {"devices.nri.io/container.main": "x"}}});
+    let patch = Patch::Merge(&patch);
+    for name in ["gpu", "whole"] {
+        let message = told(&api.patch(name, &parameters, &patch).await.expect_err(name));
+        assert!(message.contains("names devices"), "{message}");
+    }
+    api.patch("plain", &parameters, &patch).await.expect("a pod without a GPU");
+    stage.cluster.delete_pod("whole").await;
 }
 
 /// Creation, deletion, status and debug containers.
@@ -157,9 +174,13 @@ async fn bindings(stage: &Stage, client: &Client) {
         binding["metadata"]["name"] = "waiting".into();
         binding
     };
+    let whole = |devices: &str| json!({"annotations": {"placed.gpupack.dev/devices": devices, "placed.gpupack.dev/placement": "{}"}});
     for metadata in [
         json!({"annotations": {"placed.gpupack.dev/devices": "runtime.nvidia.com/gpu=all"}}),
         json!({"annotations": {"placed.gpupack.dev/placement": "{}"}}),
+        whole("runtime.nvidia.com/gpu=all"),
+        whole("management.nvidia.com/gpu=all"),
+        whole("runtime.nvidia.com/gpu=GPU-a,runtime.nvidia.com/gpu=0"),
         json!({"annotations": {"team": "x"}}),
         json!({"labels": {"app": "other"}}),
     ] {
@@ -175,7 +196,7 @@ async fn bindings(stage: &Stage, client: &Client) {
     assert!(!stage.watching.ask(|pods| is_bound(pods, "waiting")), "a refused Binding bound it");
     let bound = stage.cluster.pods().get("gpu").await.expect("it is there");
     assert!(bound.annotations().contains_key("placed.gpupack.dev/placement"), "the real one");
-    stage.figure("Bindings with a whole placement and with none pass, 4 others are refused");
+    stage.figure("Bindings with a whole placement and with none pass, 7 others are refused");
 }
 
 async fn post(client: &Client, path: &str, body: &Value) -> Result<Value, String> {

@@ -16,6 +16,8 @@ use std::time::Duration;
 use common::{DEVICE_MIB, add_node, asks, fraction, gpus, pod, seconds, settings};
 use gpupack::clock::Clock;
 use gpupack::cluster::events::notices;
+use gpupack::cluster::pod::SeenPod;
+use gpupack::cluster::watch::Sink;
 use gpupack::cluster::write::ApiWriter;
 use gpupack::config::Config;
 use gpupack::extender::app::{App, ClusterTruth, Truth};
@@ -154,6 +156,12 @@ fn body(bed: &Bed, name: &str) -> Vec<u8> {
     json!({"Pod": pod, "Nodes": null, "NodeNames": nodes}).to_string().into_bytes()
 }
 
+/// The watch shows the pod.
+fn see(bed: &Bed, name: &str) {
+    let body: Value = serde_json::from_slice(&body(bed, name)).expect("JSON");
+    bed.app.pod(&SeenPod::from_json(&body["Pod"].to_string()).expect("a pod"));
+}
+
 /// Asks, and answers which nodes fit.
 fn filter(bed: &Bed, name: &str) -> Vec<String> {
     let (answer, _) = verbs::filter(&bed.app, &body(bed, name)).expect("a good body");
@@ -285,10 +293,14 @@ fn only_pods_that_can_use_the_room_are_touched_however_many_wait() {
         };
         until("the start", &|| verbs::filter(&bed.app, &body(&bed, "probe-0")).is_ok()).await;
         for name in (0..size.pods).map(|at| format!("ahead-{at}")) {
+            see(&bed, &name);
             assert!(filter(&bed, &name).is_empty());
         }
         let late: Vec<String> = (0..OTHERS).map(|at| format!("late-{at}")).collect();
-        late.iter().for_each(|name| assert!(filter(&bed, name).is_empty()));
+        late.iter().for_each(|name| {
+            see(&bed, name);
+            assert!(filter(&bed, name).is_empty());
+        });
         phase(&bed, &size, false).await;
         assert!(bed.touches.lock().unwrap().is_empty());
         phase(&bed, &size, true).await;

@@ -56,6 +56,7 @@ impl App {
             self.requeued(self.waiting.refuse(uid, misfits, asked));
         }
         if self.is_known_to_wait(uid, question) {
+            self.ledger.keep_answers(question);
             self.reasons.refused(uid);
         }
     }
@@ -64,6 +65,9 @@ impl App {
     pub(super) fn note_fits(&self, uid: &PodUid, question: &Question) {
         if self.may_note(uid, Some(question)) {
             self.requeued(self.waiting.fits(uid));
+        }
+        if self.is_known_to_wait(uid, question) {
+            self.ledger.keep_answers(question);
         }
     }
 

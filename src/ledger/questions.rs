@@ -284,17 +284,17 @@ impl Ledger {
         }
     }
 
+    /// Notes that a pod asks this that there is: the answers that are kept to it outlast those to questions
+    /// that somebody makes up.
+    pub fn keep_answers(&self, question: &Question) {
+        self.shapes.prefer(&shape(question));
+    }
+
     /// Runs `body` with the question and the answers that are kept to its shape.
     fn asked<T>(&self, question: &Question, body: impl FnOnce(&mut Asked<'_>) -> T) -> T {
         let slots = self.slots();
         let world = self.world();
-        let shape = Shape {
-            gpu: question.gpu.as_ref().map(GpuRequest::shape),
-            host: question.host,
-            host_rule: question.host_rule,
-            strategy: question.strategy.without_chance(),
-        };
-        let table = self.shapes.table(shape, slots.len());
+        let table = self.shapes.table(shape(question), slots.len());
         let mut table = locked(&table);
         table.follow_mix(question.strategy, world.mix_generation);
         table.catch_up(&self.changes(), &slots);
@@ -357,6 +357,16 @@ impl Ledger {
     /// Ends the claim of a pod, where it has one: its next question sees that room again.
     pub fn drop_claim(&self, pod: &PodUid) -> Vec<Effect> {
         self.unclaim(pod).into_iter().collect()
+    }
+}
+
+/// What decides the answers to a question.
+fn shape(question: &Question) -> Shape {
+    Shape {
+        gpu: question.gpu.as_ref().map(GpuRequest::shape),
+        host: question.host,
+        host_rule: question.host_rule,
+        strategy: question.strategy.without_chance(),
     }
 }
 

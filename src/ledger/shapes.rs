@@ -231,6 +231,9 @@ impl ShapeTable {
     }
 }
 
+/// Set in the order of a shape that pods ask for that there are: it goes after all others.
+const PREFERRED: u64 = 1 << 63;
+
 /// The kept answers to the shapes asked last.
 #[derive(Default)]
 pub(super) struct ShapeTables {
@@ -248,7 +251,8 @@ impl ShapeTables {
     pub(super) fn table(&self, shape: Shape, nodes: usize) -> Arc<Mutex<ShapeTable>> {
         let tick = self.clock.fetch_add(1, Ordering::Relaxed);
         if let Some(found) = self.tables.get(&shape) {
-            found.1.store(tick, Ordering::Relaxed);
+            let order = |before| Some((before & PREFERRED) | tick);
+            let _ = found.1.fetch_update(Ordering::Relaxed, Ordering::Relaxed, order);
             return Arc::clone(&found.0);
         }
         if self.tables.len() >= kept_shapes(nodes) {
@@ -266,6 +270,15 @@ impl ShapeTables {
     }
 }
 
+impl ShapeTables {
+    /// Keeps a shape before those of pods that may be made up.
+    pub(super) fn prefer(&self, shape: &Shape) {
+        if let Some(found) = self.tables.get(shape) {
+            found.1.fetch_or(PREFERRED, Ordering::Relaxed);
+        }
+    }
+}
+
 const _: () = assert!(size_of::<(u64, Kept)>() <= 48);
 
 #[cfg(test)]
@@ -276,7 +289,7 @@ mod tests {
     use crate::packing::nearness::Reach;
     use crate::packing::node::NodeLedger;
     use crate::packing::policy::Rank;
-    use crate::packing::units::MemMib;
+    use crate::packing::units::{MemMib, MilliCpu};
 
     fn slots(count: usize) -> Slots {
         let mut slots = Slots::default();
@@ -332,5 +345,22 @@ mod tests {
         assert_eq!(order(&mut table, &older), Some(vec![0, 1]));
         table.catch_up(&changes, &newer);
         assert_eq!(order(&mut table, &newer), None, "with the node the order of names has changed");
+    }
+
+    #[test]
+    fn shapes_of_made_up_pods_push_out_none_of_those_that_there_are() {
+        let tables = ShapeTables::default();
+        let shape = |milli| Shape {
+            gpu: None,
+            host: HostAmount { cpu: MilliCpu::new(milli), memory: MemMib::ZERO },
+            host_rule: HostRule::Checked,
+            strategy: Strategy::Policy(crate::packing::policy::Policy::Spread),
+        };
+        tables.table(shape(0), 1);
+        tables.prefer(&shape(0));
+        tables.table(shape(0), 1); // its preference outlasts the next question
+        (1..5_000).for_each(|milli| drop(tables.table(shape(milli), 1)));
+        assert!(tables.tables.contains_key(&shape(0)) && !tables.tables.contains_key(&shape(1)));
+        assert_eq!(tables.count(), kept_shapes(1));
     }
 }

@@ -131,7 +131,7 @@ pub mod extender {
     pub mod passed;
     pub mod outbox;
     pub mod app;
-    mod noted;
+    mod believed;
     pub mod template;
     pub mod verbs;
     pub mod preempt;

@@ -51,8 +51,6 @@ pub enum NoticeReason {
     GpuRequestRefused,
     /// No node has room for it now.
     NoGpuFits,
-    /// Enough memory is free in all, but on no single GPU.
-    GpuMemoryFragmented,
     /// It is bound, but not by us, and its annotations place it nowhere.
     PlacedByOthers,
     /// Its GPU holds more than it has.
@@ -83,7 +81,6 @@ impl NoticeReason {
             Self::GpuMemorySmall => "GpuMemorySmall",
             Self::GpuRequestRefused => "GpuRequestRefused",
             Self::NoGpuFits => "NoGpuFits",
-            Self::GpuMemoryFragmented => "GpuMemoryFragmented",
             Self::PlacedByOthers => "PlacedByOthers",
             Self::Overbooked => "Overbooked",
             Self::PlacementUnreadable => "PlacementUnreadable",
@@ -100,10 +97,7 @@ impl NoticeReason {
     /// What was being done.
     fn action(self) -> &'static str {
         match self {
-            Self::GpuPlaced
-            | Self::GpuMemorySmall
-            | Self::NoGpuFits
-            | Self::GpuMemoryFragmented => "Scheduling",
+            Self::GpuPlaced | Self::GpuMemorySmall | Self::NoGpuFits => "Scheduling",
             Self::GpuRequestRefused => "Parsing",
             Self::PlacedByOthers
             | Self::Overbooked
@@ -122,7 +116,6 @@ impl NoticeReason {
             Self::GpuMemorySmall
             | Self::GpuRequestRefused
             | Self::NoGpuFits
-            | Self::GpuMemoryFragmented
             | Self::PlacedByOthers
             | Self::Overbooked
             | Self::PlacementUnreadable

@@ -36,4 +36,9 @@ impl Clock {
     pub fn unix_seconds(&self) -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs())
     }
+
+    /// How long ago a time since 1970 was; none for one to come.
+    pub fn age_of(since_1970: Duration) -> Option<Duration> {
+        UNIX_EPOCH.checked_add(since_1970)?.elapsed().ok()
+    }
 }

@@ -12,10 +12,12 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
+
+use crate::clock::Clock;
 
 /// Most entries that are removed or moved at once; the rest the next time.
 const MAX_REMOVED: usize = 10_000;
@@ -68,9 +70,7 @@ fn is_old(found: &Metadata, spared: Duration) -> bool {
     let part = |number: i64| u64::try_from(number).unwrap_or(0);
     let since_1970 = Duration::from_secs(part(found.ctime()))
         .saturating_add(Duration::from_nanos(part(found.ctime_nsec())));
-    let changed = SystemTime::UNIX_EPOCH.checked_add(since_1970);
-    let age = changed.and_then(|changed| changed.elapsed().ok());
-    age.is_none_or(|age| age >= spared)
+    Clock::age_of(since_1970).is_none_or(|age| age >= spared)
 }
 
 /// Removes entries of a folder, with all that is in them, by a bounded number of steps and two open folders.

@@ -157,7 +157,10 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
         Truth::Cluster(cluster) => {
             let limits = client_limits(app, &placement);
             let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
-            decide(call, cluster, &mut turn, &pod, target).await?;
+            if let Err(error) = decide(call, cluster, &mut turn, &pod, target).await {
+                // An earlier Binding of the pod to this node has landed: what was asked for is true.
+                return if is_bound_there(app, &uid, &args.node) { Ok(()) } else { Err(error) };
+            }
             app.tell_placed(&pod, &placement);
             app.tell_small(&pod, &placement);
         }

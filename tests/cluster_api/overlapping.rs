@@ -83,6 +83,15 @@ async fn a_pod_of_an_earlier_process_is_fenced_before_it_is_bound() {
 }
 
 #[tokio::test]
+async fn a_pod_that_an_earlier_process_has_bound_to_the_node_is_bound() {
+    let fake = Fake::with_pod();
+    let bed = ready(&fake).await;
+    fake.world(|world| assert_eq!(world.bind(&other_binding("u1")).0, 201));
+    assert_eq!(bed.bind().await, "", "kube-scheduler would write an error on a pod that runs");
+    assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+}
+
+#[tokio::test]
 async fn a_pod_of_a_later_process_is_left_to_it() {
     let fake = Fake::with_pod();
     fake.world(|world| {

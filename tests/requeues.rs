@@ -23,6 +23,7 @@ use gpupack::config::Config;
 use gpupack::extender::app::{App, ClusterTruth, Truth};
 use gpupack::extender::{background, bind, verbs};
 use gpupack::ledger::books::{Ledger, Settings};
+use gpupack::ledger::reading::Readiness;
 use gpupack::packing::policy::Policy;
 use hyper::{Request, Response};
 use kube::Client;
@@ -291,7 +292,8 @@ fn only_pods_that_can_use_the_room_are_touched_however_many_wait() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        until("the start", &|| verbs::filter(&bed.app, &body(&bed, "probe-0")).is_ok()).await;
+        // The start touches the pods that wait then.
+        until("the start", &|| bed.app.readiness() == Readiness::Ready).await;
         for name in (0..size.pods).map(|at| format!("ahead-{at}")) {
             see(&bed, &name);
             assert!(filter(&bed, &name).is_empty());

@@ -303,9 +303,15 @@ fn the_shipped_files_agree_with_each_other() {
     let service = &called["clientConfig"]["service"];
     assert_eq!(service["name"], of_kind("Service")["metadata"]["name"]);
     let condition = called["matchConditions"][0]["expression"].as_str().unwrap();
-    for name in config.scheduler_names.iter().chain(&config.webhook.runtime_class) {
+    for name in &config.scheduler_names {
         assert!(condition.contains(&format!("'{name}'")), "{name} is not in the condition");
     }
+    // Pods of any other RuntimeClass are sent, those of NVIDIA's among them.
+    let harmless = &config.webhook.allowed.harmless_classes;
+    assert!(config.webhook.runtime_class.iter().all(|class| !harmless.contains(class)));
+    let classes: Vec<String> = harmless.iter().map(|class| format!("'{class}'")).collect();
+    let classes = format!("in ['', {}])", classes.join(", "));
+    assert!(condition.contains(&classes), "{classes} is not in the condition");
 }
 
 #[test]

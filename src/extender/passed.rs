@@ -1,8 +1,8 @@
 //! What *filter* passed: the nodes on which a pod may be bound now.
 //!
 //! Only nodes that *filter* passed lately are bound to, since kube-scheduler has its own reasons against
-//! the others. The memory is short and bounded: 16 bytes per node, at most [`MAX_NODES`] nodes per
-//! pod, at most [`MAX_PODS`] pods, [`MAX_UNSEEN`] of them not shown by the watch. So a client that makes
+//! the others. The memory is short and bounded: 16 bytes per node, at most `MAX_NODES` nodes per
+//! pod, at most `MAX_PODS` pods, `MAX_UNSEEN` of them not shown by the watch. So a client that makes
 //! up pods cannot push out those that there are. And one that names the UID of another pod cannot take away
 //! what was passed for that: each question adds nodes, and only time takes them away.
 

@@ -238,7 +238,7 @@ impl Ledger {
     /// The answers on `count` nodes that are not part of the ledger (an autoscaler's template nodes). `make`
     /// makes each of devices whose classes it adds to a copy of the ledger's: so the mix, which knows
     /// the cluster by its classes, holds for them too. It is called twice, so that there is one node at a time;
-    /// those with classes beyond [`MOST_NEW_CLASSES`] new ones count as without devices.
+    /// those with classes beyond `MOST_NEW_CLASSES` new ones count as without devices.
     pub fn answers_on(
         &self,
         question: &Question,

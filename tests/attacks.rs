@@ -14,6 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use gpupack::clock::Clock;
+use rustix::process::setpriority_process;
 
 /// Most memory of the program under any attack.
 const MOST_MIB: u64 = 300;
@@ -182,15 +183,21 @@ fn ask(attacked: &Attacked, stop: &AtomicBool) -> Met {
     met
 }
 
-/// Runs an attack beside *filter*; what the attack found out.
-fn beside<T>(attacked: &Attacked, name: &str, attack: impl FnOnce() -> T) -> T {
+/// Runs an attack beside *filter*; what the attack found out. Attackers have the lowest priority: they stand for
+/// other machines, whose processors are not the program's.
+fn beside<T: Send>(attacked: &Attacked, name: &str, attack: impl FnOnce() -> T + Send) -> T {
     attacked.forget_peak();
     let stop = AtomicBool::new(false);
     let (found, met) = thread::scope(|scope| {
         let asking = scope.spawn(|| ask(attacked, &stop));
-        let found = attack();
+        let attacking = scope.spawn(|| {
+            // Of this thread and those that it starts.
+            setpriority_process(None, 19).unwrap();
+            attack()
+        });
+        let found = attacking.join();
         stop.store(true, Ordering::SeqCst);
-        (found, asking.join().unwrap())
+        (found.unwrap(), asking.join().unwrap())
     });
     let peak = attacked.memory("VmHWM:");
     let (half, most) = (met.quantile(500), met.quantile(990));
@@ -263,14 +270,15 @@ fn heads(address: SocketAddr) {
     drop(held);
 }
 
-/// Calls with bodies of this kind; the statuses.
+/// Calls with bodies of this kind, `count` at least and as long as an attack takes; the statuses.
 fn calls(
     (address, verb): (SocketAddr, &str),
     count: usize,
     body: impl Fn(usize) -> String,
 ) -> Vec<Option<u16>> {
+    let clock = Clock::start();
     let one = |at| connect(address).and_then(|mut stream| call(&mut stream, verb, &body(at)));
-    (0..count).map(one).collect()
+    (0..).take_while(|at| *at < count || clock.precise() < ATTACK).map(one).collect()
 }
 
 #[test]

@@ -11,7 +11,7 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Semaphore, watch};
 
 use super::app::App;
 use super::browser;
@@ -43,12 +43,13 @@ const LONGEST_BIND: usize = 64 << 10;
 /// Largest body that names a log level.
 const LONGEST_LOG_LEVEL: usize = 4 << 10;
 
-/// From here on a body is read in turn with others of its size: what is made of it takes several times its
-/// own memory. 5,000 node names come to some 200 KiB.
+/// From here on a body is answered in turn with others of its size, on a thread of its own: what is made of
+/// it takes several times its own memory, and reading it so long that a worker's other requests would wait.
+/// 5,000 node names come to some 200 KiB.
 const LARGE_BODY: usize = 512 << 10;
 
-/// Bodies of that size that are read at once.
-static LARGE_BODIES: Semaphore = Semaphore::const_new(2);
+/// One body of that size is answered at a time, so that it takes one processor at most.
+static LARGE_BODIES: Semaphore = Semaphore::const_new(1);
 
 /// Malformed calls in the log.
 static LOGGED: LogLimit = LogLimit::new();
@@ -145,23 +146,37 @@ async fn until_answered(
     }
 }
 
-/// The turn of a body to be read; none for those that wait for no turn.
-async fn turn_of(body: &Bytes) -> Option<SemaphorePermit<'static>> {
-    if body.len() > LARGE_BODY { LARGE_BODIES.acquire().await.ok() } else { None }
+/// Answers at once, or, where the body is large, when its turn has come.
+async fn in_turn(body: Bytes, answer: impl FnOnce(&[u8]) -> Response + Send + 'static) -> Response {
+    if body.len() <= LARGE_BODY {
+        return answer(&body);
+    }
+    let turn = LARGE_BODIES.acquire().await;
+    // The turn goes with the work: whoever closes the connection meanwhile does not end it.
+    let work = move || {
+        let _turn = turn;
+        answer(&body)
+    };
+    let answered = tokio::task::spawn_blocking(work).await;
+    answered.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
 }
 
 async fn filter(State(service): State<Service>, body: Bytes) -> Response {
-    let app = &service.app;
-    let _turn = turn_of(&body).await;
-    let started = app.clock.precise();
-    answered(app, Verb::Filter, started, verbs::filter(app, &body))
+    let answer = move |body: &[u8]| {
+        let app = &service.app;
+        let started = app.clock.precise();
+        answered(app, Verb::Filter, started, verbs::filter(app, body))
+    };
+    in_turn(body, answer).await
 }
 
 async fn prioritize(State(service): State<Service>, body: Bytes) -> Response {
-    let app = &service.app;
-    let _turn = turn_of(&body).await;
-    let started = app.clock.precise();
-    answered(app, Verb::Prioritize, started, verbs::prioritize(app, &body))
+    let answer = move |body: &[u8]| {
+        let app = &service.app;
+        let started = app.clock.precise();
+        answered(app, Verb::Prioritize, started, verbs::prioritize(app, body))
+    };
+    in_turn(body, answer).await
 }
 
 async fn bind_pod(State(service): State<Service>, body: Bytes) -> Response {
@@ -172,10 +187,12 @@ async fn bind_pod(State(service): State<Service>, body: Bytes) -> Response {
 }
 
 async fn preempt(State(service): State<Service>, body: Bytes) -> Response {
-    let app = &service.app;
-    let _turn = turn_of(&body).await;
-    let started = app.clock.precise();
-    answered(app, Verb::Preempt, started, preempt::preempt(&body))
+    let answer = move |body: &[u8]| {
+        let app = &service.app;
+        let started = app.clock.precise();
+        answered(app, Verb::Preempt, started, preempt::preempt(body))
+    };
+    in_turn(body, answer).await
 }
 
 fn answered(
@@ -213,9 +230,11 @@ async fn take_report(
     if node.len() > LONGEST_NAME {
         return too_long("node", LONGEST_NAME);
     }
-    let _turn = turn_of(&body).await;
-    let (status, body) = reports::answer(&service.app, &node, &body);
-    json(status, body)
+    let answer = move |body: &[u8]| {
+        let (status, body) = reports::answer(&service.app, &node, body);
+        json(status, body)
+    };
+    in_turn(body, answer).await
 }
 
 /// Changes the log level to the one that a JSON text names.
@@ -285,4 +304,28 @@ pub(super) fn encoded<T: serde::Serialize>(value: &T) -> Response {
 pub(super) fn refusal(status: StatusCode, error: &str) -> Response {
     let body = serde_json::json!({ "error": error }).to_string().into_bytes();
     json(status, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_large_body_holds_up_no_other_request() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (small_is_answered, until_then) = mpsc::channel();
+        let answer = |status: StatusCode| status.into_response();
+        let large = in_turn(vec![0; LARGE_BODY + 1].into(), move |_| {
+            let waited = until_then.recv_timeout(Duration::from_secs(20));
+            answer(waited.map_or(StatusCode::REQUEST_TIMEOUT, |()| StatusCode::OK))
+        });
+        let small = in_turn(vec![0; LARGE_BODY].into(), move |_| {
+            small_is_answered.send(()).expect("it is waited for");
+            answer(StatusCode::OK)
+        });
+        let (large, small) = runtime.block_on(async { tokio::join!(large, small) });
+        assert_eq!([large.status(), small.status()], [StatusCode::OK; 2]);
+    }
 }

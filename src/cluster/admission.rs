@@ -7,7 +7,7 @@
 //! |---|---|
 //! | asks for a GPU, for one of our schedulers or for none by name | checked and completed |
 //! | asks kubelet's device plugin for a GPU | left as it is |
-//! | asks for no GPU under a RuntimeClass not known to be harmless | as configured: refused, blanked or left |
+//! | asks for no GPU under a RuntimeClass not listed as one without GPUs | as configured: refused, blanked or left |
 //! | asks for no GPU, for a scheduler that serves us alone | checked and blanked, as its neighbors may have GPUs |
 //! | any other, and pods of other schedulers | left as it is, but for keys that only we write |
 
@@ -350,7 +350,7 @@ impl Admission {
 
     /// Whether a RuntimeClass may lead to NVIDIA's runtime, under whatever name.
     fn leads_to_gpus(&self, class: &str) -> bool {
-        !self.settings.allowed.harmless_classes.iter().any(|harmless| harmless == class)
+        !self.settings.allowed.classes_without_gpus.iter().any(|listed| listed == class)
     }
 
     /// Whether it is known to.

@@ -124,7 +124,7 @@ pub enum AdmissionError {
     /// Its runtime may hand out GPUs.
     #[error(
         "`runtimeClassName` is `{class}`, and it is not known that this runtime hands out no GPU: remove it, \
-         or have the cluster's operator list it under `webhook.harmless_runtime_classes`"
+         or have the cluster's operator list it under `webhook.runtime_classes_without_gpus`"
     )]
     UnknownRuntimeClass {
         /// The class.

@@ -61,7 +61,7 @@ impl FromStr for HostFolder {
 /// Capabilities that lift the confinement to devices: never allowed.
 pub const LIFTING_CAPABILITIES: [&str; 2] = ["ALL", "SYS_ADMIN"];
 
-/// RuntimeClasses that lead to NVIDIA's runtime, as the GPU Operator names them: never harmless.
+/// RuntimeClasses that lead to NVIDIA's runtime, as the GPU Operator names them: never without GPUs.
 pub const NVIDIA_CLASSES: [&str; 3] = ["nvidia", "nvidia-cdi", "nvidia-legacy"];
 
 /// Whether pods with a GPU may use the network of their node.
@@ -98,7 +98,7 @@ pub struct Allowed {
     /// Variables `NVIDIA_…` that they may set, beyond those that are known to be harmless.
     pub variables: Vec<String>,
     /// RuntimeClasses that hand out no GPU.
-    pub harmless_classes: Vec<String>,
+    pub classes_without_gpus: Vec<String>,
     /// Whether they may have claims on devices.
     pub resource_claims: ResourceClaims,
     /// Longest grace period of a pod with a GPU, in seconds.
@@ -113,7 +113,7 @@ impl Default for Allowed {
             host_network: HostNetwork::default(),
             sysctls: Vec::new(),
             variables: Vec::new(),
-            harmless_classes: ["crun", "gvisor", "kata", "runc"].map(str::to_owned).into(),
+            classes_without_gpus: ["crun", "gvisor", "kata", "runc"].map(str::to_owned).into(),
             resource_claims: ResourceClaims::default(),
             max_grace_seconds: 600,
         }
@@ -194,11 +194,11 @@ impl Allowed {
                 default.variables,
                 is_variable,
             ),
-            harmless_classes: list(
+            classes_without_gpus: list(
                 reader,
-                "harmless_runtime_classes",
+                "runtime_classes_without_gpus",
                 "a list of RuntimeClasses, none of them NVIDIA's",
-                default.harmless_classes,
+                default.classes_without_gpus,
                 is_class,
             ),
             resource_claims: reader.switch(
@@ -232,16 +232,16 @@ mod tests {
             "allowed_variables: [NVIDIA_VISIBLE_DEVICES]",
             "allowed_variables: [NVIDIA_MIG_CONFIG_DEVICES]",
             "allowed_variables: [GPUPACK_MEMORY_MIB]",
-            "harmless_runtime_classes: [kata, nvidia-cdi]",
-            "runtime_class: mine, harmless_runtime_classes: [mine]",
+            "runtime_classes_without_gpus: [kata, nvidia-cdi]",
+            "runtime_class: mine, runtime_classes_without_gpus: [mine]",
             "max_grace_period_seconds: 29",
             "allow_host_network: 7",
         ] {
             let faults = Config::from_yaml(&format!("webhook: {{{bad}}}")).unwrap_err();
             assert_eq!(faults.faults.len(), 1, "{bad}: {faults}");
         }
-        let none = "webhook: {harmless_runtime_classes: [], allowed_host_paths: []}";
-        assert!(Config::from_yaml(none).unwrap().webhook.allowed.harmless_classes.is_empty());
+        let none = "webhook: {runtime_classes_without_gpus: [], allowed_host_paths: []}";
+        assert!(Config::from_yaml(none).unwrap().webhook.allowed.classes_without_gpus.is_empty());
         let folder: HostFolder = "/data".parse().unwrap();
         assert!(folder.is_at("/data/") && folder.is_at("//data/."));
         for other in ["/data/a", "/data/a/..", "/data/../etc", "/database", "/", ""] {

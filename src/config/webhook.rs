@@ -115,7 +115,7 @@ pub const KEYS: [&str; 17] = [
     "allow_host_network",
     "allowed_sysctls",
     "allowed_variables",
-    "harmless_runtime_classes",
+    "runtime_classes_without_gpus",
     "allow_resource_claims",
     "max_grace_period_seconds",
 ];
@@ -187,7 +187,7 @@ mod tests {
             memory_limit: mps\n  mps_folder: /a/b.c\n  mps_thread_percentage: share\n  \
             allowed_capabilities: [IPC_LOCK]\n  allowed_host_paths: [/data]\n  \
             allow_host_network: true\n  allowed_sysctls: [a.b]\n  \
-            allowed_variables: [NVIDIA_GDS]\n  harmless_runtime_classes: [wasm]\n  \
+            allowed_variables: [NVIDIA_GDS]\n  runtime_classes_without_gpus: [wasm]\n  \
             allow_resource_claims: true\n  max_grace_period_seconds: 60\n";
         let expected = WebhookConfig {
             listen: "0.0.0.0:9".parse().unwrap(),
@@ -205,7 +205,7 @@ mod tests {
                 host_network: HostNetwork::Allowed,
                 sysctls: vec!["a.b".to_owned()],
                 variables: vec!["NVIDIA_GDS".to_owned()],
-                harmless_classes: vec!["wasm".to_owned()],
+                classes_without_gpus: vec!["wasm".to_owned()],
                 resource_claims: ResourceClaims::Allowed,
                 max_grace_seconds: 60,
             },

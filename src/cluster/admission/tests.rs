@@ -288,16 +288,16 @@ fn nvidias_runtime_without_a_request_is_refused_blanked_or_left_as_configured() 
     // Whoever made a RuntimeClass named it as he liked.
     let message = admitted(&shipped(), &plain("fast")).unwrap_err();
     assert!(
-        message.contains("`fast`") && message.contains("harmless_runtime_classes"),
+        message.contains("`fast`") && message.contains("runtime_classes_without_gpus"),
         "{message}"
     );
-    let listed = rules(|settings| settings.allowed.harmless_classes = vec!["fast".to_owned()]);
+    let listed = rules(|settings| settings.allowed.classes_without_gpus = vec!["fast".to_owned()]);
     assert_eq!(admitted(&listed, &plain("fast")), Ok(plain("fast")));
     assert!(admitted(&listed, &plain("kata")).is_err(), "the operator's list is the whole list");
     let default = rules(|settings| settings.runtime_class = None);
     assert_eq!(admitted(&default, &half(|_| ())).unwrap()["spec"].get("runtimeClassName"), None);
     let own = half(|pod| pod["spec"]["runtimeClassName"] = "fast".into());
-    assert!(admitted(&default, &own).unwrap_err().contains("harmless_runtime_classes"));
+    assert!(admitted(&default, &own).unwrap_err().contains("runtime_classes_without_gpus"));
 }
 
 #[test]

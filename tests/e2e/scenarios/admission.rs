@@ -219,7 +219,7 @@ async fn refused_with_the_mend(stage: &Stage) {
         (taking, "remove the variable"),
         (privileged, "remove `securityContext.privileged`"),
         (stranger, "or remove `runtimeClassName`"),
-        (unknown, "webhook.harmless_runtime_classes"),
+        (unknown, "webhook.runtime_classes_without_gpus"),
         (zero, "or remove `runtimeClassName`"),
         (spec("hostNetwork", true.into()), "webhook.allow_host_network"),
         (spec("volumes", data), "webhook.allowed_host_paths"),

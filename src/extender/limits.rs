@@ -6,7 +6,6 @@
 //! from one address, nor from some hundreds of them. Time is checked for all connections together, twice a
 //! second, so that an idle connection needs no timer.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,6 +13,7 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::Notify;
 
+use self::table::Table;
 use crate::clock::Clock;
 use crate::packing::units::Timestamp;
 
@@ -23,6 +23,9 @@ const STALLED_FOR: Duration = Duration::from_secs(1);
 
 /// Time between two looks for connections that took too long.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// The connections by address, and which of them makes way.
+mod table;
 
 /// What a connection is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,27 +98,6 @@ pub(super) struct Clients {
     table: Mutex<Table>,
 }
 
-#[derive(Default)]
-struct Table {
-    /// Number of the newest connection.
-    newest: u64,
-    connections: usize,
-    bytes: usize,
-    peers: BTreeMap<IpAddr, Peer>,
-}
-
-/// The connections from one address.
-#[derive(Default)]
-struct Peer {
-    bytes: usize,
-    connections: BTreeMap<u64, Entry>,
-}
-
-struct Entry {
-    bytes: usize,
-    connection: Arc<Connection>,
-}
-
 /// One connection.
 pub(super) struct Connection {
     clients: Arc<Clients>,
@@ -154,22 +136,22 @@ impl Clients {
     /// A place for a connection from `address`; another connection is closed for it if need be. None where
     /// all that could give way are at work for the same address.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr, phase: Phase) -> Option<Place> {
+        self.admit_at(address, phase, self.clock.now())
+    }
+
+    fn admit_at(self: &Arc<Self>, address: IpAddr, phase: Phase, now: Timestamp) -> Option<Place> {
         let address = address.to_canonical();
-        let now = self.clock.now();
         let mut table = self.table();
         while table.connections >= self.limits.connections {
-            let (from, id) = table.gives_way_to(address)?;
+            let (from, id) = table.gives_way_to(address, now)?;
             table.close(from, id);
         }
-        table.newest += 1;
-        let id = table.newest;
+        let id = table.next();
         let phase = Mutex::new((phase, now));
         let clients = Arc::clone(self);
         let connection =
             Arc::new(Connection { clients, address, id, phase, closing: Notify::new() });
-        let entry = Entry { bytes: 0, connection: Arc::clone(&connection) };
-        table.peers.entry(address).or_default().connections.insert(id, entry);
-        table.connections += 1;
+        table.add(&connection, now);
         Some(Place(connection))
     }
 
@@ -187,98 +169,25 @@ impl Clients {
 
     fn close_overdue_at(&self, now: Timestamp) {
         let mut table = self.table();
-        let all = table.peers.iter().flat_map(|(from, peer)| {
-            peer.connections.iter().map(|(id, entry)| (*from, *id, entry.connection.phase()))
-        });
         let is_overdue = |(_, _, (phase, since)): &(_, _, (Phase, Timestamp))| {
             now.since(*since) > self.limits.of(*phase)
         };
-        let overdue: Vec<_> = all.filter(is_overdue).collect();
+        let overdue: Vec<_> = table.phases().filter(is_overdue).collect();
         for (from, id, (phase, _)) in overdue {
             tracing::debug!(address = %from, ?phase, "a connection took too long");
             table.close(from, id);
         }
-    }
-}
-
-impl Table {
-    /// Closes a connection. What it holds counts no more: it is dropped as soon as its task has heard.
-    fn close(&mut self, from: IpAddr, id: u64) {
-        if let Some(entry) = self.remove(from, id) {
-            entry.connection.closing.notify_one();
+        // Only where connections are about to make way their order matters.
+        if table.connections > self.limits.connections / 4 * 3 {
+            table.look_at_all(now);
         }
-    }
-
-    fn remove(&mut self, from: IpAddr, id: u64) -> Option<Entry> {
-        let peer = self.peers.get_mut(&from)?;
-        let entry = peer.connections.remove(&id)?;
-        peer.bytes -= entry.bytes;
-        self.bytes -= entry.bytes;
-        self.connections -= 1;
-        if peer.connections.is_empty() {
-            self.peers.remove(&from);
-        }
-        Some(entry)
-    }
-
-    /// The connection that makes way for a new one from `address`: of the addresses with the most connections
-    /// the one that has waited longest for its client. One at work goes only for another address.
-    fn gives_way_to(&self, address: IpAddr) -> Option<(IpAddr, u64)> {
-        let most = self.peers.values().map(|peer| peer.connections.len()).max()?;
-        let own = self.peers.get(&address).map_or(0, |peer| peer.connections.len());
-        let heaviest = || self.peers.iter().filter(|(_, peer)| peer.connections.len() == most);
-        let waiting = heaviest().filter_map(|(from, peer)| {
-            peer.longest_waiting(|_| true).map(|(id, since)| (since, *from, id))
-        });
-        if let Some((_, from, id)) = waiting.min() {
-            return Some((from, id));
-        }
-        let (from, peer) = heaviest().next().filter(|_| most > own + 1)?;
-        peer.connections.keys().next().map(|id| (*from, *id))
-    }
-
-    /// The connection that makes way for `bytes` more of `asker`. None where no other address holds more, and
-    /// of its own address none has waited long or holds far more.
-    fn frees_bytes_for(
-        &self,
-        asker: &Connection,
-        bytes: usize,
-        now: Timestamp,
-    ) -> Option<(IpAddr, u64)> {
-        let own = self.peers.get(&asker.address)?;
-        let (from, heaviest) = self.peers.iter().max_by_key(|(_, peer)| peer.bytes)?;
-        let most_bytes = |peer: &Peer, beyond: usize| {
-            let others = peer.connections.iter().filter(|(_, entry)| entry.bytes > beyond);
-            others.max_by_key(|(_, entry)| entry.bytes).map(|(id, _)| *id)
-        };
-        if heaviest.bytes > own.bytes + bytes {
-            let waiting = heaviest.longest_waiting(|entry| entry.bytes > 0);
-            let id = waiting.map(|(id, _)| id).or_else(|| most_bytes(heaviest, 0));
-            return id.map(|id| (*from, id));
-        }
-        let has_stalled =
-            |(id, since): &(u64, Timestamp)| *id != asker.id && now.since(*since) >= STALLED_FOR;
-        let waiting = own.longest_waiting(|entry| entry.bytes > 0).filter(has_stalled);
-        let asks = own.connections.get(&asker.id)?.bytes + bytes;
-        let id = waiting.map(|(id, _)| id).or_else(|| most_bytes(own, 2 * asks));
-        id.map(|id| (asker.address, id))
-    }
-}
-
-impl Peer {
-    /// Of those connections the one that has waited longest for its client, and since when.
-    fn longest_waiting(&self, may_go: impl Fn(&Entry) -> bool) -> Option<(u64, Timestamp)> {
-        let all = self.connections.iter().filter(|(_, entry)| may_go(entry));
-        let waiting = all.filter_map(|(id, entry)| {
-            let (phase, since) = entry.connection.phase();
-            (phase != Phase::Work).then_some((*id, since))
-        });
-        waiting.min_by_key(|(_, since)| *since)
     }
 }
 
 impl Connection {
     fn phase(&self) -> (Phase, Timestamp) {
+        #[cfg(test)]
+        tests::count_look();
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -307,12 +216,7 @@ impl Connection {
             let Some((from, id)) = table.frees_bytes_for(self, bytes, now) else { return false };
             table.close(from, id);
         }
-        let Some(peer) = table.peers.get_mut(&self.address) else { return false };
-        let Some(entry) = peer.connections.get_mut(&self.id) else { return false };
-        entry.bytes += bytes;
-        peer.bytes += bytes;
-        table.bytes += bytes;
-        true
+        table.count(self, |held| held + bytes)
     }
 
     /// The same for an answer, which counts for three quarters of all at most: the largest one can still be
@@ -328,12 +232,7 @@ impl Connection {
         if bytes == 0 {
             return;
         }
-        let mut table = self.clients.table();
-        let Some(peer) = table.peers.get_mut(&self.address) else { return };
-        let Some(entry) = peer.connections.get_mut(&self.id) else { return };
-        entry.bytes -= bytes;
-        peer.bytes -= bytes;
-        table.bytes -= bytes;
+        self.clients.table().count(self, |held| held - bytes);
     }
 }
 

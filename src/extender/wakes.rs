@@ -32,6 +32,9 @@ const LOOKS: usize = 50_000;
 pub struct Wakes {
     nodes: BTreeMap<NodeName, Chain>,
     order: RequeueOrder,
+    /// Pods whose touch is being written, for whatever node. One that does not come about leaves its pod to be
+    /// touched for other room, which must not be forgotten until then.
+    sending: RequeueOrder,
 }
 
 /// The pods touched for the room of one node.
@@ -82,6 +85,7 @@ impl Wakes {
         let mut step = Step::default();
         self.nodes.retain(|_, chain| chain.goes_on(waiting, ledger, &mut step, now));
         self.follow(waiting);
+        self.sending.retain(|uid| waiting.is_sending(uid));
         let due = self.nodes.iter().filter(|(_, chain)| chain.last.is_none() && chain.due <= now);
         let mut due: Vec<_> = due.map(|(node, chain)| (chain.due, node.clone())).collect();
         due.sort(); // nobody waits for ever, however many come
@@ -127,14 +131,21 @@ impl Wakes {
                 let (first, looks) = self.order.first(&room, &chain.tried);
                 all_looks += looks;
                 let Some(uid) = first else { break };
-                self.order.set(&uid, None); // it comes back with its next change
+                let candidate = self.order.take(&uid); // it comes back with its next change
                 if let Some(pod) = waiting.touch(&uid, &room) {
+                    self.sending.set(&uid, candidate);
                     chain.tried.insert(uid.clone());
                     (chain.last, chain.fits, chain.more) = (Some(uid), None, None);
                     chain.due = now.plus(LOOK_AGAIN);
                     step.touches.push((node.clone(), pod));
                     return all_looks;
                 }
+            }
+            let (first, looks) = self.sending.first(&room, &chain.tried);
+            all_looks += looks;
+            if first.is_some() {
+                chain.due = now.plus(LOOK_AGAIN);
+                return all_looks;
             }
         }
         self.nodes.remove(node);

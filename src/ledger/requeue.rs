@@ -177,6 +177,19 @@ impl RequeueOrder {
         });
     }
 
+    /// Takes a pod out; what it was.
+    pub fn take(&mut self, uid: &PodUid) -> Option<Candidate> {
+        let (order, Group { question, asked }) = self.pods.get(uid)?.clone();
+        self.set(uid, None);
+        Some(Candidate { order, question: Question::clone(&question), asked })
+    }
+
+    /// Keeps those pods alone.
+    pub fn retain(&mut self, stays: impl Fn(&PodUid) -> bool) {
+        let gone: Vec<PodUid> = self.pods.keys().filter(|uid| !stays(uid)).cloned().collect();
+        gone.iter().for_each(|uid| self.set(uid, None));
+    }
+
     /// Changes the pods of a group, and keeps its place among the others in line.
     fn change(&mut self, group: Group, change: impl FnOnce(&mut BTreeSet<Order>)) {
         let pods = self.groups.entry(group.clone()).or_default();

@@ -273,3 +273,39 @@ fn a_touch_that_could_not_be_written_can_be_repeated() {
     bed.room("n");
     assert_eq!(bed.touched_after(0), [""; 0], "nobody may touch it");
 }
+
+#[test]
+fn room_is_kept_for_a_pod_whose_touch_for_another_node_may_not_come_about() {
+    for is_written in [false, true] {
+        let mut bed = Bed::with(&["a"]);
+        bed.room("m");
+        let step = bed.wakes.step(&bed.waiting, &bed.ledger, bed.now);
+        assert_eq!(step.touches.len(), 1);
+        bed.room("n");
+        for _ in 0..3 {
+            assert_eq!(bed.touched_after(250), [""; 0], "it is still being written");
+        }
+        bed.ledger.reserve(&pod("other"), "m", &asks(1_000_000), bed.now).unwrap();
+        if is_written {
+            bed.waiting.touched(&pod("a").uid, bed.now);
+            assert_eq!(bed.touched_after(250), [""; 0], "its question sees both nodes");
+            assert!(!bed.wakes.nodes.contains_key("n"));
+        } else {
+            bed.waiting.not_touched(&pod("a").uid);
+            bed.room("m");
+            assert_eq!(bed.touched_after(250), ["a"], "for the other room");
+        }
+    }
+}
+
+#[test]
+fn room_that_no_pod_being_touched_can_use_is_not_kept() {
+    let mut bed = Bed::new();
+    bed.refused(("a", 0, 0), &["m"]);
+    bed.room("m");
+    let step = bed.wakes.step(&bed.waiting, &bed.ledger, bed.now);
+    assert_eq!(step.touches.len(), 1);
+    bed.room("n");
+    assert_eq!(bed.touched_after(0), [""; 0]);
+    assert_eq!(bed.wakes.nodes.len(), 1, "it was not asked about that node");
+}

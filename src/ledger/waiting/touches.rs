@@ -93,6 +93,13 @@ impl WaitingPods {
         touched.flatten()
     }
 
+    /// Whether a touch of the pod is being written.
+    pub fn is_sending(&self, uid: &PodUid) -> bool {
+        let pods = self.pods();
+        let touch = pods.by_uid.get(uid).and_then(|state| state.touch);
+        touch.is_some_and(|touch| touch.stage == Stage::Sending)
+    }
+
     /// Notes that a touch was written.
     pub fn touched(&self, uid: &PodUid, now: Timestamp) {
         self.end_stage(uid, Stage::Sending, Some(Stage::Sent(now)));

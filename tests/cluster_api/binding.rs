@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::http::Request;
 use gpupack::cli::extender::settings;
 use gpupack::clock::Clock;
-use gpupack::cluster::events::notices;
+use gpupack::cluster::events::{NoticeWriter, notices};
 use gpupack::cluster::mps::ClientLimits;
 use gpupack::cluster::pod::SeenPod;
 use gpupack::cluster::target::BindTarget;
@@ -30,6 +30,8 @@ use crate::fake::{Fake, Fault, TIMEOUT};
 pub(crate) struct Bed {
     pub(crate) app: Arc<App>,
     router: Router,
+    /// Who writes what is told about pods; elsewhere nobody does.
+    pub(crate) notices: Option<NoticeWriter>,
 }
 
 impl Bed {
@@ -46,7 +48,7 @@ impl Bed {
     pub(crate) async fn starting(fake: &Fake, config: Config, annotations: Value) -> Self {
         let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
             "reserved_mib": 0, "kind": "gpu", "healthy": true}]);
-        Self::made(fake, config, annotations, &gpu).await
+        Self { notices: None, ..Self::made(fake, config, annotations, &gpu).await }
     }
 
     /// The same as [`Bed::new`] with this configuration and these devices.
@@ -54,14 +56,20 @@ impl Bed {
         let bed = Self::made(fake, config, json!({"gpu-fraction": "0.5"}), inventory).await;
         bed.app.set_fenced();
         bed.watch(fake);
-        bed
+        Self { notices: None, ..bed }
     }
 
-    async fn made(fake: &Fake, config: Config, annotations: Value, inventory: &Value) -> Self {
+    /// One whose notices are still to be written, with these devices.
+    pub(crate) async fn made(
+        fake: &Fake,
+        config: Config,
+        annotations: Value,
+        inventory: &Value,
+    ) -> Self {
         let clock = Clock::start();
         let stale_after = Duration::from_secs(3_600);
         let settings = Settings { stale_after, first_session: 1, ..settings(&config, &clock) };
-        let (events, _) = notices(fake.client(), "replica-0".to_owned(), 1, TIMEOUT);
+        let (events, writer) = notices(fake.client(), "replica-0".to_owned(), 9, TIMEOUT);
         let truth = ClusterTruth { writer: fake.writer(), notices: events };
         let ledger = Arc::new(Ledger::new(settings));
         ledger.share_by(config.pools.clone());
@@ -71,7 +79,8 @@ impl Bed {
         app.ledger.see_node(&NodeName::new("n1"), host, PoolName::new(""));
         app.ledger.set_listed(app.clock.now());
         let set_log_level = Arc::new(|_: &str| Ok(()));
-        let bed = Self { router: router(Service { app: Arc::clone(&app), set_log_level }), app };
+        let router = router(Service { app: Arc::clone(&app), set_log_level });
+        let bed = Self { app, router, notices: Some(writer) };
         let uses: Vec<Value> = inventory.as_array().into_iter().flatten().map(|device| {
             json!({"uuid": device["uuid"], "used_mib": 0, "healthy": true, "processes": []})
         }).collect();

@@ -12,6 +12,7 @@ mod evicting;
 mod fake;
 mod forged;
 mod kept;
+mod waiting;
 
 use std::cmp::Ordering;
 use std::io::{Read, Write};

@@ -140,7 +140,7 @@ async fn a_pod_that_may_not_be_touched_at_the_start_is_undecided() {
     assert!(touch.as_str().unwrap().contains(" start-"), "{touch}");
 }
 
-async fn until_ready(bed: &Bed) {
+pub(crate) async fn until_ready(bed: &Bed) {
     let ready = async {
         while bed.app.readiness() != Readiness::Ready {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -13,7 +13,7 @@ use super::extender::config_file;
 use super::logging::{self, LogArgs};
 use crate::cluster::admission::Admission;
 use crate::extender::tls::{CertificateFiles, TlsService};
-use crate::extender::webhook::router;
+use crate::extender::webhook::{THREADS, router};
 
 /// How often the certificate's files are read again. kubelet brings a changed Secret within a minute
 /// or two, and certificates are renewed days before they end.
@@ -40,7 +40,7 @@ pub fn run(args: &WebhookArgs) -> Result<()> {
     let level = args.log.asked_level().unwrap_or(&config.log_level);
     logging::start(level, args.log.asked_format().unwrap_or(config.log_format))?;
     let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
     runtime.block_on(async move {
         let settings = config.webhook;
         let listener = TcpListener::bind(settings.listen)

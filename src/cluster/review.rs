@@ -14,8 +14,18 @@ const REVIEW: (&str, &str) = ("admission.k8s.io/v1", "AdmissionReview");
 /// fewer. Each may take a hundred times its text.
 const MOST_VALUES: usize = 250_000;
 
+/// Most objects that have fields, of which two versions of the same pod have some 45,000. Each takes 700 bytes
+/// at least, be its text as short as `{"a":0}`.
+const MOST_OBJECTS: usize = 50_000;
+
+/// Bytes that a review of so many values and objects may take, beside its text.
+pub const MOST_REVIEW_BYTES: usize = 700 * MOST_OBJECTS + 64 * MOST_VALUES;
+
 /// Most items of a list other than of texts or variables: a container alone takes two kilobytes.
 const MOST_ITEMS: usize = 1_000;
+
+/// Most items of all such lists together: some take half a kilobyte where their text is `{}`.
+const MOST_IN_LISTS: usize = 40_000;
 
 /// Most variables of all containers, in both versions of the pod together.
 const MOST_VARIABLES: usize = 20_000;
@@ -68,11 +78,7 @@ pub enum ReviewFault {
 pub(super) fn request(body: &[u8]) -> Result<AdmissionRequest<Pod>, ReviewFault> {
     let json =
         |error: serde_json::Error| ReviewFault::Json { fault: shown_long(&error.to_string()) };
-    // Each value but the first has one of these in front.
-    let begins_value = |byte: &u8| matches!(byte, b'{' | b'[' | b',');
-    if outside_texts(body).filter(begins_value).nth(MOST_VALUES).is_some() {
-        return Err(ReviewFault::TooMany { what: "values", most: MOST_VALUES });
-    }
+    refuse_many_values(body)?;
     let value: Value = serde_json::from_slice(body).map_err(json)?;
     let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or_default();
     if (text("apiVersion"), text("kind")) != REVIEW {
@@ -86,27 +92,59 @@ pub(super) fn request(body: &[u8]) -> Result<AdmissionRequest<Pod>, ReviewFault>
         let resource = shown(&format!("{}/{}", part("group"), part("resource")));
         return Err(ReviewFault::Resource { resource });
     }
-    refuse_long_lists(&value, &mut 0)?;
+    refuse_long_lists(&value, &mut Counted::default())?;
     let review: AdmissionReview<Pod> = serde_json::from_value(value).map_err(json)?;
     review.try_into().map_err(|_| missing)
 }
 
-/// Refuses what would take far more memory as a pod than as text; counts the variables.
-fn refuse_long_lists(value: &Value, variables: &mut usize) -> Result<(), ReviewFault> {
+/// Refuses what would take far more memory as values than as text.
+fn refuse_many_values(body: &[u8]) -> Result<(), ReviewFault> {
+    let (mut values, mut objects, mut before) = (0, 0, 0);
+    for byte in outside_texts(body).filter(|byte| !byte.is_ascii_whitespace()) {
+        // Each value but the first has one of these in front.
+        values += usize::from(matches!(byte, b'{' | b'[' | b','));
+        objects += usize::from(before == b'{' && byte != b'}');
+        if values > MOST_VALUES {
+            return Err(ReviewFault::TooMany { what: "values", most: MOST_VALUES });
+        }
+        if objects > MOST_OBJECTS {
+            return Err(ReviewFault::TooMany { what: "objects", most: MOST_OBJECTS });
+        }
+        before = byte;
+    }
+    Ok(())
+}
+
+/// What was met in a review so far.
+#[derive(Default)]
+struct Counted {
+    variables: usize,
+    in_lists: usize,
+}
+
+/// Refuses what would take far more memory as a pod than as text.
+fn refuse_long_lists(value: &Value, counted: &mut Counted) -> Result<(), ReviewFault> {
     match value {
         Value::Object(fields) => fields.iter().try_for_each(|(name, field)| {
             let items = field.as_array().map_or(&[][..], Vec::as_slice);
             if name == "env" {
-                *variables += items.len();
-            } else if items.iter().filter(|item| !item.is_string()).nth(MOST_ITEMS).is_some() {
-                return Err(ReviewFault::TooMany { what: "items in a list", most: MOST_ITEMS });
+                counted.variables += items.len();
+            } else {
+                let items = items.iter().filter(|item| !item.is_string()).count();
+                counted.in_lists += items;
+                if items > MOST_ITEMS {
+                    return Err(ReviewFault::TooMany { what: "items in a list", most: MOST_ITEMS });
+                }
             }
-            if *variables > MOST_VARIABLES {
+            if counted.variables > MOST_VARIABLES {
                 return Err(ReviewFault::TooMany { what: "variables", most: MOST_VARIABLES });
             }
-            refuse_long_lists(field, variables)
+            if counted.in_lists > MOST_IN_LISTS {
+                return Err(ReviewFault::TooMany { what: "items in lists", most: MOST_IN_LISTS });
+            }
+            refuse_long_lists(field, counted)
         }),
-        Value::Array(items) => items.iter().try_for_each(|item| refuse_long_lists(item, variables)),
+        Value::Array(items) => items.iter().try_for_each(|item| refuse_long_lists(item, counted)),
         _ => Ok(()),
     }
 }
@@ -158,12 +196,23 @@ mod tests {
                 "1000 items",
             ),
             (review(&variables(10_001)), "20000 variables"),
+            (format!("[{}0]", "{ \"a\" :0},".repeat(50_001)), "50000 objects"),
+            (format!("[{}]", "{\"a\":".repeat(100_000)), "50000 objects"),
+            (
+                review(
+                    &json!({"metadata": {}, "spec": {"containers": [], "volumes": many(json!({"projected": {"sources": many(json!({}), 1_000)}}), 20)}}),
+                ),
+                "40000 items in lists",
+            ),
         ] {
             let fault = request(body.as_bytes()).unwrap_err().to_string();
             assert!(fault.contains(part), "{part}: {fault}");
         }
         assert!(request(review(&spec(many(json!({"name": "c"}), 1_000))).as_bytes()).is_ok());
         assert!(request(review(&variables(10_000)).as_bytes()).is_ok());
+        let empty = format!("[{}0]", "{ },".repeat(100_000));
+        let fault = request(empty.as_bytes()).unwrap_err();
+        assert!(matches!(fault, ReviewFault::Kind { .. }), "an empty object takes little: {fault}");
     }
 
     #[test]

@@ -14,14 +14,16 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use super::connections::{Rest, accept, converse, limits};
-use super::limits::{Clients, Connection, Phase};
+use super::limits::{Clients, Connection, LOOK_EVERY, Phase};
 
 /// Most connections at a time. An API server keeps a handful; the others are idle ones of clients that have
 /// no business here, of which the oldest make way.
 const MAX_CONNECTIONS: usize = 4_096;
 
-/// Most bytes held for all connections together. Each counts 16 KiB, and one review 8 MiB at most.
-const MAX_IN_FLIGHT: usize = 96 << 20;
+/// Most bytes held for all connections together. Each counts 16 KiB, and one review 8 MiB at most: so it is
+/// enough for several beside 2,000 connections, and with what reviews take while they are worked out it stays
+/// far below the memory limit of the shipped manifest.
+const MAX_IN_FLIGHT: usize = 60 << 20;
 
 /// Bytes that a handshake may take: rustls puts a first message of up to 64 KiB together, of pieces that may
 /// come slowly.
@@ -155,9 +157,9 @@ async fn attend(
     router: Router,
     stop: watch::Receiver<bool>,
 ) {
-    if !connection.hold(HANDSHAKE) {
-        tracing::debug!("no room for another TLS handshake");
-        return;
+    // Room comes when others of its address have stalled. Until the time for a handshake has passed it waits.
+    while !connection.hold(HANDSHAKE) {
+        tokio::time::sleep(LOOK_EVERY).await;
     }
     let accepted = acceptor.accept(stream).await;
     connection.release(HANDSHAKE);
@@ -199,7 +201,26 @@ mod tests {
     use rustls::server::ResolvesServerCertUsingSni;
 
     use super::*;
+    use crate::cluster::review::MOST_REVIEW_BYTES;
     use crate::extender::limits::Limits;
+    use crate::extender::webhook::{LARGE_AT_ONCE, LARGE_REVIEW, MAX_BODY_BYTES, THREADS};
+
+    /// Half of the memory limit in `deploy/webhook.yaml`; idle it takes some 15 MiB.
+    const MOST_BYTES: usize = 128 << 20;
+
+    /// Bytes that a byte of a small review may become: `{"a":` is an object, which takes 700.
+    const OF_A_BYTE: usize = 700 / 5;
+
+    #[test]
+    fn whatever_is_sent_at_once_takes_half_of_the_memory_limit_at_most() {
+        let large = LARGE_AT_ONCE * (MOST_REVIEW_BYTES + MAX_BODY_BYTES);
+        // Each other thread works out a small review, or puts a body together of its pieces.
+        let other = MAX_BODY_BYTES.max(LARGE_REVIEW * OF_A_BYTE);
+        let most = MAX_IN_FLIGHT + large + (THREADS - LARGE_AT_ONCE) * other;
+        assert!(most <= MOST_BYTES, "{} MiB", most >> 20);
+        let connections = (MAX_IN_FLIGHT - MAX_BODY_BYTES) / (16 << 10);
+        assert!(connections >= 2_000, "{connections} beside a review");
+    }
 
     #[tokio::test]
     async fn handshakes_count_the_bytes_that_they_may_take() {
@@ -225,8 +246,11 @@ mod tests {
             }));
             tokio::task::yield_now().await;
         }
-        attending.pop().unwrap().await.unwrap(); // no room for the third
-        assert_eq!(clients.held(), (2, 2 * HANDSHAKE));
+        assert_eq!(clients.held(), (3, 2 * HANDSHAKE), "no room for the third");
+        drop(silent.drain(..2));
+        while clients.held() != (1, HANDSHAKE) {
+            tokio::time::sleep(LOOK_EVERY / 50).await; // until that has room
+        }
         drop(silent);
         for task in attending {
             task.await.unwrap();

@@ -21,16 +21,21 @@ use crate::cluster::admission::Admission;
 
 /// Largest body that is read. An API server takes objects of up to 3 MiB, and a review holds at most
 /// two versions of one.
-const MAX_BODY_BYTES: usize = 8 << 20;
+pub(super) const MAX_BODY_BYTES: usize = 8 << 20;
+
+/// Threads of its process: so many reviews are worked out at a moment, whatever their size.
+pub const THREADS: usize = 2;
 
 /// How long a body may take to arrive: an API server sends it at once.
 const BODY_LIMIT: Duration = Duration::from_secs(5);
 
 /// From here on a review is worked out in turn with others of its size: a pod takes many times its text.
-const LARGE_REVIEW: usize = 64 << 10;
+pub(super) const LARGE_REVIEW: usize = 64 << 10;
 
 /// Reviews of that size that are worked out at once.
-static LARGE_REVIEWS: Semaphore = Semaphore::const_new(2);
+pub(super) const LARGE_AT_ONCE: usize = 1;
+
+static LARGE_REVIEWS: Semaphore = Semaphore::const_new(LARGE_AT_ONCE);
 
 /// The routes: `/webhook` for the API server, `/healthz` for kubelet.
 pub fn router(admission: Arc<Admission>) -> Router {
@@ -88,7 +93,7 @@ mod tests {
             let call = call.body(Body::from(" ".repeat(bytes))).unwrap();
             tokio::time::timeout(Duration::from_millis(200), routes.clone().oneshot(call))
         };
-        let all = LARGE_REVIEWS.acquire_many(2).await.unwrap();
+        let all = LARGE_REVIEWS.acquire().await.unwrap();
         assert!(send(LARGE_REVIEW + 1).await.is_err(), "it did not wait");
         let status = send(LARGE_REVIEW).await.unwrap().unwrap().status();
         assert_eq!(status, StatusCode::BAD_REQUEST);

@@ -218,9 +218,9 @@ async fn an_undecided_bind_goes_on_when_its_caller_hangs_up() {
     }
 }
 
-/// The answer could come after kube-scheduler has given up from 100 ms after a call on.
+/// The answer could come after kube-scheduler has given up from 400 ms after a call on.
 fn impatient() -> Config {
-    let scheduler_timeout = TIMEOUT + Duration::from_millis(600);
+    let scheduler_timeout = TIMEOUT + Duration::from_millis(900);
     Config { api_timeout: TIMEOUT, scheduler_timeout, ..Config::default() }
 }
 
@@ -281,6 +281,9 @@ async fn a_reservation_whose_bind_has_died_is_settled() {
         if is_bound {
             // What the task posted has landed, and the watch has not shown it.
             fake.world(|world| world.bind(&other_binding(&world.pod.as_ref().unwrap().uid)));
+        } else {
+            // It is still on its way.
+            fake.world(|world| world.after_touch.push(other_binding("u1")));
         }
         let turn = bed.app.binds.take(&pod.pod.uid).await;
         settle_abandoned(&bed.app).await;
@@ -289,6 +292,9 @@ async fn a_reservation_whose_bind_has_died_is_settled() {
         settle_abandoned(&bed.app).await;
         let expected = is_bound.then_some(ReservationState::Confirmed);
         assert_eq!(bed.state(), expected);
+        assert_eq!(node(&fake).is_some(), is_bound);
+        let late = if is_bound { vec![] } else { vec![409] };
+        assert_eq!(fake.world(|world| world.late_answers.clone()), late, "it can land no more");
         bed.app.ledger.audit().unwrap();
     }
 }
@@ -328,6 +334,9 @@ async fn a_pod_that_is_being_bound_still_fits_where_its_room_is_held() {
     let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
     let question = bed.app.question(&pod).unwrap();
     bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+    let mut larger = pod_of(&fake);
+    larger["metadata"]["annotations"]["gpu-fraction"] = "0.9".into();
+    assert_eq!(bed.filter(&larger).await, json!([]), "no room is held for that");
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
     assert_eq!(bed.bind().await, "");
     let mut other = pod_of(&fake);
@@ -405,5 +414,23 @@ async fn the_limit_of_the_driver_is_written_for_gpus_and_never_for_instances() {
         let written = |key: &str| written.get(&format!("placed.gpupack.dev/{key}")).cloned();
         assert_eq!(written("uuids").as_deref(), Some(device));
         assert_eq!(written("driver-memory-limit").as_deref(), limit, "{device}");
+    }
+}
+
+#[tokio::test]
+async fn driver_and_mps_hold_a_pod_to_its_request_whatever_its_limit() {
+    for (by, key, written) in
+        [("driver", "driver-memory-limit", "11517"), ("mps", "mps-memory-limit", "0=11517M")]
+    {
+        let fake = Fake::with_pod();
+        let config = Config::from_yaml(&format!("webhook: {{memory_limit: {by}}}")).unwrap();
+        let asks = json!({"gpu-fraction": "0.5", "gpu-fraction.limit": "1"});
+        let bed = Bed::starting(&fake, config, asks).await;
+        bed.app.set_fenced();
+        bed.watch(&fake);
+        assert_eq!(bed.bind().await, "");
+        let all = fake.world(|world| world.pod.as_ref().unwrap().annotations.clone());
+        let limit = all.get(&format!("placed.gpupack.dev/{key}"));
+        assert_eq!(limit.map(String::as_str), Some(written), "{by}");
     }
 }

@@ -108,7 +108,7 @@ async fn a_write_that_meets_another_is_tried_again_on_the_newest_version() {
     let fake = Fake::with_pod();
     let (bed, _stop) = bound(&fake).await;
     let ours = annotations(&fake);
-    fake.world(|world| world.on_touch.extend([Fault::Answer(409), Fault::Answer(500)]));
+    fake.world(|world| world.on_touch.extend([Fault::WrittenBefore, Fault::Answer(500)]));
     edit(&fake, |all| drop(all.remove(PLACEMENT)));
     bed.app.outbox.push(bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now()));
     until("written back", || annotations(&fake) == ours).await;
@@ -163,6 +163,16 @@ async fn an_edit_beside_the_placement_is_reported_and_all_of_it_written_back() {
         edit(&fake, |all| drop(all.insert(key("touch"), "1".into())));
         assert_eq!(show(&bed, &fake).as_deref(), Some("1"), "neither our write nor a touch is one");
     }
+}
+
+#[tokio::test]
+async fn an_edit_that_comes_before_the_watch_shows_the_bound_pod_is_one() {
+    let fake = Fake::with_pod();
+    let (bed, _stop) = run(limiting(&fake, "driver").await).await;
+    let ours = annotations(&fake);
+    edit(&fake, |all| drop(all.insert(DRIVER_MEMORY.to_owned(), "23034".into())));
+    assert_eq!(show(&bed, &fake).as_deref(), Some("1"));
+    until("written back", || annotations(&fake) == ours).await;
 }
 
 #[tokio::test]

@@ -3,13 +3,14 @@
 use gpupack::cluster::events::NoticeReason;
 use gpupack::cluster::pod::SeenPod;
 use gpupack::cluster::watch::Sink;
+use gpupack::extender::passed::Verdict;
 use gpupack::extender::teams;
 use gpupack::ledger::facts::PodFact;
 use gpupack::packing::device::PodUid;
 use gpupack::packing::units::Timestamp;
 use serde_json::{Value, json};
 
-use crate::binding::Bed;
+use crate::binding::{Bed, pod_of};
 use crate::fake::Fake;
 
 const PODS: u64 = 10_000;
@@ -97,6 +98,22 @@ async fn lives(bed: &Bed, pods: std::ops::Range<u64>) {
     }
     bed.app.forget_unseen();
     let _told = bed.app.outbox.take().await;
+}
+
+#[tokio::test]
+async fn nothing_is_kept_of_a_pod_that_ends_before_the_watch_shows_it_bound() {
+    let fake = Fake::with_pod();
+    let bed = Bed::new(&fake).await;
+    let (uid, app) = (PodUid::new("u1"), &bed.app);
+    let tables = ["waiting", "pending", "binds", "unseen binds", "written annotations"];
+    let kept = || tables.map(|table| app.entries()[table]);
+    let verdict = || app.passed.verdict(&uid, "n1", app.clock.now());
+    bed.filter(&pod_of(&fake)).await;
+    assert_eq!(kept(), [1, 1, 0, 0, 0]);
+    assert_eq!(bed.bind().await, "");
+    assert_eq!((kept(), verdict()), ([0, 0, 0, 1, 1], Verdict::Passed));
+    app.pod_ended(&uid);
+    assert_eq!((kept(), verdict()), ([0; 5], Verdict::Unknown));
 }
 
 #[tokio::test]

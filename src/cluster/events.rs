@@ -371,4 +371,18 @@ mod tests {
         assert_eq!(kept_after(NoticeReason::GpuPlaced, 10_000), 0);
         assert!(kept_after(NoticeReason::NoGpuFits, 10_000) <= MAX_RECORDERS);
     }
+
+    #[tokio::test]
+    async fn what_is_remembered_for_muting_does_not_grow_with_the_pods_that_came() {
+        let client = recorders().client;
+        let (sender, mut writer) = notices(client, "replica-0".to_owned(), 1, Duration::ZERO);
+        for at in 0..=MAX_REMEMBERED {
+            let key = PodKey::new("team-a", "infer").unwrap();
+            let (uid, note) = (PodUid::new(format!("{at}")), String::new());
+            let notice = Notice { key, uid, reason: NoticeReason::GpuPlaced, note };
+            sender.offer(notice, Timestamp::START);
+            assert!(writer.queue.try_recv().is_ok());
+        }
+        assert_eq!(sender.remembered(), 1, "a burst costs repeats, not memory");
+    }
 }

@@ -288,6 +288,49 @@ fn many_nodes_that_go_at_once_leave_few_slots_and_return_as_new_ones() {
 }
 
 #[test]
+fn figures_of_a_node_are_not_those_of_the_one_that_had_its_position() {
+    let ledger = ledger("A");
+    for (name, devices, count) in [("a", "X", 2), ("b", "Y Z", 3)] {
+        see_node(&ledger, name);
+        ledger.report(name, &hello(name, 1, devices), seconds(0)).unwrap();
+        assert_eq!(ledger.packing().devices, count, "{name}");
+        ledger.lose_node(&NodeName::new(name));
+        ledger.forget_gone_nodes();
+    }
+    assert_eq!(ledger.slots().len(), 2);
+}
+
+#[test]
+fn pods_that_name_nodes_that_there_are_not_make_a_bounded_number_of_them() {
+    let ledger = ledger("A");
+    for at in 0..MAX_NAMED_NODES + 5 {
+        let name = format!("x-{at:05}");
+        ledger.see_pod(&bound(&name, &name, "X", 1), seconds(0));
+    }
+    assert_eq!(ledger.kept_nodes().0, MAX_NAMED_NODES);
+    let unplaced = Effect::Unplaced { pod: pod("p"), node: NodeName::new("z") };
+    assert_eq!(ledger.see_pod(&bound("p", "z", "Z", 1), seconds(0)), [unplaced]);
+    see_node(&ledger, "z");
+    assert_eq!(ledger.see_pod(&bound("p", "z", "Z", 1), seconds(0)), [], "one that there is");
+}
+
+#[test]
+fn the_pods_that_ended_last_are_remembered_and_one_that_drains_for_longer_keeps_its_devices() {
+    const MOST: usize = 20_000;
+    let ledger = ledger("A");
+    ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(0));
+    ledger.end_pod(&uid("p"), seconds(0));
+    (0..MOST + 5).for_each(|at| drop(ledger.end_pod(&uid(&format!("{at}")), seconds(0))));
+    let table = ledger.entries().into_iter().find(|(table, _)| *table == "ended");
+    assert_eq!(table, Some(("ended", MOST)));
+    assert_eq!(reserve(&ledger, &format!("{}", MOST + 4), 1), Err(ReserveError::Ended));
+    assert_eq!(ledger.see_pod(&bound("p", "n", "A", 1), seconds(1)), [edited("n")]);
+    assert_eq!(free(&ledger), [100]);
+    let state = ledger.reservation(&uid("p")).unwrap().state;
+    assert!(matches!(state, ReservationState::Draining { .. }), "it goes on to end: {state:?}");
+}
+
+#[test]
 fn a_node_that_passes_its_position_on_takes_nothing_of_others_with_it() {
     let ledger = ledger("A");
     let (rounds, question) = (300, asks(400_000));

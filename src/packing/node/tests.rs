@@ -323,6 +323,19 @@ fn processes_of_pods_that_are_gone_keep_a_device_from_being_given_away_whole() {
     node.book(held("late", "A", demand(100, 1)));
     assert_eq!(free_after_lists(&mut node, &[(5, &["plain", "late"])]), [900]);
     assert_eq!(free_after_lists(&mut node, &[(10, &["plain", "late"])]), [900]);
+    let mut node = fresh();
+    assert_eq!(free_after_lists(&mut node, &[(0, &["plain"])]), [991]);
+    node.book_host(uid("plain"), HostAmount::ZERO);
+    assert_eq!(free_after_lists(&mut node, &[(5, &["plain"])]), [1000]);
+    // A hello of the agent forgets them as little as the rest, and there are not too many.
+    let mut node = fresh();
+    assert_eq!(free_after_lists(&mut node, &[(0, gone)]), [991]);
+    node.replace_inventory(&inventory(&["A", "B"], 1000), &mut DeviceClasses::default());
+    assert_eq!(free(&node)[0].0, 991);
+    let many: Vec<String> = (0..100).map(|at| at.to_string()).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    free_after_lists(&mut node, &[(5, &many)]);
+    assert_eq!(node.entries(), 64);
 }
 
 #[test]

@@ -216,16 +216,16 @@ async fn operators_see_readiness_metrics_page_and_set_the_log_level() {
     assert!(String::from_utf8(body).unwrap().contains("loopback"));
 }
 
-/// One call over the network; status and body.
+/// One call over the network to an address, by the name of a host; status and body.
 async fn exchange(
-    address: std::net::SocketAddr,
+    (address, host): (std::net::SocketAddr, &str),
     method: &str,
     path: &str,
     body: &str,
 ) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.expect("it listens");
     let head =
-        format!("{method} {path} HTTP/1.0\r\nhost: localhost\r\ncontent-type: application/json");
+        format!("{method} {path} HTTP/1.0\r\nhost: {host}\r\ncontent-type: application/json");
     let asked = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     stream.write_all(asked.as_bytes()).await.expect("it reads");
     let mut text = String::new();
@@ -251,8 +251,12 @@ async fn verbs_and_page_are_apart_and_only_this_machine_changes_the_log_level() 
         let service = Service { app: bed.app.clone(), set_log_level };
         let serving = tokio::spawn(serve_apart(service, listeners, stopped));
         let ask = async |address, method: &str, path: &str, body: &str| {
-            exchange(address, method, path, body).await.0
+            exchange((address, "localhost"), method, path, body).await.0
         };
+        for (address, path) in [(verbs, "/healthz"), (page, "/"), (page, "/v1/state")] {
+            let (status, _) = exchange((address, "evil.example"), "GET", path, "").await;
+            assert_eq!(status, 421, "{path}: a page of another site");
+        }
         for path in ["/", "/page/main.js", "/v1/state", "/v1/summary", "/v1/waiting", "/v1/advise"]
         {
             assert_eq!(ask(page, "GET", path, "").await, 200, "{path}");
@@ -270,7 +274,8 @@ async fn verbs_and_page_are_apart_and_only_this_machine_changes_the_log_level() 
         assert_eq!(ask(verbs, "PUT", "/v1/log-level", "\"debug\"").await, debug, "{config}");
         if debug == 200 {
             assert_eq!(ask(verbs, "PUT", "/v1/log-level", "debug").await, 400, "no JSON");
-            let (status, text) = exchange(verbs, "PUT", "/v1/log-level", "\"loud\"").await;
+            let (status, text) =
+                exchange((verbs, "localhost"), "PUT", "/v1/log-level", "\"loud\"").await;
             assert!(status == 422 && text.contains("`loud`"), "{text}");
         }
         stop.send_replace(true);
@@ -417,6 +422,35 @@ async fn every_gpu_has_series_on_a_path_of_its_own() {
         format!("gpupack_device_placeable{labels}}} 1"),
     ] {
         assert!(text.lines().any(|seen| seen == line), "{line} in {text}");
+    }
+}
+
+#[tokio::test]
+async fn the_guard_goes_by_the_grace_and_the_largest_limit_of_the_configuration() {
+    for (grace, over_beside_another) in [(0, 1), (3600, 0)] {
+        let config = format!("max_limit: 0.5\nguard: {{tolerance_mib: 0, grace_seconds: {grace}}}");
+        let bed = Bed::warm_with(&config).await;
+        let place = async |name: &str, asks: Value| {
+            bed.filter(pod(name, asks), &["gpu-a"]).await;
+            let body =
+                json!({"PodName": name, "PodNamespace": "team", "PodUID": name, "Node": "gpu-a"});
+            assert_eq!(bed.post("/v1/bind", body.to_string()).await.1["Error"], "");
+        };
+        // Of a T4 with 15,360 MiB.
+        let over = async |sequence: u64, mib: u64| {
+            let mut report = hello("gpu-a", "Tesla T4", 15_360, 1);
+            report["sequence"] = sequence.into();
+            report["devices"][0]["used_mib"] = mib.into();
+            report["devices"][0]["processes"] =
+                json!([{"pid": 7, "pod_uid": "p", "memory_mib": mib}]);
+            assert_eq!(bed.report("gpu-a", &report).await.0, StatusCode::OK);
+            bed.app.ledger.over_users().len()
+        };
+        place("p", json!({"gpu-memory": "1000", "gpu-memory.limit": "14Gi"})).await;
+        assert_eq!((over(2, 7_680).await, over(3, 7_681).await), (0, 1), "half of it");
+        assert_eq!(over(4, 7_680).await, 0);
+        place("q", json!({"gpu-memory": "1000"})).await;
+        assert_eq!(over(5, 7_680).await, over_beside_another, "{grace} s");
     }
 }
 

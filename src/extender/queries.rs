@@ -215,6 +215,10 @@ mod tests {
             assert!(answer.is_err(), "{path} did not wait");
         }
         drop(all);
+        let whole = WHOLE.acquire().await.unwrap();
+        let second = tokio::time::timeout(Duration::from_millis(50), ask("/v1/state")).await;
+        assert!(second.is_err(), "the whole model is written down twice at once");
+        drop(whole);
         for path in paths {
             assert_eq!(ask(path).await.unwrap().status(), StatusCode::OK, "{path}");
         }

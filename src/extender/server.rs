@@ -308,9 +308,18 @@ pub(super) fn refusal(status: StatusCode, error: &str) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
     use std::sync::mpsc;
 
+    use axum::body::Body;
+    use tower::ServiceExt;
+
     use super::*;
+    use crate::clock::Clock;
+    use crate::config::Config;
+    use crate::extender::app::Truth;
+    use crate::ledger::books::Ledger;
+    use crate::ledger::fixture::settings;
 
     #[test]
     fn a_large_body_holds_up_no_other_request() {
@@ -327,5 +336,22 @@ mod tests {
         });
         let (large, small) = runtime.block_on(async { tokio::join!(large, small) });
         assert_eq!([large.status(), small.status()], [StatusCode::OK; 2]);
+    }
+
+    #[tokio::test]
+    async fn the_log_level_is_changed_from_the_loopback_interface_alone() {
+        let ledger = Arc::new(Ledger::new(settings()));
+        let app = App::new(ledger, Clock::start(), Config::default(), Truth::Books);
+        let routes = router(Service { app: Arc::new(app), set_log_level: Arc::new(|_| Ok(())) });
+        for (from, status) in
+            [("127.0.0.1", 200), ("::1", 200), ("10.0.0.1", 403), ("fd00::1", 403)]
+        {
+            let request = Request::put("/v1/log-level").header("content-type", "application/json");
+            let mut request = request.body(Body::from("\"debug\"")).unwrap();
+            let address: IpAddr = from.parse().unwrap();
+            request.extensions_mut().insert(PeerAddress(address));
+            let answer = routes.clone().oneshot(request).await.unwrap();
+            assert_eq!(answer.status().as_u16(), status, "{from}");
+        }
     }
 }

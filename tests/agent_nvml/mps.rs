@@ -365,9 +365,14 @@ fn the_shared_memory_of_the_manifest_is_limited() {
         eprintln!("skipped: no mount name space can be made here");
         return;
     }
-    let full = "head -c 2000000 /dev/zero >\"$FOLDER/shm/a\" && exit 9; rm \"$FOLDER/shm/a\"";
+    let is_full = |bytes: u32| {
+        let file = "\"$FOLDER/shm/a\"";
+        format!("head -c {bytes} /dev/zero >{file} && exit 9; rm {file}")
+    };
+    // The second time, as after an upgrade, with less.
+    let (full, full_of_less) = (is_full(2_000_000), is_full(800_000));
     let checked = format!(
-        "{script}\n{script}\n{full}\nstat -f -c %T \"$FOLDER/shm\"; \
+        "{script}\n{full}\nSIZE=512k\n{script}\n{full_of_less}\nstat -f -c %T \"$FOLDER/shm\"; \
         stat -c %a \"$FOLDER/shm\"; grep -c \"$FOLDER/shm\" /proc/self/mounts"
     );
     let output = shell(&checked, folder.path()).unwrap();

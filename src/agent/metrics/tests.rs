@@ -1,6 +1,6 @@
 use super::*;
 use crate::agent::health::XidCounts;
-use crate::report::{Ailment, BookedDevice, BookingState, Kind};
+use crate::report::{Ailment, BookedDevice, BookingState, Kind, TenantReport};
 
 fn sample(uses: Vec<DeviceUse>) -> Sample {
     let gpu = |uuid: &String| DeviceReport {
@@ -112,6 +112,26 @@ fn every_gpu_has_its_series_until_it_is_gone() {
     metrics.show("n1", &sample(Vec::new()), &[]);
     assert_eq!(value(&metrics, &["GPU-a"]), None);
     assert_eq!(value(&metrics, &["gpupack_build_info{", "agent"]).unwrap(), "1");
+}
+
+#[test]
+fn a_tenant_is_as_busy_as_its_own_kernels_where_the_driver_says_whose_they_are() {
+    let runs = |pod: &str, percent| TenantReport {
+        pod_uid: pod.to_owned(),
+        limit_mib: None,
+        is_unlimited: false,
+        is_mps_client: false,
+        mps_limit_mib: None,
+        busy_percent: Some(percent),
+    };
+    let both = vec![process(Some("p"), Some(400)), process(Some("q"), None)];
+    let tenants = vec![runs("p", 20), runs("q", 0)];
+    let metrics = AgentMetrics::new();
+    let seen = DeviceUse { tenants, ..seen(Some(both)) };
+    metrics.show("n1", &sample(vec![seen]), &[booking("p", 300), booking("q", 200)]);
+    let load =
+        |pod: &str| value(&metrics, &["gpupack_tenant_busy_ratio{", &format!("uid=\"{pod}\"")]);
+    assert_eq!([load("p"), load("q")].map(Option::unwrap), ["0.2", "0"]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -69,6 +70,16 @@ impl Extender {
     /// Where the page is, and what people ask.
     pub(crate) fn page_address(&self) -> SocketAddr {
         self.page_address
+    }
+
+    /// Host memory that the process has now, in KiB.
+    pub(crate) fn resident_kib(&self) -> u64 {
+        self.process.resident_kib()
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.process.ended()
     }
 
     /// SIGKILL.

@@ -22,14 +22,6 @@ kill "$reader" 2>/dev/null
 exit "$code"
 "#;
 
-/// Asks for the end of the program, of which this shell is the parent.
-const ASK: &str = r#"
-for stat in /proc/[0-9]*/stat; do
-    read -r id name state parent rest <"$stat" || continue
-    if [ "$parent" = "$1" ] && [ "$name" != "(sh)" ]; then kill -TERM "$id"; fi
-done
-"#;
-
 /// A running program and the pipe that keeps it alive.
 pub(crate) struct Leash {
     name: String,
@@ -67,9 +59,32 @@ impl Leash {
 
     /// Sends SIGTERM to the program, and waits for nothing.
     pub(crate) fn ask_to_end(&self) {
-        let parent = self.shell.id().to_string();
-        let asked = Command::new("sh").args(["-c", ASK, "sh", &parent]).status();
+        let asked =
+            Command::new("sh").args(["-c", "kill -TERM $1", "sh", &self.program()]).status();
         assert!(asked.is_ok_and(|status| status.success()), "cannot ask {} to end", self.name);
+    }
+
+    /// Host memory that the program has now, in KiB: Linux's `VmRSS`.
+    pub(crate) fn resident_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.program()));
+        let status = status.expect("the program runs");
+        let mut amounts = status.lines().filter_map(|line| line.strip_prefix("VmRSS:"));
+        let amount = amounts.next().and_then(|text| text.trim().strip_suffix(" kB"));
+        amount.and_then(|number| number.parse().ok()).expect("Linux tells it in KiB")
+    }
+
+    /// The id of the program: the only child of the shell that is no shell.
+    fn program(&self) -> String {
+        let parent = self.shell.id().to_string();
+        let processes = std::fs::read_dir("/proc").expect("Linux has it").flatten();
+        let mut programs = processes.filter_map(|process| {
+            let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
+            let (id, rest) = stat.split_once(" (")?;
+            let (name, rest) = rest.rsplit_once(") ")?;
+            let is_it = name != "sh" && rest.split(' ').nth(1) == Some(parent.as_str());
+            is_it.then(|| id.to_owned())
+        });
+        programs.next().unwrap_or_else(|| panic!("{} does not run", self.name))
     }
 
     /// How the program ended, if it has.

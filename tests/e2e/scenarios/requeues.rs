@@ -1,16 +1,21 @@
 //! Room in one pool while many older pods wait for another: the pod that can use it is touched, the others
 //! are left alone.
 //!
-//! `GPUPACK_REQUEUES="ahead=1000"` says how many wait ahead of it; without it they are few. No time is
-//! asserted but a limit far above what it takes.
+//! And SIGTERM while room comes and goes that none of many waiting pods can use.
+//!
+//! `GPUPACK_REQUEUES="ahead=1000"` says how many wait; without it they are few. No time is asserted but a
+//! limit far above what it takes.
 
+use std::cell::Cell;
 use std::time::Duration;
+
+use futures::future::join_all;
 
 use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario_within};
-use crate::watching::{Pods, Seen, is_bound};
+use crate::watching::{Pods, Seen, Watching, is_bound};
 
 /// Two seconds for each of 60 pods ahead would be four times as long.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -35,9 +40,9 @@ fn room_is_not_offered_to_pods_that_wait_for_another_pool() {
         let others = (0..ahead).map(|i| PodPlan::fraction(format!("ahead-{i}"), "0.5"));
         let others: Vec<PodPlan> = others.map(|plan| plan.only_on("ra-00")).collect();
         stage.cluster.add_pods(&others).await;
-        until_refused(&stage, ahead).await;
+        until_refused(&stage.watching, ahead).await;
         stage.cluster.add_pods(&[PodPlan::fraction("last", "0.5").only_on("rb-00")]).await;
-        until_refused(&stage, ahead + 1).await;
+        until_refused(&stage.watching, ahead + 1).await;
 
         let before = stage.extender.metric("gpupack_wakeups_total", "").await;
         stage.cluster.delete_pod("holder-rb").await;
@@ -70,6 +75,84 @@ fn room_is_not_offered_to_pods_that_wait_for_another_pool() {
     });
 }
 
+/// Longest time that a stop may take; a release build takes no more than two seconds.
+const STOPPED_WITHIN: Duration = Duration::from_secs(15);
+
+/// How long room comes and goes before the stop.
+const ROOMS_FOR: Duration = Duration::from_secs(5);
+
+/// Nodes on which it does.
+const NODES: usize = 20;
+
+#[test]
+fn a_stop_does_not_wait_for_the_requeues() {
+    let ahead = ahead();
+    let limit = Duration::from_secs(300) + Duration::from_secs(1) * u32::try_from(ahead).unwrap();
+    scenario_within("requeues-stop", limit, |bed| async move {
+        let fleet = Fleet::new().with("rs", NODES, (1, A100));
+        let setup = Setup { report_every: Duration::from_millis(200), ..Setup::of(fleet) };
+        let mut stage = bed.stage(setup).await;
+        let halves = (0..2 * NODES).map(|i| half(i % NODES, i / NODES));
+        stage.cluster.add_pods(&halves.collect::<Vec<_>>()).await;
+        stage.watching.until_bound(2 * NODES, LIMIT).await;
+        // All different, and too large for the room beside a half.
+        let fraction = |i: usize| format!("0.{:06}", 600_000 + i);
+        let others = (0..ahead).map(|i| PodPlan::fraction(format!("ahead-{i}"), &fraction(i)));
+        stage.cluster.add_pods(&others.collect::<Vec<_>>()).await;
+        until_refused(&stage.watching, ahead).await;
+
+        let rooms = Cell::new(0);
+        let Stage { cluster, watching, extender, .. } = &mut stage;
+        let come_and_go = join_all((0..NODES).map(|node| {
+            let (cluster, watching, rooms) = (&*cluster, &*watching, &rooms);
+            async move {
+                for round in 2.. {
+                    cluster.delete_pod(&half(node, round - 2).name).await;
+                    let next = half(node, round);
+                    cluster.add_pods(std::slice::from_ref(&next)).await;
+                    while !watching.ask(|pods| is_bound(pods, &next.name)) {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                    rooms.set(rooms.get() + 1);
+                }
+            }
+        }));
+        let stopped = async {
+            tokio::time::sleep(ROOMS_FOR).await;
+            let made = rooms.get();
+            let asked = clock::now();
+            extender.ask_to_end();
+            let status = loop {
+                if let Some(status) = extender.ended() {
+                    break status;
+                }
+                assert!(
+                    asked.elapsed() < STOPPED_WITHIN,
+                    "it runs {STOPPED_WITHIN:?} after SIGTERM"
+                );
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            };
+            (made, asked.elapsed(), status)
+        };
+        let (made, took, status) = tokio::select! {
+            stopped = stopped => stopped,
+            _ = come_and_go => unreachable!("it goes on"),
+        };
+        stage.figure(&format!(
+            "{ahead} different pods wait, {made} rooms came and went in {ROOMS_FOR:?}, ended {} ms after SIGTERM",
+            clock::ms(took)
+        ));
+        assert!(status.success(), "{status}");
+        assert!(made > 0, "no room came and went");
+        stage.judge().await;
+    });
+}
+
+/// Half a GPU of that node, for the round.
+fn half(node: usize, round: usize) -> PodPlan {
+    PodPlan::fraction(format!("half-{node}-{round}"), "0.5").only_on(&format!("rs-{node:02}"))
+}
+
 fn ahead() -> usize {
     let text = clock::variable("GPUPACK_REQUEUES").unwrap_or_else(|| "ahead=60".to_owned());
     let number = text.strip_prefix("ahead=").and_then(|number| number.parse().ok());
@@ -77,7 +160,7 @@ fn ahead() -> usize {
 }
 
 /// Waits until so many pods were refused everywhere.
-async fn until_refused(stage: &Stage, count: usize) {
+async fn until_refused(watching: &Watching, count: usize) {
     let is_refused = |seen: &&Seen| {
         let status = seen.pod.status.as_ref();
         let mut conditions = status.and_then(|it| it.conditions.as_ref()).into_iter().flatten();
@@ -85,5 +168,5 @@ async fn until_refused(stage: &Stage, count: usize) {
     };
     let are_refused = |pods: &Pods| pods.values().filter(is_refused).count() >= count;
     let limit = LIMIT + Duration::from_millis(100) * u32::try_from(count).unwrap();
-    stage.watching.until("all that wait are refused", limit, are_refused).await;
+    watching.until("all that wait are refused", limit, are_refused).await;
 }

@@ -138,10 +138,10 @@ fn body(bed: &Bed, name: &str) -> Vec<u8> {
     let (annotations, nodes) = match name.split_once('-').map_or("", |(kind, _)| kind) {
         // Half of them are too large for half a GPU, the others want a model that there is not.
         "ahead" if number.is_multiple_of(2) => {
-            (json!({"gpu-fraction": format!("0.{:06}", 600_000 + number)}), &bed.pools[0])
+            (json!({"gpu-fraction": format!("0.{}", 60_000 + number)}), &bed.pools[0])
         }
         "ahead" => {
-            let share = format!("0.{:06}", 100_000 + number);
+            let share = format!("0.{}", 10_000 + number);
             (json!({"gpu-fraction": share, "gpupack.dev/gpu-model": "H100"}), &bed.pools[0])
         }
         "probe" => (json!({"gpu-fraction": format!("0.9{number}")}), &bed.pools[0]),
@@ -303,6 +303,7 @@ fn only_pods_that_can_use_the_room_are_touched_however_many_wait() {
             see(&bed, name);
             assert!(filter(&bed, name).is_empty());
         });
+        assert_eq!(bed.app.waiting.refused_count(), size.pods + OTHERS, "pods that wait");
         phase(&bed, &size, false).await;
         assert!(bed.touches.lock().unwrap().is_empty());
         phase(&bed, &size, true).await;

@@ -98,10 +98,12 @@ fn a_stop_does_not_wait_for_the_requeues() {
         stage.cluster.add_pods(&halves.collect::<Vec<_>>()).await;
         stage.watching.until_bound(2 * NODES, LIMIT).await;
         // All different, and too large for the room beside a half.
-        let fraction = |i: usize| format!("0.{:06}", 600_000 + i);
+        let fraction = |i: usize| format!("0.{}", 60_000 + i);
         let others = (0..ahead).map(|i| PodPlan::fraction(format!("ahead-{i}"), &fraction(i)));
         stage.cluster.add_pods(&others.collect::<Vec<_>>()).await;
         until_refused(&stage.watching, ahead).await;
+        let waiting = stage.extender.metric("gpupack_waiting_pods", "").await;
+        assert_eq!(waiting, ahead as f64, "their requests are sound");
 
         let rooms = Cell::new(0);
         let Stage { cluster, watching, extender, fleet, .. } = &mut stage;

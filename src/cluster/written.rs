@@ -6,6 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 use crate::cluster::placement::{DRIVER_MEMORY, MPS_MEMORY, MPS_THREADS, PLACED_PREFIX, TOUCH};
+use crate::packing::reservation::Placement;
 
 /// Keys whose values follow from the configuration at the time of the Binding, not from the placement.
 const LIMITS: [&str; 3] = [DRIVER_MEMORY, MPS_MEMORY, MPS_THREADS];
@@ -46,6 +47,11 @@ impl Written {
     pub fn limits(&self) -> impl Iterator<Item = (String, String)> {
         self.limits.iter().map(|(key, value)| ((*key).to_owned(), value.to_string()))
     }
+}
+
+/// A number that is equal for equal placements.
+pub fn placement_mark(placement: &Placement) -> u64 {
+    HASHER.hash_one(placement)
 }
 
 /// The patch that makes annotations of a pod which only gpupack writes `wanted`: what is there beside them

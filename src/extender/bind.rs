@@ -17,7 +17,7 @@ use super::bind_error::BindError;
 use super::bind_limits::{check_made_up, check_passed, read_pod};
 use super::log_limit::LogLimit;
 use super::protocol::{ExtenderBindingArgs, ExtenderBindingResult, ProtocolError};
-use super::settle::{gone, settle, settled_bound, taken_back};
+use super::settle::{gone, see_other_binding, settle, settled_bound, taken_back};
 use super::turns::Turn;
 use super::verbs::VerbAnswer;
 use crate::cluster::mps::ClientLimits;
@@ -252,7 +252,7 @@ async fn decide(
         };
         *turn.on_its_way = Some(target.clone());
         app.unseen_binds.insert(target.uid().clone(), app.clock.precise());
-        app.edits.wrote(target.uid(), target.annotations());
+        app.edits.wrote(target.uid(), target.node(), target.annotations());
         match cluster.writer.bind(&target).await {
             BindOutcome::Bound => {
                 settled_bound(app, turn, target.uid());
@@ -306,7 +306,7 @@ async fn own_version(
             Fenced::Open { cause, .. } => return Err(BindError::Unfenced { cause }),
             Fenced::Gone => return Err(gone(&key)),
             Fenced::Bound { pod } => {
-                call.app.see_bound(&pod);
+                see_other_binding(call.app, &pod);
                 return Err(BindError::BoundElsewhere);
             }
         };
@@ -334,7 +334,7 @@ async fn unbound_again(
         return Err(taken_back(app, turn, uid, gone(target.key())));
     };
     if pod.node.is_some() {
-        app.see_bound(&pod);
+        see_other_binding(app, &pod);
         return Err(taken_back(app, turn, uid, BindError::BoundElsewhere));
     }
     if cluster.writer.touched(&pod) != Ordering::Equal {

@@ -13,14 +13,14 @@ use tokio::time::MissedTickBehavior;
 use super::app::{App, ClusterTruth, Truth};
 use super::bind::client_limits;
 use crate::cluster::events::NoticeReason;
-use crate::cluster::placement::encode;
+use crate::cluster::placement::{decode, encode};
 use crate::cluster::pod::SeenPod;
 use crate::cluster::target::PodKey;
 use crate::cluster::write::TouchOutcome;
-use crate::cluster::written::{Written, patch_to};
+use crate::cluster::written::{Written, patch_to, placement_mark};
 use crate::metrics::EditResult;
 use crate::packing::device::{NodeName, PodUid};
-use crate::packing::reservation::{PodRef, ReservationState};
+use crate::packing::reservation::{Placement, PodRef, ReservationState};
 use crate::packing::units::Timestamp;
 
 /// Time between two looks for placements to write back.
@@ -50,7 +50,26 @@ pub struct Edits {
     edits: Mutex<BTreeMap<PodUid, Edit>>,
     /// As gpupack wrote it, or as it was first seen after a start: the configuration may have been another
     /// when it was written.
-    written: Mutex<BTreeMap<PodUid, Written>>,
+    written: Mutex<BTreeMap<PodUid, Known>>,
+}
+
+/// What is known to be written on a pod.
+#[derive(Clone)]
+struct Known {
+    written: Written,
+    /// Of the placement that it was written with. The pod may get another one: from a Binding of another
+    /// process, where ours does not land.
+    placement: u64,
+}
+
+impl Known {
+    fn new(written: Written, placement: &Placement) -> Self {
+        Self { written, placement: placement_mark(placement) }
+    }
+
+    fn is_of(&self, placement: &Placement) -> bool {
+        self.placement == placement_mark(placement)
+    }
 }
 
 struct Edit {
@@ -66,19 +85,24 @@ impl Edits {
         self.edits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn written(&self) -> MutexGuard<'_, BTreeMap<PodUid, Written>> {
+    fn written(&self) -> MutexGuard<'_, BTreeMap<PodUid, Known>> {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what gpupack is about to write on a pod.
-    pub(super) fn wrote(&self, uid: &PodUid, annotations: &BTreeMap<String, String>) {
-        let written = Written::of(annotations);
-        if written != Written::default() {
-            self.written().insert(uid.clone(), written);
+    /// Notes what gpupack is about to write on a pod that is on `node`, or will be.
+    pub(super) fn wrote(
+        &self,
+        uid: &PodUid,
+        node: &NodeName,
+        annotations: &BTreeMap<String, String>,
+    ) {
+        if let Ok(Some(placement)) = decode(annotations, node) {
+            let known = Known::new(Written::of(annotations), &placement);
+            self.written().insert(uid.clone(), known);
         }
     }
 
-    /// Forgets what was written on a pod that is gone.
+    /// Forgets what was written on a pod: it is gone, or its Binding has not landed.
     pub(super) fn forget(&self, uid: &PodUid) {
         self.written().remove(uid);
     }
@@ -131,18 +155,16 @@ fn pause(writes: u32) -> Duration {
 pub(super) fn see_written(app: &App, seen: &SeenPod) {
     let (Ok(Some(placement)), Some(node)) = (&seen.placement, &seen.node) else { return };
     let uid = &seen.pod.uid;
-    let known = app.edits.written().get(uid).map(|known| *known == seen.written);
-    let held = || app.ledger.reservation(uid);
-    match known {
-        Some(true) => {}
-        Some(false) if held().is_some_and(|held| held.placement == *placement) => {
-            tell_edited(app, &seen.pod, node);
-        }
-        None if held().is_some() => {
-            app.edits.written().entry(uid.clone()).or_insert_with(|| seen.written.clone());
-        }
-        Some(false) | None => {}
+    let known = app.edits.written().get(uid).cloned();
+    let is_same = known.as_ref().is_some_and(|known| known.written == seen.written);
+    if is_same || app.ledger.reservation(uid).is_none_or(|held| held.placement != *placement) {
+        return;
     }
+    if known.is_some_and(|known| known.is_of(placement)) {
+        return tell_edited(app, &seen.pod, node);
+    }
+    // First seen after a start; or it was noted for a Binding of ours, and another one has landed.
+    app.edits.written().insert(uid.clone(), Known::new(seen.written.clone(), placement));
 }
 
 /// Tells that the placement of a pod was edited, and notes it to be written back.
@@ -198,6 +220,7 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     let Some(read) = read else { return Ok(false) };
     let seen = SeenPod::from_api(&read);
     let known = app.edits.written().get(&pod.uid).cloned();
+    let known = known.filter(|known| known.is_of(&held.placement)).map(|known| known.written);
     let is_same = known.as_ref().is_none_or(|known| *known == seen.written);
     let is_ours = is_same && seen.placement.as_ref() == Ok(&Some(held.placement.clone()));
     if is_ours || seen.pod.uid != pod.uid {
@@ -208,7 +231,7 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
         Some(known) => annotations.extend(known.limits()),
         None => annotations.extend(client_limits(app, &held.placement).annotations()),
     }
-    app.edits.wrote(&pod.uid, &annotations);
+    app.edits.wrote(&pod.uid, &held.placement.node, &annotations);
     let patch = patch_to(&annotations, &read.metadata.annotations.unwrap_or_default());
     let version = &seen.resource_version;
     match cluster.writer.write_placement(&key, &pod.uid, version, &patch).await {

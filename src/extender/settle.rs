@@ -43,7 +43,7 @@ pub(super) async fn settle(
             }
             Settled::NotBound => return Ok(false),
             Settled::BoundElsewhere { pod } => {
-                app.see_bound(&SeenPod::from_api(&pod));
+                see_other_binding(app, &SeenPod::from_api(&pod));
                 return Err(taken_back(app, turn, target.uid(), BindError::BoundElsewhere));
             }
             Settled::Gone => return Err(taken_back(app, turn, target.uid(), gone(target.key()))),
@@ -84,7 +84,7 @@ async fn settle_once(app: &App, cluster: &ClusterTruth, turn: &mut Turn<'_>, tar
     match cluster.writer.settle(target).await {
         Settled::Bound { .. } => settled_bound(app, turn, uid),
         Settled::BoundElsewhere { pod } => {
-            app.see_bound(&SeenPod::from_api(&pod));
+            see_other_binding(app, &SeenPod::from_api(&pod));
             taken_back(app, turn, uid, BindError::Undecided);
         }
         Settled::NotBound | Settled::Gone => {
@@ -116,6 +116,12 @@ pub(super) fn settled_bound(app: &App, turn: &mut Turn<'_>, uid: &PodUid) {
     *turn.on_its_way = None;
 }
 
+/// Takes in a pod that is bound by another Binding than ours: what ours was to write is not what is written.
+pub(super) fn see_other_binding(app: &App, seen: &SeenPod) {
+    app.edits.forget(&seen.pod.uid);
+    app.see_bound(seen);
+}
+
 pub(super) fn taken_back(
     app: &App,
     turn: &mut Turn<'_>,
@@ -125,6 +131,9 @@ pub(super) fn taken_back(
     app.unseen_binds.remove(uid);
     *turn.on_its_way = None;
     app.outbox.push(app.ledger.forget(uid));
+    if app.ledger.reservation(uid).is_none() {
+        app.edits.forget(uid); // with a reservation it is bound, and what is written was noted
+    }
     error
 }
 

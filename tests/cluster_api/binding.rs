@@ -52,7 +52,7 @@ impl Bed {
     }
 
     /// The same as [`Bed::new`] with this configuration and these devices.
-    async fn with(fake: &Fake, config: Config, inventory: &Value) -> Self {
+    pub(crate) async fn with(fake: &Fake, config: Config, inventory: &Value) -> Self {
         let bed = Self::made(fake, config, json!({"gpu-fraction": "0.5"}), inventory).await;
         bed.app.set_fenced();
         bed.watch(fake);
@@ -194,7 +194,9 @@ async fn a_refused_bind_takes_its_room_back() {
     let bed = Bed::new(&fake).await;
     assert!(bed.bind().await.contains("code 403"));
     assert_eq!((bed.state(), node(&fake)), (None, None));
+    assert_eq!(bed.app.edits.written_count(), 0, "nothing is written on it");
     assert_eq!(bed.bind().await, "");
+    assert_eq!(bed.app.edits.written_count(), 1);
     assert_eq!(bed.state(), Some(ReservationState::Confirmed));
 }
 

@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::cluster::placement::decode;
+use gpupack::cluster::placement::{decode, encode};
 use gpupack::cluster::pod::SeenPod;
 use gpupack::cluster::watch::Sink;
 use gpupack::config::Config;
-use gpupack::extender::background;
+use gpupack::extender::{background, edits};
 use gpupack::ledger::facts::PodFact;
-use gpupack::packing::device::{NodeName, PodUid};
-use gpupack::packing::reservation::PodRef;
-use gpupack::packing::units::HostAmount;
+use gpupack::packing::device::{DeviceId, NodeName, PodUid};
+use gpupack::packing::request::Demand;
+use gpupack::packing::reservation::{PlacedDevice, Placement, PodRef, Protection};
+use gpupack::packing::units::{HostAmount, MemMib, Share};
 use serde_json::json;
 
-use crate::binding::{Bed, pod_of};
+use crate::binding::{Bed, pod_of, requests};
 use crate::fake::{Fake, Fault};
 
 type Edit = Box<dyn FnOnce(&mut BTreeMap<String, String>)>;
@@ -129,9 +130,18 @@ async fn limiting(fake: &Fake, memory_limit: &str) -> Bed {
 /// The watch shows the bound pod; how many edits were seen so far.
 fn show(bed: &Bed, fake: &Fake) -> Option<String> {
     assert_eq!(bed.app.ledger.see_pod(&fact(fake), bed.app.clock.now()), []);
+    show_written(bed, fake)
+}
+
+/// The same beside the ledger.
+fn show_written(bed: &Bed, fake: &Fake) -> Option<String> {
     let mut pod = pod_of(fake);
     pod["spec"]["nodeName"] = "n1".into();
     bed.app.pod(&SeenPod::from_json(&pod.to_string()).unwrap());
+    edits_seen(bed)
+}
+
+fn edits_seen(bed: &Bed) -> Option<String> {
     let text = String::from_utf8(bed.app.metrics.text()).unwrap();
     let seen = "gpupack_placement_edits_total{result=\"seen\"} ";
     text.lines().find_map(|line| line.strip_prefix(seen)).map(str::to_owned)
@@ -192,4 +202,72 @@ async fn after_a_start_the_limits_that_are_first_seen_count() {
     until("written back", || annotations(&fake) == ours).await;
     bed.app.pod_ended(&PodUid::new("u1"));
     assert_eq!(bed.app.edits.written_count(), 0);
+}
+
+/// The Binding of another process to half of `device`, with this limit of the driver.
+fn binding_to(device: &str, mib: u64, limit: &str) -> serde_json::Value {
+    let demand = Demand { memory: MemMib::new(mib), share: Share::from_millionths(500_000) };
+    let devices = vec![PlacedDevice { id: DeviceId::new(device).unwrap(), demand }];
+    let node = NodeName::new("n1");
+    let placement = Placement { node, devices, protection: Protection::None };
+    let mut annotations = encode(&placement).unwrap();
+    annotations.insert(DRIVER_MEMORY.to_owned(), limit.to_owned());
+    json!({
+        "metadata": {"uid": "u1", "resourceVersion": "7", "annotations": annotations},
+        "target": {"name": "n1"},
+    })
+}
+
+/// An extender with two GPUs, by whose configuration the driver limits memory. It chooses the small one.
+async fn with_two_gpus(fake: &Fake) -> Bed {
+    let gpu = |index: usize, uuid: &str, memory_mib: u64| {
+        json!({"uuid": uuid, "index": index, "model": "NVIDIA L4", "memory_mib": memory_mib,
+            "reserved_mib": 0, "kind": "gpu", "healthy": true})
+    };
+    let gpus = json!([gpu(0, "GPU-a", 10_000), gpu(1, "GPU-b", 80_000)]);
+    let config = Config::from_yaml("webhook: {memory_limit: driver}").unwrap();
+    let bed = Bed::with(fake, config, &gpus).await;
+    let pod = SeenPod::from_json(&pod_of(fake).to_string()).unwrap();
+    let question = bed.app.question(&pod).unwrap();
+    let chosen = bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+    assert_eq!(chosen.devices[0].id.as_str(), "GPU-a");
+    drop(bed.app.ledger.forget(&pod.pod.uid));
+    bed
+}
+
+#[tokio::test]
+async fn what_a_binding_of_ours_was_to_write_is_no_measure_where_another_one_landed() {
+    for (device, mib, limit, is_shown_first) in [
+        ("GPU-b", 40_000, "40000", false),
+        ("GPU-b", 40_000, "40000", true),
+        // The same placement by a process with another configuration.
+        ("GPU-a", 5_000, "4000", false),
+    ] {
+        let fake = Fake::with_pod();
+        let bed = with_two_gpus(&fake).await;
+        fake.world(|world| assert_eq!(world.bind(&binding_to(device, mib, limit)).0, 201));
+        let theirs = annotations(&fake);
+        if is_shown_first {
+            fake.world(|world| world.on_read.push_back(Fault::Answer(500)));
+        }
+        let watch = async {
+            while requests(&fake, "GET") == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            if is_shown_first {
+                drop(bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now()));
+                show_written(&bed, &fake);
+            }
+        };
+        let (error, ()) = tokio::join!(bed.bind(), watch);
+        assert_eq!((error.as_str(), requests(&fake, "/binding")), ("", 1), "bound to the node");
+        assert_eq!(edits_seen(&bed).as_deref(), Some("0"), "{device} {is_shown_first}");
+        edits::restore_edited(&bed.app).await;
+        assert_eq!(annotations(&fake), theirs);
+        // From here on an edit is one.
+        edit(&fake, |all| drop(all.insert(DRIVER_MEMORY.to_owned(), "79000".into())));
+        assert_eq!(show(&bed, &fake).as_deref(), Some("1"));
+        edits::restore_edited(&bed.app).await;
+        assert_eq!(annotations(&fake), theirs);
+    }
 }

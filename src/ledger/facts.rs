@@ -108,8 +108,8 @@ impl Ledger {
     /// the same.
     ///
     /// What is written on a pod counts when it is first seen with it. From then on the books keep that
-    /// placement, and also one that [`Ledger::reserve`] chose and the API server accepted: of an edit by
-    /// somebody else the effects tell.
+    /// placement and what the pod asked for then, and also what [`Ledger::reserve`] was asked and chose, once
+    /// the API server has accepted it: of an edit of the placement by somebody else the effects tell.
     pub fn see_pod(&self, fact: &PodFact, now: Timestamp) -> Vec<Effect> {
         let uid = &fact.pod.uid;
         if fact.is_terminal {
@@ -139,12 +139,19 @@ impl Ledger {
         let (mut is_placed, mut is_edited) = (true, false);
         effects.extend(self.change_slot(at, |books| {
             let held = books.reservation(uid);
-            match (held.filter(|held| keeps_devices(Some(held))), &fact.placement) {
+            let is_as_chosen =
+                |held: &Reservation| fact.placement.as_ref() == Some(&held.placement);
+            let keeps = |held: &&Reservation| keeps_devices(Some(held)) || is_as_chosen(held);
+            match (held.filter(keeps), &fact.placement) {
                 (Some(held), written) => {
                     is_edited = written.as_ref() != Some(&held.placement);
                     books.book(kept(fact, held));
                 }
-                (None, Some(written)) => books.book(confirmed(fact, written.clone(), held)),
+                (None, Some(written)) => {
+                    let request = fact.request.clone();
+                    let request = request.or_else(|| held.and_then(|held| held.request.clone()));
+                    books.book(confirmed(fact, written.clone(), request));
+                }
                 (None, None) => books.book_host(uid.clone(), fact.host),
             }
             is_placed = books.reservation(uid).is_some();
@@ -244,18 +251,19 @@ impl Ledger {
 }
 
 /// The reservation that a written placement stands for.
-fn confirmed(fact: &PodFact, written: Placement, held: Option<&Reservation>) -> Reservation {
+fn confirmed(fact: &PodFact, written: Placement, request: Option<Arc<GpuRequest>>) -> Reservation {
     let state = ReservationState::Confirmed;
-    let request = fact.request.clone().or_else(|| held.and_then(|held| held.request.clone()));
     Reservation { pod: fact.pod.clone(), placement: written, host: fact.host, state, request }
 }
 
-/// A reservation that keeps its devices, with the rest as the API server has it now.
+/// A reservation that keeps its devices and what the pod asked for when it got them, with the rest as the
+/// API server has it now.
 fn kept(fact: &PodFact, held: &Reservation) -> Reservation {
     match held.state {
         ReservationState::Draining { .. } => held.clone(),
         ReservationState::Assumed { .. } | ReservationState::Confirmed => {
-            confirmed(fact, held.placement.clone(), Some(held))
+            let request = held.request.clone().or_else(|| fact.request.clone());
+            confirmed(fact, held.placement.clone(), request)
         }
     }
 }

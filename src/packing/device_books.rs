@@ -276,8 +276,10 @@ impl DeviceBooks {
     /// Counts a tenant's part in the protection of all.
     pub(super) fn note_company(&mut self, held: &Reservation) {
         self.has_unheld |= held.placement.protection == Protection::None;
+        // Without protection a request for one is not placed: the pod asks for it only since.
         let isolation = held.request.as_ref().map(|request| request.isolation);
-        self.needs_guard |= isolation == Some(Isolation::Memory);
+        let is_held = held.placement.protection != Protection::None;
+        self.needs_guard |= is_held && isolation == Some(Isolation::Memory);
     }
 
     /// Class of the device.

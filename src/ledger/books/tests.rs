@@ -8,8 +8,9 @@ use crate::ledger::commands::ReserveError;
 use crate::ledger::facts::PodFact;
 use crate::ledger::reading::Readiness;
 use crate::packing::fit::Misfit;
+use crate::packing::request::{Isolation, Limit};
 use crate::packing::reservation::{Placement, ReservationState};
-use crate::packing::units::{HostAmount, MemMib, MilliCpu};
+use crate::packing::units::{HostAmount, MemMib, MilliCpu, Share};
 
 fn room() -> Effect {
     Effect::Room(NodeName::new("n"))
@@ -137,6 +138,45 @@ fn the_first_placement_seen_counts_and_may_then_change_only_beside_its_devices()
     let fact = PodFact { host: resized, ..bound("p", "n", "A", 900_000) };
     assert_eq!(ledger.see_pod(&fact, seconds(2)), []);
     assert_eq!(ledger.reservation(&uid("p")).unwrap().host, resized);
+}
+
+#[test]
+fn what_a_pod_asked_for_when_it_was_bound_counts_whatever_it_asks_for_later() {
+    let ours = bound("p", "n", "A", 10_000);
+    let mut later = ours.request.as_deref().unwrap().clone();
+    (later.isolation, later.limit) = (Isolation::Memory, Some(Limit::Fraction(Share::WHOLE)));
+    let later = PodFact { request: Some(later.into()), ..ours.clone() };
+    for way in ["chosen", "confirmed", "first seen"] {
+        let ledger = ledger("A");
+        match way {
+            "first seen" => drop(ledger.see_pod(&ours, seconds(0))),
+            _ => drop(reserve(&ledger, "p", 10_000).unwrap()),
+        }
+        if way == "confirmed" {
+            ledger.confirm(&uid("p"));
+        }
+        assert_eq!(ledger.see_pod(&later, seconds(1)), []);
+        assert_eq!(ledger.reservation(&uid("p")).unwrap().request, ours.request, "{way}");
+        assert!(reserve(&ledger, "q", 500_000).is_ok(), "{way}");
+    }
+    // Where none is known, the first valid one counts.
+    let ledger = ledger("A");
+    ledger.see_pod(&PodFact { request: None, ..ours.clone() }, seconds(0));
+    ledger.see_pod(&ours, seconds(1));
+    ledger.see_pod(&later, seconds(2));
+    assert_eq!(ledger.reservation(&uid("p")).unwrap().request, ours.request);
+}
+
+#[test]
+fn after_a_start_a_pod_that_was_placed_without_protection_needs_none() {
+    let mut fact = bound("p", "n", "A", 10_000);
+    let mut later = fact.request.as_deref().unwrap().clone();
+    later.isolation = Isolation::Memory;
+    fact.request = Some(later.into());
+    let ledger = ledger("A");
+    ledger.see_pod(&fact, seconds(0));
+    assert_eq!(ledger.reservation(&uid("p")).unwrap().request, fact.request);
+    assert!(reserve(&ledger, "q", 500_000).is_ok());
 }
 
 #[test]

@@ -118,7 +118,9 @@ impl Ledger {
         let Some(node) = &fact.node else { return Vec::new() };
         let _stays = self.stay();
         let Some(at) = self.slot_of_pod(node) else {
-            return vec![Effect::Unplaced { pod: fact.pod.clone(), node: node.clone() }];
+            // Of a pod without a GPU nothing counts but what it takes of a node that is there.
+            let unplaced = Effect::Unplaced { pod: fact.pod.clone(), node: node.clone() };
+            return Vec::from_iter(fact.wants_gpu.then_some(unplaced));
         };
         let entry = self.pods.entry(uid.clone());
         if self.ended().contains(uid) {

@@ -180,6 +180,19 @@ fn after_a_start_a_pod_that_was_placed_without_protection_needs_none() {
 }
 
 #[test]
+fn a_pod_without_a_gpu_is_not_told_of_where_too_many_nodes_are_named() {
+    let ledger = ledger("A");
+    for at in 0..MAX_NAMED_NODES {
+        ledger.slot_of(&NodeName::new(format!("m-{at}").as_str()));
+    }
+    let unplaced = Effect::Unplaced { pod: pod("p"), node: NodeName::new("one-more") };
+    let fact = PodFact { placement: None, ..bound("p", "one-more", "X", 1) };
+    assert_eq!(ledger.see_pod(&fact, seconds(0)), [unplaced]);
+    let fact = PodFact { wants_gpu: false, request: None, ..fact };
+    assert_eq!(ledger.see_pod(&fact, seconds(0)), []);
+}
+
+#[test]
 fn an_ended_pod_is_not_booked_again_by_late_events() {
     let ledger = ledger("A");
     let fact = bound("p", "n", "A", 400_000);

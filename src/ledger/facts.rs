@@ -141,9 +141,7 @@ impl Ledger {
         let (mut is_placed, mut is_edited) = (true, false);
         effects.extend(self.change_slot(at, |books| {
             let held = books.reservation(uid);
-            let is_as_chosen =
-                |held: &Reservation| fact.placement.as_ref() == Some(&held.placement);
-            let keeps = |held: &&Reservation| keeps_devices(Some(held)) || is_as_chosen(held);
+            let keeps = |held: &&Reservation| keeps_devices(Some(held)) || is_as_chosen(fact, held);
             match (held.filter(keeps), &fact.placement) {
                 (Some(held), written) => {
                     is_edited = written.as_ref() != Some(&held.placement);
@@ -273,6 +271,23 @@ fn kept(fact: &PodFact, held: &Reservation) -> Reservation {
 /// Whether the pod runs on devices of its reservation, whatever is written on it now.
 fn keeps_devices(held: Option<&Reservation>) -> bool {
     held.is_some_and(|held| !held.placement.devices.is_empty()) && !is_assumed(held)
+}
+
+/// Whether the Binding of this reservation has landed, as far as the pod tells: it has the placement, or at
+/// least its devices for the same request. Then somebody has edited the amounts before they were read.
+fn is_as_chosen(fact: &PodFact, held: &Reservation) -> bool {
+    let Some(written) = &fact.placement else { return false };
+    let chosen = &held.placement;
+    let is_same_request = match (fact.request.as_deref(), held.request.as_deref()) {
+        // The least memory is the operator's rule, which the watch does not add.
+        (Some(now), Some(then)) => {
+            GpuRequest { min_memory: then.min_memory, ..now.clone() } == *then
+        }
+        _ => false,
+    };
+    let are_same_devices = written.node == chosen.node
+        && written.devices.iter().map(|it| &it.id).eq(chosen.devices.iter().map(|it| &it.id));
+    written == chosen || (is_same_request && are_same_devices)
 }
 
 /// The pods that ended last, so that a late event cannot book them again.

@@ -16,7 +16,7 @@ use gpupack::packing::reservation::{PlacedDevice, Placement, PodRef, Protection}
 use gpupack::packing::units::{HostAmount, MemMib, Share};
 use serde_json::json;
 
-use crate::binding::{Bed, pod_of, requests};
+use crate::binding::{Bed, node, pod_of, requests};
 use crate::fake::{Fake, Fault};
 
 type Edit = Box<dyn FnOnce(&mut BTreeMap<String, String>)>;
@@ -270,4 +270,28 @@ async fn what_a_binding_of_ours_was_to_write_is_no_measure_where_another_one_lan
         edits::restore_edited(&bed.app).await;
         assert_eq!(annotations(&fake), theirs);
     }
+}
+
+#[tokio::test]
+async fn a_placement_edited_before_the_answer_of_its_binding_is_known_is_written_back() {
+    let fake = Fake::with_pod().on_bind(Fault::SilentAfterCommit);
+    fake.world(|world| world.on_read.push_back(Fault::Answer(500)));
+    let bed = limiting(&fake, "driver").await;
+    let editor = async {
+        while node(&fake).is_none() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let ours = annotations(&fake);
+        let tiny = ours[PLACEMENT].replace("\"share\":500000", "\"share\":1");
+        edit(&fake, |all| {
+            all.insert(PLACEMENT.to_owned(), tiny);
+            all.insert(DRIVER_MEMORY.to_owned(), "23034".into());
+        });
+        assert_ne!(annotations(&fake), ours);
+        ours
+    };
+    let ((bed, _stop), ours) = tokio::join!(run(bed), editor);
+    assert_eq!(free_millionths(&bed), 500_000);
+    until("written back", || annotations(&fake) == ours).await;
+    assert_eq!(edits_seen(&bed).as_deref(), Some("1"));
 }

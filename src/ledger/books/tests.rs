@@ -180,6 +180,31 @@ fn after_a_start_a_pod_that_was_placed_without_protection_needs_none() {
 }
 
 #[test]
+fn a_placement_edited_before_it_is_read_for_the_first_time_changes_nothing() {
+    let asked = || asks(900_000).gpu.map(Arc::new);
+    let ledger = ledger("A B");
+    reserve(&ledger, "p", 900_000).unwrap();
+    let mut edit = PodFact { request: asked(), ..bound("p", "n", "A", 1) };
+    Arc::make_mut(edit.request.as_mut().unwrap()).min_memory = MemMib::new(64);
+    assert_eq!(ledger.see_pod(&edit, seconds(1)), [edited("n")]);
+    assert_eq!(free(&ledger), [100, 1000]);
+    assert_eq!(ledger.reservation(&uid("p")).unwrap().state, ReservationState::Confirmed);
+    assert_eq!(ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(2)), []);
+    // A Binding of another process: other devices, or for another request.
+    for (other, left) in [
+        (PodFact { request: asked(), ..bound("q", "n", "A", 50_000) }, [50, 1000]),
+        (bound("q", "n", "B", 50_000), [100, 950]),
+    ] {
+        let ledger = super::super::fixture::ledger("A B");
+        ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(0));
+        reserve(&ledger, "q", 900_000).unwrap();
+        ledger.see_pod(&other, seconds(1));
+        assert_eq!(free(&ledger), left);
+        assert_eq!(ledger.reservation(&uid("q")).unwrap().placement, other.placement.unwrap());
+    }
+}
+
+#[test]
 fn a_pod_without_a_gpu_is_not_told_of_where_too_many_nodes_are_named() {
     let ledger = ledger("A");
     for at in 0..MAX_NAMED_NODES {

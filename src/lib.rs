@@ -183,6 +183,7 @@ pub mod agent {
     pub mod probe;
     pub mod nvml;
     pub mod processes;
+    mod mounts;
     mod mps_clients;
     mod mps_memory;
     mod mps_control;

@@ -141,7 +141,9 @@ impl MpsDaemons {
     /// What the process `pid` may take of a device, in MiB, as a client of its daemon; none where it is held
     /// by nothing that is known.
     pub(super) fn limit_mib(&self, pods: &PodsByProcess, pid: u32, uuid: &str) -> Option<u64> {
-        mps_clients::limit_mib(&pods.folder_of(pid), uuid, &self.shared.control(uuid).pipes)
+        let pipes = self.shared.control(uuid).pipes;
+        let own = self.shared.settings.proc_root.join("self");
+        mps_clients::limit_mib(&pods.folder_of(pid), uuid, &pipes, &own)
     }
 
     /// Starts to look after the daemons of the devices that [`MpsDaemons::learn`] tells of.
@@ -194,6 +196,7 @@ async fn look_after(shared: Arc<Shared>) {
     let mut running: BTreeMap<String, AbortHandle> = BTreeMap::new();
     let mut sweeps = tokio::time::interval(LOOKS_PER_SWEEP * shared.settings.ask_every);
     sweeps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut sweeping: Option<JoinHandle<()>> = None;
     loop {
         let devices = news.borrow_and_update().clone();
         if devices.is_over {
@@ -209,19 +212,22 @@ async fn look_after(shared: Arc<Shared>) {
         tokio::select! {
             _ = news.changed() => {}
             Some(_) = keepers.join_next() => {}
-            _ = sweeps.tick() => sweep(&shared.settings).await,
+            // Nobody waits for one: what it looks at may be slow. At the end it is left alone.
+            _ = sweeps.tick() => if sweeping.as_ref().is_none_or(JoinHandle::is_finished) {
+                sweeping = Some(tokio::spawn(sweep(shared.settings.clone())));
+            },
         }
     }
     while keepers.join_next().await.is_some() {}
 }
 
 /// Empties the memory that clients share, where it is the agent's and no client is left.
-async fn sweep(settings: &MpsSettings) {
+async fn sweep(settings: MpsSettings) {
     let folder = settings.folder.join(SHARED_MEMORY);
     if settings.duty != Duty::Manage || !folder.is_dir() {
         return;
     }
-    let (shown, proc_root) = (folder.clone(), settings.proc_root.clone());
+    let (shown, proc_root) = (folder.clone(), settings.proc_root);
     let spared = LOOKS_PER_SWEEP * settings.ask_every;
     let swept = move || mps_memory::sweep(&folder, &proc_root, spared);
     match tokio::task::spawn_blocking(swept).await {

@@ -5,11 +5,15 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+
+use super::mounts::Mounts;
 
 /// Most bytes of an environment that are read. Thousands of services make a few hundred KiB.
 const MAX_ENVIRONMENT_BYTES: u64 = 2 << 20;
+
+/// Most bytes of a container's mounts that are read. A hundred volumes make some 30 KiB.
+const MAX_MOUNTS_BYTES: u64 = 1 << 20;
 
 /// Where a client looks for its daemon unless it is told.
 const DEFAULT_PIPES: &str = "/tmp/nvidia-mps";
@@ -24,19 +28,19 @@ struct Client {
 }
 
 /// What the process with the folder `process` in the process table may take of the device `uuid`, in MiB,
-/// as a client of the daemon with these `pipes`.
+/// as a client of the daemon with these `pipes`, which this process sees; its own folder is `own`.
 ///
 /// None where its environment may not be read, says nothing of it or something else, or leads to another
-/// daemon.
-pub(super) fn limit_mib(process: &Path, uuid: &str, pipes: &Path) -> Option<u64> {
+/// daemon. The path is told by mounts alone, and never followed: it is the client's, and may lead to a file
+/// system that does not answer, or by a link to what only we see there.
+pub(super) fn limit_mib(process: &Path, uuid: &str, pipes: &Path, own: &Path) -> Option<u64> {
     let client = Client::of(&environment(process)?, uuid)?;
-    let plain = client.pipes.strip_prefix("/").ok()?;
-    // A way up would lead out of the process's own root.
-    let is_plain = plain.components().all(|part| matches!(part, Component::Normal(_)));
-    let seen_inside = || std::fs::metadata(process.join("root").join(plain)).ok();
-    let identity = |it: &std::fs::Metadata| (it.dev(), it.ino());
-    let ours = std::fs::metadata(pipes).ok()?;
-    let is_same = is_plain && identity(&seen_inside()?) == identity(&ours);
+    let mut parts = client.pipes.strip_prefix("/").ok()?.components();
+    // A way up may start at a link.
+    let is_plain = parts.all(|part| matches!(part, Component::Normal(_)));
+    let mounts = |process| Mounts::of(process, MAX_MOUNTS_BYTES).ok();
+    let ours = mounts(own)?.place(&pipes.canonicalize().ok()?)?;
+    let is_same = is_plain && mounts(process)?.place(&client.pipes)? == ours;
     is_same.then_some(client.memory_mib)
 }
 
@@ -179,19 +183,30 @@ mod tests {
     #[test]
     fn a_client_of_another_daemon_is_held_by_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let at = |path: &str| folder.path().join(path);
-        let run = at("proc/7").join("root").join("run");
-        for made in [&at("mps/pipe"), &at("mps/other"), &run] {
-            std::fs::create_dir_all(made).unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let at = |path: &str| root.join(path);
+        for made in ["mps/pipe", "mps/other", "proc/7", "proc/self"] {
+            std::fs::create_dir_all(at(made)).unwrap();
         }
-        for (to, name) in [("mps/pipe", "mine"), ("mps/other", "other")] {
-            std::os::unix::fs::symlink(at(to), run.join(name)).unwrap();
-        }
+        let own = "20 1 254:0 / / rw - ext4 /dev/vda rw\n";
+        std::fs::write(at("proc/self/mountinfo"), own).unwrap();
+        let mounted = root.display();
+        let theirs = format!(
+            "50 49 0:50 / / rw - overlay overlay rw\n\
+             51 50 254:0 {mounted}/mps/pipe /run/mine rw - ext4 /dev/vda rw\n\
+             52 50 254:0 {mounted}/mps/other /run/other rw - ext4 /dev/vda rw\n\
+             53 50 254:1 {mounted}/mps/pipe /run/alike rw - ext4 /dev/vdb rw\n\
+             54 50 254:0 {mounted}/mps/pipe//deleted /run/gone rw - ext4 /dev/vda rw\n\
+             55 50 254:0 {mounted}/mps/pipe /run/covered rw - ext4 /dev/vda rw\n\
+             56 55 0:56 / /run/covered rw - nfs server:/ rw\n"
+        );
+        std::fs::write(at("proc/7/mountinfo"), theirs).unwrap();
+        let own = at("proc/self");
         let limit = |pipes: &str| {
             let text =
                 format!("CUDA_MPS_PIPE_DIRECTORY={pipes}\0CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5M\0");
             std::fs::write(at("proc/7/environ"), text).unwrap();
-            limit_mib(&at("proc/7"), "GPU-a", &at("mps/pipe"))
+            limit_mib(&at("proc/7"), "GPU-a", &at("mps/pipe"), &own)
         };
         assert_eq!(limit("/run/mine"), Some(5));
         let outside = at("mps/pipe").display().to_string();
@@ -199,9 +214,22 @@ mod tests {
         {
             assert_eq!(limit(bad), None, "{bad}");
         }
-        assert_eq!(limit_mib(&at("proc/8"), "GPU-a", &at("mps/pipe")), None, "it has ended");
-        assert_eq!(limit_mib(&at("proc/7"), "GPU-a", &at("mps/gone")), None, "no daemon was there");
+        for bad in ["/run/alike", "/run/gone", "/run/covered", "/run/mine/x", "/run/../run/mine"] {
+            assert_eq!(limit(bad), None, "{bad}");
+        }
+        // Where the agent would follow them, these links lead to the very folder of the daemon.
+        let run = at("proc/7").join("root").join("run");
+        std::fs::create_dir_all(&run).unwrap();
+        std::os::unix::fs::symlink(at("mps/pipe"), run.join("link")).unwrap();
+        std::os::unix::fs::symlink("/", run.join("up")).unwrap();
+        assert_eq!(limit("/run/link"), None, "an absolute link is not followed in our own root");
+        assert_eq!(limit(&format!("/run/up{outside}")), None);
+        let limit_of =
+            |process: &str, pipes: &str| limit_mib(&at(process), "GPU-a", &at(pipes), &own);
+        assert_eq!(limit("/run/mine"), Some(5));
+        assert_eq!(limit_of("proc/8", "mps/pipe"), None, "it has ended");
+        assert_eq!(limit_of("proc/7", "mps/gone"), None, "no daemon was there");
         std::fs::write(at("proc/7/environ"), vec![b'A'; (2 << 20) + 1]).unwrap();
-        assert_eq!(limit_mib(&at("proc/7"), "GPU-a", &at("mps/pipe")), None, "longer than any");
+        assert_eq!(limit_of("proc/7", "mps/pipe"), None, "longer than any");
     }
 }

@@ -5,7 +5,7 @@
 //! they like, and somebody new may change it meanwhile: folders are opened one at a time and never through a
 //! link, and what is in them is moved up instead of being followed down.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read};
@@ -17,6 +17,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
+use super::mounts::{Mounts, Place};
 use crate::clock::Clock;
 
 /// Most entries that are removed or moved at once; the rest the next time.
@@ -25,8 +26,11 @@ const MAX_REMOVED: usize = 10_000;
 /// Most bytes of a process's list of mapped files that are read.
 const MAX_MAPS_BYTES: u64 = 4 << 20;
 
-/// Where a container has its shared memory, in its own file system.
-const SHARED_MEMORY: &str = "root/dev/shm";
+/// Most bytes of the mounts of a process that are read. A node of hundreds of pods makes 1 MiB.
+const MAX_MOUNTS_BYTES: u64 = 8 << 20;
+
+/// Where a container has its shared memory.
+const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Removes what is left in `folder` where no process of another container has it as its shared memory.
 /// What is younger than `spared` stays, since a client may have come meanwhile, and so does what a daemon
@@ -35,21 +39,31 @@ const SHARED_MEMORY: &str = "root/dev/shm";
 /// # Errors
 /// What the operating system says, also where it cannot be told whether a process is a client.
 pub(super) fn sweep(folder: &Path, proc_root: &Path, spared: Duration) -> io::Result<usize> {
-    let shared = identity(&fs::metadata(folder)?);
-    let own = proc_root.join(std::process::id().to_string());
+    let own = proc_root.join("self");
     let container = fs::read_link(own.join("ns/mnt"))?;
-    let mut used = BTreeSet::new();
+    let shared = Mounts::of(&own, MAX_MOUNTS_BYTES)?.place(&folder.canonicalize()?);
+    let shared = shared.ok_or_else(|| io::Error::other("it is in none of our mounts"))?;
+    // Where it cannot be read, all are taken for containers.
+    let host = fs::read_link(proc_root.join("1/ns/mnt")).ok();
+    let (mut used, mut known) = (BTreeSet::new(), BTreeMap::new());
     for process in processes(proc_root)? {
-        let seen = match absent(pathless(fs::metadata(process.join(SHARED_MEMORY))))? {
-            Some(seen) if identity(&seen) == shared => {
-                absent(fs::read_link(process.join("ns/mnt")))?
+        let Some(of) = absent(fs::read_link(process.join("ns/mnt")))? else { continue };
+        // Hundreds of processes see the same mounts. The link is read, and not followed.
+        let view = (of.clone(), fs::read_link(process.join("root")).ok());
+        let is_client = match known.get(&view) {
+            Some(is_client) => *is_client,
+            None => {
+                let mounts = absent(Mounts::of(&process, MAX_MOUNTS_BYTES))?;
+                let Some(mounts) = mounts else { continue };
+                let is_client = are_clients(&mounts, &shared, host.as_ref() == Some(&of));
+                known.insert(view, is_client);
+                is_client
             }
-            _ => continue,
         };
-        match seen {
-            Some(of) if of == container => used.extend(used_by(&process)),
-            Some(_) => return Ok(0),
-            None => {}
+        match is_client {
+            true if of == container => used.extend(used_by(&process)),
+            true => return Ok(0),
+            false => {}
         }
     }
     let mut broom =
@@ -62,6 +76,15 @@ pub(super) fn sweep(folder: &Path, proc_root: &Path, spared: Duration) -> io::Re
         }
     }
     broom.sweep()
+}
+
+/// Whether who sees these mounts has `shared` as its shared memory. Its own path is mounted in a container, and
+/// by its mount it is told. Where it is not, it may be a link: then whoever can reach `shared` at all counts,
+/// but for the host, which sees all mounts of the node.
+fn are_clients(mounts: &Mounts, shared: &Place, is_host: bool) -> bool {
+    let path = Path::new(SHARED_MEMORY);
+    let is_told = is_host || mounts.is_mount_point(path);
+    mounts.place(path).as_ref() == Some(shared) || (!is_told && mounts.are_near(shared))
 }
 
 /// Whether nothing changed an entry for so long. By the time that its owner cannot set; one to come is that of
@@ -158,10 +181,6 @@ fn used_by(process: &Path) -> BTreeSet<u64> {
     open.chain(mapped).collect()
 }
 
-fn identity(found: &Metadata) -> (u64, u64) {
-    (found.dev(), found.ino())
-}
-
 /// `None` for what is not there, as processes and their files come and go.
 fn absent<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     // A process that ends while it is looked at.
@@ -175,15 +194,6 @@ fn absent<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Nothing is there either where the path leads nowhere: links in a circle, or names that are too long. By such
-/// a path the process itself finds no shared memory, and each process can make one.
-fn pathless<T>(result: io::Result<T>) -> io::Result<T> {
-    result.map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::LOOP | Errno::NAMETOOLONG) => ErrorKind::NotFound.into(),
-        _ => error,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,17 +205,31 @@ mod tests {
         fs::create_dir_all(folder.path().join("shm/folder/in")).unwrap();
         fs::write(folder.path().join("shm/a"), "a").unwrap();
         symlink("/etc", folder.path().join("shm/link")).unwrap();
-        let own = std::process::id();
-        process(folder.path(), own, "shm", "mnt:[1]");
+        process(folder.path(), "self", "shm", "mnt:[1]");
+        process(folder.path(), "1", "host", "mnt:[0]");
         folder
     }
 
-    fn process(folder: &Path, pid: u32, sees: &str, container: &str) {
-        let process = folder.join(format!("proc/{pid}"));
-        fs::create_dir_all(process.join("root/dev")).unwrap();
+    /// A process that sees a folder of this world as its shared memory. There is nothing but what the kernel
+    /// tells of it: no root folder to look into.
+    fn process(folder: &Path, pid: &str, sees: &str, container: &str) {
+        let seen = folder.canonicalize().unwrap().join(sees);
+        let mounts = format!(
+            "21 20 0:201 / /dev rw - tmpfs tmpfs rw\n\
+             22 21 254:0 {} /dev/shm rw - ext4 /dev/vda rw\n",
+            seen.display()
+        );
+        with_mounts(folder, pid, &mounts, container);
+    }
+
+    /// A process with these mounts beside that of its root.
+    fn with_mounts(folder: &Path, pid: &str, mounts: &str, container: &str) {
+        let process = folder.join("proc").join(pid);
         fs::create_dir_all(process.join("ns")).unwrap();
         fs::create_dir_all(process.join("fd")).unwrap();
-        symlink(folder.join(sees), process.join("root/dev/shm")).unwrap();
+        let device = if pid == "self" { "254:0" } else { "0:200" };
+        let mounts = format!("20 19 {device} / / rw - any any rw\n{mounts}");
+        fs::write(process.join("mountinfo"), mounts).unwrap();
         symlink(container, process.join("ns/mnt")).unwrap();
     }
 
@@ -218,11 +242,10 @@ mod tests {
     #[test]
     fn what_clients_left_is_removed_once_none_is_there() {
         let world = world();
-        process(world.path(), 77, "shm", "mnt:[2]");
+        process(world.path(), "77", "shm", "mnt:[2]");
         assert_eq!(swept(world.path(), 0), (0, 3), "a client is there");
         fs::remove_dir_all(world.path().join("proc/77")).unwrap();
-        process(world.path(), 78, "other", "mnt:[3]");
-        fs::create_dir(world.path().join("proc/self")).unwrap();
+        process(world.path(), "78", "other", "mnt:[3]");
         fs::create_dir(world.path().join("proc/79")).unwrap();
         assert_eq!(swept(world.path(), 3_600), (0, 3), "too young");
         assert_eq!(swept(world.path(), 0), (4, 0));
@@ -233,7 +256,7 @@ mod tests {
     #[test]
     fn what_a_daemon_of_the_same_container_uses_stays() {
         let world = world();
-        process(world.path(), 80, "shm", "mnt:[1]");
+        process(world.path(), "80", "shm", "mnt:[1]");
         let inode = |name: &str| fs::metadata(world.path().join("shm").join(name)).unwrap().ino();
         let maps = format!("7f00-7f01 rw-s 00000000 00:17 {} /dev/shm/a\n", inode("a"));
         fs::write(world.path().join("proc/80/maps"), maps).unwrap();
@@ -248,11 +271,19 @@ mod tests {
         let world = world();
         let (shm, proc) = (world.path().join("shm"), world.path().join("proc"));
         assert!(sweep(&shm, &world.path().join("none"), Duration::ZERO).is_err());
-        process(world.path(), 81, "shm", "mnt:[4]");
+        process(world.path(), "81", "shm", "mnt:[4]");
         let namespace = proc.join("81/ns/mnt");
         fs::remove_file(&namespace).unwrap();
         fs::write(namespace, "no link").unwrap();
         assert!(sweep(&shm, &proc, Duration::ZERO).is_err(), "no answer is not `no`");
+        fs::remove_dir_all(proc.join("81")).unwrap();
+        process(world.path(), "82", "other", "mnt:[5]");
+        let mounts = proc.join("82/mountinfo");
+        fs::write(&mounts, vec![b'\n'; 10 << 20]).unwrap();
+        assert!(sweep(&shm, &proc, Duration::ZERO).is_err(), "half of them is not all");
+        fs::remove_file(&mounts).unwrap();
+        fs::create_dir(&mounts).unwrap();
+        assert!(sweep(&shm, &proc, Duration::ZERO).is_err(), "they may not be read");
         assert_eq!(fs::read_dir(shm).unwrap().count(), 3);
     }
 
@@ -260,11 +291,41 @@ mod tests {
     fn a_process_whose_path_leads_nowhere_keeps_nothing() {
         let world = world();
         for (pid, target) in [("81", "shm".to_owned()), ("82", "x".repeat(300))] {
+            with_mounts(world.path(), pid, "", "mnt:[6]");
             let dev = world.path().join("proc").join(pid).join("root/dev");
             fs::create_dir_all(&dev).unwrap();
             symlink(target, dev.join("shm")).unwrap();
         }
         assert_eq!(swept(world.path(), 0).1, 0);
+    }
+
+    #[test]
+    fn who_may_reach_the_memory_by_a_link_counts_as_a_client() {
+        let folder = |world: &tempfile::TempDir| world.path().canonicalize().unwrap();
+        let mounted = |what: &Path, at: &str| {
+            format!("23 20 254:0 {} {at} rw - ext4 /dev/vda rw\n", what.display())
+        };
+        let own = "24 20 0:24 / /dev/shm rw - tmpfs shm rw\n";
+        for (inner, at, others, container, is_kept) in [
+            ("shm", "/run/shm", "", "mnt:[2]", true),
+            ("shm/folder", "/run/shm", "", "mnt:[2]", true),
+            ("", "/all", "", "mnt:[2]", true),
+            ("other", "/run/shm", "", "mnt:[2]", false),
+            // Its shared memory is mounted, so it is no link: a look at the whole node, as monitoring has it.
+            ("", "/host", own, "mnt:[2]", false),
+            ("shm", "/host/run/gpupack/mps/shm", own, "mnt:[2]", false),
+            // What is mounted over it counts.
+            ("shm", "/dev/shm", "24 23 0:24 / /dev/shm rw - nfs s:/ rw\n", "mnt:[2]", false),
+            // The host sees all mounts.
+            ("shm", "/run/gpupack/mps/shm", "", "mnt:[0]", false),
+            ("shm", "/dev/shm", "", "mnt:[0]", true),
+        ] {
+            let world = world();
+            let mounts = mounted(&folder(&world).join(inner), at) + others;
+            with_mounts(world.path(), "90", &mounts, container);
+            let left = if is_kept { 3 } else { 0 };
+            assert_eq!(swept(world.path(), 0).1, left, "{inner} {at} {container}");
+        }
     }
 
     #[test]

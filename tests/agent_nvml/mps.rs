@@ -60,6 +60,9 @@ impl Node {
         let ask_every = Duration::from_millis(100);
         let folder = world.path("mps");
         let proc_root = world.proc_root();
+        std::fs::create_dir_all(proc_root.join("self")).unwrap();
+        let own = "20 1 254:0 / / rw - ext4 /dev/vda rw\n";
+        std::fs::write(proc_root.join("self/mountinfo"), own).unwrap();
         let settings = MpsSettings { folder, program, duty, ask_every, proc_root };
         let daemons = MpsDaemons::new(settings, clock);
         let threads =
@@ -95,13 +98,8 @@ impl Node {
         self.world.process(pid, &format!("0::/kubepods/pod{POD}/x\n"));
         let folder = self.world.proc_root().join(pid.to_string());
         std::fs::write(folder.join("environ"), variables.join("\0")).unwrap();
-        std::fs::create_dir_all(folder.join("root/run")).unwrap();
-        let pipes = self.world.path(&format!("mps/{uuid}/pipe"));
-        let mounted = folder.join("root/run/gpupack-mps");
-        if mounted.symlink_metadata().is_ok() {
-            std::fs::remove_file(&mounted).unwrap();
-        }
-        symlink(pipes, mounted).unwrap();
+        let mounts = [(&*format!("mps/{uuid}/pipe"), "/run/gpupack-mps")];
+        std::fs::write(folder.join("mountinfo"), mounts_of(&self.world, &mounts)).unwrap();
     }
 
     /// What is told of the pod on the first GPU: whether it is a client, and what it is held to.
@@ -113,6 +111,17 @@ impl Node {
             more => panic!("{more:?}"),
         }
     }
+}
+
+/// The mounts of a container that has these folders of the world at these paths.
+fn mounts_of(world: &World, folders: &[(&str, &str)]) -> String {
+    let root = world.path("").canonicalize().unwrap();
+    let mut text = "50 49 0:50 / / rw - overlay overlay rw\n".to_owned();
+    for (id, (folder, at)) in (51..).zip(folders) {
+        let folder = root.join(folder);
+        text += &format!("{id} 50 254:0 {} {at} rw - ext4 /dev/vda rw\n", folder.display());
+    }
+    text
 }
 
 /// The stand-in, as a program of this world.
@@ -332,18 +341,48 @@ fn what_clients_left_in_shared_memory_goes_once_no_client_is_left() {
     let shm = node.world.path("mps/shm");
     std::fs::create_dir_all(&shm).unwrap();
     std::fs::write(shm.join("left"), "x").unwrap();
-    // This process, whose container is the agent's, and a client in another one.
-    for (pid, container) in [(std::process::id(), "mnt:[1]"), (10, "mnt:[2]")] {
-        let folder = node.world.proc_root().join(pid.to_string());
-        std::fs::create_dir_all(folder.join("root/dev")).unwrap();
-        std::fs::create_dir_all(folder.join("ns")).unwrap();
-        symlink(&shm, folder.join("root/dev/shm")).unwrap();
-        symlink(container, folder.join("ns/mnt")).unwrap();
-    }
+    container(&node.world, "self", "mnt:[1]");
+    // A client in another container.
+    container(&node.world, "10", "mnt:[2]");
+    let mounts = mounts_of(&node.world, &[("mps/shm", "/dev/shm")]);
+    std::fs::write(node.world.proc_root().join("10/mountinfo"), mounts).unwrap();
     std::thread::sleep(Duration::from_millis(3_000));
     assert!(shm.join("left").exists(), "a client is there");
     std::fs::remove_dir_all(node.world.proc_root().join("10")).unwrap();
     until("the end of the file", || (!shm.join("left").exists()).then_some(()));
+}
+
+/// Puts a process into a container.
+fn container(world: &World, pid: &str, namespace: &str) {
+    let folder = world.proc_root().join(pid).join("ns");
+    std::fs::create_dir_all(&folder).unwrap();
+    symlink(namespace, folder.join("mnt")).unwrap();
+}
+
+#[test]
+fn a_look_at_clients_that_never_ends_holds_up_neither_daemons_nor_the_end() {
+    let mut node = Node::start(&json!({"gpus": [a100("GPU-a")]}), Duty::Manage);
+    std::fs::create_dir_all(node.world.path("mps/shm")).unwrap();
+    container(&node.world, "self", "mnt:[1]");
+    container(&node.world, "10", "mnt:[2]");
+    // A pipe that nobody writes to: who opens it waits.
+    let silent = node.world.proc_root().join("10/mountinfo");
+    assert!(std::process::Command::new("mkfifo").arg(&silent).status().unwrap().success());
+    let write = || {
+        use std::os::unix::fs::OpenOptionsExt;
+        const NONBLOCK: i32 = 0o4000;
+        // Opens only where somebody waits at the other end.
+        std::fs::File::options().write(true).custom_flags(NONBLOCK).open(&silent).ok()
+    };
+    let waiting = until("a look that hangs", write);
+    node.probe.sample(ProcessSampling::Skip, node.clock.now()).unwrap();
+    node.until("GPU-a", Some(MpsState::Idle));
+    let pid = node.read("GPU-a", "pid");
+    let end = node.loops.take().unwrap().end();
+    node.threads
+        .block_on(async { tokio::time::timeout(Duration::from_secs(4), end).await.unwrap() });
+    assert!(!is_alive(&pid), "the daemon was told to end");
+    drop(waiting);
 }
 
 /// The container of `deploy/agent-privileged.yaml` that makes the file system, in a name space of its own.

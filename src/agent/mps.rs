@@ -15,7 +15,7 @@ use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
-use super::mps_clients;
+use super::mps_clients::{self, Unanswered};
 use super::mps_control::Control;
 use super::mps_memory;
 use super::processes::PodsByProcess;
@@ -83,6 +83,8 @@ struct Shared {
     clock: Clock,
     /// The devices of the node.
     devices: watch::Sender<Devices>,
+    /// The clients whose limits are being read.
+    unanswered: Unanswered,
     /// How each daemon was when it was looked at last.
     known: Mutex<BTreeMap<String, (MpsState, Timestamp)>>,
 }
@@ -107,7 +109,8 @@ impl MpsDaemons {
     /// Knows of no device yet.
     pub fn new(settings: MpsSettings, clock: Clock) -> Self {
         let devices = watch::Sender::new(Devices::default());
-        Self { shared: Arc::new(Shared { settings, clock, devices, known: Mutex::default() }) }
+        let (unanswered, known) = (Unanswered::default(), Mutex::default());
+        Self { shared: Arc::new(Shared { settings, clock, devices, unanswered, known }) }
     }
 
     /// Learns which devices there are. MIG instances are never the agent's: a daemon of somebody else may
@@ -141,9 +144,14 @@ impl MpsDaemons {
     /// What the process `pid` may take of a device, in MiB, as a client of its daemon; none where it is held
     /// by nothing that is known.
     pub(super) fn limit_mib(&self, pods: &PodsByProcess, pid: u32, uuid: &str) -> Option<u64> {
+        let process = pods.folder_of(pid);
         let pipes = self.shared.control(uuid).pipes;
         let own = self.shared.settings.proc_root.join("self");
-        mps_clients::limit_mib(&pods.folder_of(pid), uuid, &pipes, &own)
+        let uuid = uuid.to_owned();
+        let asked = process.clone();
+        self.shared
+            .unanswered
+            .ask(process, move || mps_clients::limit_mib(&asked, &uuid, &pipes, &own))
     }
 
     /// Starts to look after the daemons of the devices that [`MpsDaemons::learn`] tells of.

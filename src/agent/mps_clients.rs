@@ -3,9 +3,13 @@
 //! It is what the process was started with: a program may have changed its variables since, or written
 //! over them, so this finds mistakes and no malice. Whatever is not understood holds nobody.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::mounts::Mounts;
 
@@ -15,8 +19,52 @@ const MAX_ENVIRONMENT_BYTES: u64 = 2 << 20;
 /// Most bytes of a container's mounts that are read. A hundred volumes make some 30 KiB.
 const MAX_MOUNTS_BYTES: u64 = 1 << 20;
 
+/// Longest wait for what is read of a client; it takes less than a millisecond.
+const ANSWERS_WITHIN: Duration = Duration::from_millis(250);
+
+/// Most clients that are waited for without an answer: 2 seconds in all.
+const MAX_UNANSWERED: usize = 8;
+
 /// Where a client looks for its daemon unless it is told.
 const DEFAULT_PIPES: &str = "/tmp/nvidia-mps";
+
+/// Clients of which something is being read. An environment is memory of its process, which can put there a
+/// file of a file system that never answers: such a reader is left behind, and no second one goes there.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Unanswered(Arc<Mutex<BTreeSet<PathBuf>>>);
+
+impl Unanswered {
+    /// What `read` finds of a process; none where that takes too long, or too many others still do.
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        process: PathBuf,
+        read: impl FnOnce() -> Option<T> + Send + 'static,
+    ) -> Option<T> {
+        {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if all.len() >= MAX_UNANSWERED || !all.insert(process.clone()) {
+                return None;
+            }
+        }
+        let (answer, answered) = sync_channel(1);
+        let (all, reader) = (self.clone(), std::thread::Builder::new());
+        let asked = process.clone();
+        let started = reader.spawn(move || {
+            let found = read();
+            all.forget(&process);
+            // Nobody may be waiting any more.
+            let _ = answer.send(found);
+        });
+        if started.is_err() {
+            self.forget(&asked);
+        }
+        answered.recv_timeout(ANSWERS_WITHIN).ok()?
+    }
+
+    fn forget(&self, process: &Path) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(process);
+    }
+}
 
 /// A client as its environment describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,6 +226,28 @@ mod tests {
         ] {
             assert_eq!(client(text), found, "{}", String::from_utf8_lossy(text));
         }
+    }
+
+    #[test]
+    fn clients_that_never_answer_are_left_behind_and_not_asked_twice() {
+        let unanswered = Unanswered::default();
+        let (end, silence) = std::sync::mpsc::channel::<()>();
+        let silence = Arc::new(Mutex::new(silence));
+        let path = |pid: usize| PathBuf::from(pid.to_string());
+        for pid in 0..MAX_UNANSWERED {
+            assert_eq!(unanswered.ask(path(100), move || Some(pid)), Some(pid), "others are asked");
+            let silence = Arc::clone(&silence);
+            let silent = move || silence.lock().unwrap().recv().ok().map(|()| 0);
+            assert_eq!(unanswered.ask(path(pid), silent), None);
+            assert_eq!(unanswered.ask(path(pid), || Some(1)), None, "not twice");
+        }
+        assert_eq!(unanswered.ask(path(100), || Some(1)), None, "too many are silent");
+        drop(end);
+        let found = (0..1_000).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            unanswered.ask(path(0), || Some(1))
+        });
+        assert_eq!(found, Some(1), "it answers again");
     }
 
     #[test]

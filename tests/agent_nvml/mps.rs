@@ -279,6 +279,13 @@ fn a_pod_is_held_when_each_of_its_processes_is_a_client_with_a_limit() {
     std::fs::create_dir(&environ).unwrap();
     assert_eq!(node.told(), (true, None), "it may not be read");
     std::fs::remove_dir(&environ).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&environ).status().unwrap().success());
+    for _ in 0..3 {
+        assert_eq!(node.told(), (true, None), "it never answers, and nobody waits for it");
+    }
+    // Whoever waits for it finds its end.
+    drop(std::fs::File::options().read(true).write(true).open(&environ).unwrap());
+    std::fs::remove_file(&environ).unwrap();
     for lists in [["mps", "compute"], ["compute", "compute"]] {
         node.client(11, "GPU-a", &[PIPE, HALF]);
         node.world.play(&gpu(lists));

@@ -14,7 +14,7 @@ use super::details::Rules;
 use super::effect::Effect;
 use super::slot::Slot;
 use crate::packing::device::{DeviceId, NodeName, PodUid};
-use crate::packing::node::{DeviceUse, NodeLedger, NodeState};
+use crate::packing::node::{DeviceBooks, DeviceUse, NodeLedger, NodeState};
 use crate::packing::request::Limit;
 use crate::packing::reservation::{PodRef, Reservation, ReservationState};
 use crate::packing::units::{MemMib, Share, Timestamp};
@@ -33,6 +33,9 @@ pub struct OnDevice {
     pub pods: LiteMap<PodUid, Use>,
     /// Used by processes of no pod that holds anything on the node.
     pub foreign: MemMib,
+    /// Whether the limit of each pod that holds some of the device counts, be it in the list or not: a list
+    /// that leaves a pod out, or does not know what it uses, takes no grace from it.
+    limit_states: LiteMap<PodUid, LimitState>,
 }
 
 /// What one pod uses of one device.
@@ -42,15 +45,13 @@ pub struct Use {
     pub used: MemMib,
     /// What it may use: what it holds, or its limit where that is more and counts now.
     pub allowed: MemMib,
-    /// Whether its limit counts.
-    pub(super) limit_state: LimitState,
     /// Lists, one after the other up to the last, that show more than that and the tolerance.
     pub lists_over: u32,
 }
 
 /// Whether the limit of a pod counts: until borrowing is built, only while it has no neighbors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum LimitState {
+enum LimitState {
     /// Others were there before it.
     #[default]
     Shared,
@@ -126,7 +127,7 @@ impl Sightings {
 
     /// How many pods are kept, once for each device.
     pub(super) fn count(&self) -> usize {
-        self.devices.values().map(|on| on.pods.len()).sum()
+        self.devices.values().map(|on| on.pods.len().max(on.limit_states.len())).sum()
     }
 
     /// Forgets devices and pods that the books do not have.
@@ -135,6 +136,7 @@ impl Sightings {
         self.devices.retain(|id, _| has(id));
         for (_, on) in self.devices.iter_mut() {
             on.pods.retain(|uid, _| books.reservation(uid).is_some());
+            on.limit_states.retain(|uid, _| books.reservation(uid).is_some());
         }
     }
 
@@ -156,12 +158,11 @@ impl Sightings {
         for seen in uses {
             let (Some(id), Some(list)) = (device(&seen.id), &seen.processes) else { continue };
             let before = self.devices.remove(&id);
-            // A pod that was there before the first list may have been alone until now.
-            let unseen = if before.is_none() { LimitState::Alone } else { LimitState::Shared };
+            let limit_states = limit_states(books, &id, before.as_ref(), (now, rules.grace));
             let before = before.unwrap_or_default();
-            let is_alone = is_alone(books, &id);
             let most = list.len().min(books.reservations().len());
-            let mut on = OnDevice { pods: LiteMap::with_capacity(most), foreign: MemMib::ZERO };
+            let pods = LiteMap::with_capacity(most);
+            let mut on = OnDevice { pods, foreign: MemMib::ZERO, limit_states };
             let mut unknown = Vec::new();
             for process in list {
                 let holder = process.pod.as_ref().and_then(|uid| books.reservation(uid));
@@ -178,13 +179,10 @@ impl Sightings {
             on.pods.retain(|uid, _| !unknown.contains(uid));
             for (uid, used) in &mut on.pods {
                 let Some(held) = books.reservation(uid) else { continue };
-                let earlier = before.pods.get(uid);
-                let limit_state = earlier.map_or(unseen, |earlier| earlier.limit_state);
-                used.limit_state = limit_state.next(is_alone, now, rules.grace);
-                let most =
-                    if used.limit_state.tolerates(now) { rules.max_limit } else { Share::ZERO };
+                let is_tolerated = on.limit_states.get(uid).is_some_and(|it| it.tolerates(now));
+                let most = if is_tolerated { rules.max_limit } else { Share::ZERO };
                 used.allowed = allowed(books, held, &seen.id, most);
-                let earlier = earlier.map_or(0, |earlier| earlier.lists_over);
+                let earlier = before.pods.get(uid).map_or(0, |earlier| earlier.lists_over);
                 if used.excess() > tolerance {
                     used.lists_over = earlier.saturating_add(1);
                 }
@@ -244,10 +242,22 @@ fn is_ending(held: &Reservation) -> bool {
     matches!(held.state, ReservationState::Draining { .. })
 }
 
-/// Whether the device has one tenant in the books.
-fn is_alone(books: &NodeLedger, device: &DeviceId) -> bool {
+/// Whether the limits of all tenants of a device count at this list, from what was so `before` it.
+fn limit_states(
+    books: &NodeLedger,
+    device: &DeviceId,
+    before: Option<&OnDevice>,
+    (now, grace): (Timestamp, Duration),
+) -> LiteMap<PodUid, LimitState> {
     let on_it = books.devices().iter().find(|known| known.device().id == *device);
-    on_it.is_some_and(|known| known.tenants().len() == 1)
+    let Some(tenants) = on_it.map(DeviceBooks::tenants) else { return LiteMap::new() };
+    let is_alone = tenants.len() == 1;
+    let state = |uid: &PodUid| match before {
+        // Who was there before the first list may have been alone until now.
+        None => LimitState::Alone,
+        Some(before) => before.limit_states.get(uid).copied().unwrap_or_default(),
+    };
+    tenants.keys().map(|uid| (uid.clone(), state(uid).next(is_alone, now, grace))).collect()
 }
 
 /// What a pod may use of a device: what it holds there, or the limit it asked for where that is more, but by

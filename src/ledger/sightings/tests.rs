@@ -144,6 +144,46 @@ fn who_is_no_longer_alone_goes_down_to_what_it_holds_within_the_grace() {
 }
 
 #[test]
+fn a_list_without_a_pod_or_without_its_use_takes_no_grace_from_it() {
+    for processes in ["p=?", "q=100", ""] {
+        let ledger = ledger("A B");
+        let at = |seconds_now: u64, processes: &str| {
+            shown(&note_at(&ledger, "n", &list("A", processes), seconds(seconds_now)))
+        };
+        ledger.see_pod(&limited(Limit::Fraction(Share::from_millionths(800_000))), seconds(0));
+        assert_eq!(at(0, ""), "", "it has not begun");
+        assert_eq!(at(5, "p=800"), "");
+        ledger.see_pod(&bound("q", "n", "A", 200_000), seconds(101));
+        assert_eq!(at(105, "p=800"), "", "the grace begins");
+        assert_eq!(at(110, processes), "", "{processes}");
+        assert_eq!(at(115, "p=800"), "", "and goes on: {processes}");
+        assert_eq!(at(134, processes), "", "{processes}");
+        assert_eq!(at(135, "p=800"), "p 800/500 on A", "no longer than that: {processes}");
+    }
+}
+
+#[test]
+fn the_grace_of_a_pod_begins_although_the_list_does_not_show_it() {
+    let ledger = ledger("A B");
+    let at = |seconds_now: u64, processes: &str| {
+        shown(&note_at(&ledger, "n", &list("A", processes), seconds(seconds_now)))
+    };
+    ledger.see_pod(&limited(Limit::Fraction(Share::from_millionths(800_000))), seconds(0));
+    assert_eq!(at(0, "p=800"), "");
+    ledger.see_pod(&bound("q", "n", "A", 200_000), seconds(1));
+    assert_eq!(at(5, "p=?"), "", "it begins");
+    assert_eq!(at(34, "p=800"), "");
+    assert_eq!(at(35, "p=800"), "p 800/500 on A");
+    assert_eq!(ledger.details("n").sightings.count(), 2, "both tenants");
+    ledger.end_pod(&uid("p"), seconds(36));
+    ledger.end_pod(&uid("q"), seconds(36));
+    say(&ledger, &report("x", 7, 2, "A B")).unwrap();
+    say(&ledger, &report("x", 7, 3, "A B")).unwrap();
+    assert_eq!(at(40, ""), "");
+    assert_eq!(ledger.details("n").sightings.count(), 0, "it goes with what they hold");
+}
+
+#[test]
 fn who_came_second_has_no_grace_but_after_a_restart_everybody_has() {
     let ledger = ledger("A B");
     ledger.see_pod(&bound("q", "n", "A", 200_000), seconds(0));

@@ -19,6 +19,7 @@ use self::limits::MemoryLimits;
 use self::raw::EventSet;
 use self::sweep::{Failure, Seen, Sweep, Sweeper};
 use self::trouble::{Trouble, library_error, unless_unsupported};
+use self::utilization::Utilization;
 use super::health::GpuHealth;
 use super::mps::MpsDaemons;
 use super::probe::{Probe, ProbeError, ProcessSampling, Sample};
@@ -35,6 +36,8 @@ mod trouble;
 mod details;
 /// Memory limits of control groups.
 mod limits;
+/// Whose kernels run on a GPU.
+mod utilization;
 /// One walk over all devices.
 mod sweep;
 
@@ -77,8 +80,8 @@ struct Opened {
     driver: Option<DriverReport>,
     /// Reads memory limits; none where the driver has none.
     limits: Option<MemoryLimits>,
-    /// Time of the newest sample of processes' utilization of each GPU, by UUID.
-    utilization_seen: BTreeMap<String, u64>,
+    /// The last answer about the utilization of each GPU's processes, by UUID.
+    utilization_seen: BTreeMap<String, Utilization>,
 }
 
 impl NvmlProbe {
@@ -147,7 +150,8 @@ impl NvmlProbe {
             limits: open.limits.as_ref(),
             pods: &self.pods,
             utilization_seen: &mut open.utilization_seen,
-            mps: self.mps.as_ref().map(|daemons| (daemons, now)),
+            mps: self.mps.as_ref(),
+            now,
             processes,
         };
         sweeper.sweep()

@@ -43,8 +43,11 @@ pub struct Usage {
     /// What was known of it when the process started.
     before: Option<Before>,
     steps: [u32; STEPS],
-    /// Sum of the loads of the lists that tell one, in millionths, and how many those were.
-    load: (u64, u32),
+    /// Sum of the loads of the lists that tell one, in millionths, each times the milliseconds for which it
+    /// stands, and the sum of those. Lists come faster while another pod drains, and must not weigh more then.
+    load: (u64, u64),
+    /// When it was last listed.
+    listed: Option<Timestamp>,
 }
 
 /// What was known of a pod at [`Timestamp::START`].
@@ -86,19 +89,27 @@ pub struct History {
 impl Usage {
     pub(super) fn new(since: Timestamp) -> Self {
         let (peak, steps, load) = (MemMib::ZERO, [0; STEPS], (0, 0));
-        Self { peak, since, last_busy: None, before: None, steps, load }
+        Self { peak, since, last_busy: None, before: None, steps, load, listed: None }
     }
 
-    /// Takes in what so many lists showed.
-    fn note(&mut self, used: &Used, booked: MemMib, lists: u32) {
+    /// Takes in what a list shows `now`. Its load stands for the time since the list before, or for the
+    /// usual pause where that is longer ago.
+    fn list(&mut self, used: &Used, booked: MemMib, now: Timestamp) {
+        let pause = self.listed.map_or(LIST_EVERY, |at| now.since(at).min(LIST_EVERY));
+        self.listed = Some(now);
+        self.note(used, booked, (1, pause));
+    }
+
+    /// Takes in what so many lists showed in so long a time.
+    fn note(&mut self, used: &Used, booked: MemMib, (lists, time): (u32, Duration)) {
         self.peak = self.peak.max(used.memory);
         let sixteenths = (used.memory.mib().saturating_mul(16)).div_ceil(booked.mib().max(1));
         let step = usize::try_from(sixteenths).unwrap_or(STEPS).clamp(1, STEPS) - 1;
         self.steps[step] = self.steps[step].saturating_add(lists);
         if let Some(load) = used.load {
-            let sum = load.millionths().saturating_mul(u64::from(lists));
-            self.load.0 = self.load.0.saturating_add(sum);
-            self.load.1 = self.load.1.saturating_add(lists);
+            let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+            self.load.0 = self.load.0.saturating_add(load.millionths().saturating_mul(millis));
+            self.load.1 = self.load.1.saturating_add(millis);
         }
     }
 
@@ -110,7 +121,7 @@ impl Usage {
         let (None, Some(first)) = (self.before, first) else { return };
         let lists = history.every.as_secs() / LIST_EVERY.as_secs();
         let lists = u32::try_from(lists).unwrap_or(u32::MAX);
-        all.iter().flatten().for_each(|used| self.note(used, booked, lists));
+        all.iter().flatten().for_each(|used| self.note(used, booked, (lists, history.every)));
         let is_idle = |used: &&Option<Used>| used.is_some_and(|used| !used.is_busy());
         let idle = all.iter().rev().take_while(is_idle).count();
         let long = |stretches: usize| {
@@ -158,11 +169,11 @@ impl Usage {
         MemMib::new(wanted.div_ceil(GRAIN).max(1).saturating_mul(GRAIN))
     }
 
-    /// Its part of the time in which kernels ran on its devices, in GPUs, in the mean of all lists that
-    /// tell it; none where none does.
+    /// Its part of the time in which kernels ran on its devices, in GPUs, in the mean of the time for which
+    /// lists tell it; none where none does.
     pub fn mean_load(&self) -> Option<Share> {
-        let (sum, lists) = self.load;
-        (lists > 0).then(|| Share::from_millionths(sum / u64::from(lists)))
+        let (sum, millis) = self.load;
+        (millis > 0).then(|| Share::from_millionths(sum / millis))
     }
 }
 
@@ -216,7 +227,7 @@ impl Usages {
                 Share::from_millionths(loads.iter().sum::<u64>() / count)
             });
             let usage = self.0.entry(uid.clone()).or_insert_with(|| Usage::new(now));
-            usage.note(&Used { memory, load }, booked(held), 1);
+            usage.list(&Used { memory, load }, booked(held), now);
             if seen.iter().any(|on| on.is_busy) {
                 usage.last_busy = Some(now);
             }

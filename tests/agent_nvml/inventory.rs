@@ -200,11 +200,16 @@ fn whose_kernels_ran_since_the_last_list_is_told_where_the_driver_knows_it() {
         );
     }
     let probe = &mut world.probe();
-    let mut told = |processes: Value| {
+    let mut millis = 0;
+    let mut told_after = |pause: u64, processes: Value| {
         world.play(&gpu(processes));
-        let tenants = sample(probe).unwrap().uses.remove(0).tenants;
+        millis += pause;
+        let now = Timestamp::from_millis(millis);
+        let sample = probe.sample(ProcessSampling::List, now).unwrap();
+        let tenants = sample.uses.into_iter().next().unwrap().tenants;
         tenants.first().and_then(|tenant| tenant.busy_percent)
     };
+    let mut told = |processes: Value| told_after(1_000, processes);
     let first = json!([process(10, "compute", json!([[1_000, 90]]))]);
     assert_eq!(told(first.clone()), None, "the first look is about all that the driver remembers");
     assert_eq!(told(first), Some(0), "no sample since: it only exists");
@@ -217,6 +222,13 @@ fn whose_kernels_ran_since_the_last_list_is_told_where_the_driver_knows_it() {
     let clients = [process(10, "compute", json!([[4_000, 9]])), process(11, "mps", json!([]))];
     assert_eq!(told(json!(clients)), None, "beside clients of MPS nobody knows");
     assert_eq!(told(json!([process(10, "compute", json!([]))])), Some(0));
+    let busy = json!([process(10, "compute", json!([[5_000, 70]]))]);
+    assert_eq!(told_after(1_000, busy.clone()), Some(70));
+    for _ in 0..3 {
+        let seen = told_after(250, busy.clone());
+        assert_eq!(seen, Some(70), "the driver's next sample is not due: nobody became idle");
+    }
+    assert_eq!(told_after(250, busy), Some(0), "it is, and there is none");
 }
 
 #[test]

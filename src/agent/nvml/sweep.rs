@@ -16,6 +16,7 @@ use super::details::Details;
 use super::limits::{self, Listed, MemoryLimits};
 use super::raw::{self, EventSet, ProcessList};
 use super::trouble::{Trouble, library_error, required, unless_lost, unless_unsupported};
+use super::utilization::{self, Utilization};
 use crate::packing::device::MAX_DEVICES_PER_NODE;
 use crate::packing::units::Timestamp;
 use crate::report::checked::MAX_PROCESSES_PER_DEVICE;
@@ -70,10 +71,12 @@ pub(super) struct Sweeper<'a> {
     pub(super) limits: Option<&'a MemoryLimits>,
     /// Finds the pod of a process.
     pub(super) pods: &'a PodsByProcess,
-    /// Time of the newest sample of processes' utilization of each GPU, in the driver's microseconds, by UUID.
-    pub(super) utilization_seen: &'a mut BTreeMap<String, u64>,
-    /// The daemons of MPS, where anybody looks after them, and the present time.
-    pub(super) mps: Option<(&'a MpsDaemons, Timestamp)>,
+    /// The last answer about the utilization of each GPU's processes, by UUID.
+    pub(super) utilization_seen: &'a mut BTreeMap<String, Utilization>,
+    /// The daemons of MPS, where anybody looks after them.
+    pub(super) mps: Option<&'a MpsDaemons>,
+    /// The present time.
+    pub(super) now: Timestamp,
     /// Whether to list processes.
     pub(super) processes: ProcessSampling,
 }
@@ -254,12 +257,14 @@ impl Sweeper<'_> {
         };
         let listed = match listed {
             Some(listed) if report.kind == Kind::Gpu && listed.mps_clients.is_empty() => {
-                Some(Listed { busy: self.utilization(device, &report.uuid)?, ..listed })
+                let busy =
+                    utilization::read(device, &report.uuid, self.utilization_seen, self.now)?;
+                Some(Listed { busy, ..listed })
             }
             // The driver knows nothing of it in MIG mode, and may take clients of MPS for their server.
             listed => listed,
         };
-        let mps = self.mps.and_then(|(daemons, now)| daemons.state(&report.uuid, now));
+        let mps = self.mps.and_then(|daemons| daemons.state(&report.uuid, self.now));
         let (processes, tenants) = match listed {
             None => (None, Vec::new()),
             Some(listed) => {
@@ -267,7 +272,7 @@ impl Sweeper<'_> {
                 let limits = self.limits.filter(|_| report.kind == Kind::Gpu);
                 let uuid = report.uuid.as_str();
                 let serving = self.mps.filter(|_| mps == Some(MpsState::Serving));
-                let mps_mib = |pid| serving?.0.limit_mib(self.pods, pid, uuid);
+                let mps_mib = |pid| serving?.limit_mib(self.pods, pid, uuid);
                 let tenants = limits::tenants((limits, device), &listed, self.pods, mps_mib);
                 (Some(listed.processes), tenants)
             }
@@ -319,36 +324,6 @@ impl Sweeper<'_> {
             memory_mib,
         });
         Ok(Some(Listed { processes: processes.collect(), mps_clients, busy: None }))
-    }
-
-    /// Percent of the time since the last look in which kernels of each process ran; none at the first look,
-    /// which would be about all that the driver remembers, and where the driver does not say it.
-    fn utilization(
-        &mut self,
-        device: &Device<'_>,
-        uuid: &str,
-    ) -> Result<Option<BTreeMap<u32, u32>>, Trouble> {
-        let last = self.utilization_seen.get(uuid).copied();
-        let samples = match device.process_utilization_stats(last.unwrap_or(0)) {
-            // No process has had a sample since: none ran a kernel.
-            Err(NvmlError::NotFound) => Vec::new(),
-            answer => match unless_lost(answer)? {
-                Some(samples) => samples,
-                None => {
-                    self.utilization_seen.remove(uuid);
-                    return Ok(None);
-                }
-            },
-        };
-        let newest = samples.iter().map(|sample| sample.timestamp).max().max(last).unwrap_or(0);
-        self.utilization_seen.insert(uuid.to_owned(), newest);
-        let mut busy = BTreeMap::new();
-        for sample in samples {
-            // One sample has the mean of all since; of several the greatest counts.
-            let known = busy.entry(sample.pid).or_insert(0);
-            *known = sample.sm_util.min(100).max(*known);
-        }
-        Ok(last.map(|_| busy))
     }
 
     /// One list of processes; none where it cannot be had. Drivers and devices without MPS or graphics

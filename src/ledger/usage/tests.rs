@@ -150,6 +150,21 @@ fn load_is_divided_among_those_with_processes_by_what_they_hold() {
     }
 }
 
+#[test]
+fn lists_that_come_faster_weigh_by_the_time_for_which_they_stand() {
+    let ledger = tenanted();
+    for at in 0..10 {
+        list(&ledger, Some(9), Some(80), at * 5); // 50 s
+    }
+    for at in 46..=55 {
+        list(&ledger, Some(9), Some(20), at); // 10 s: another pod drains
+    }
+    list(&ledger, Some(9), Some(80), 1_000); // stands for the usual pause
+    let usage = *ledger.details("n").usages.of(&uid("p")).unwrap();
+    let mean = (50 * 800_000 + 10 * 200_000 + 5 * 800_000) / 65;
+    assert_eq!(usage.mean_load().map(Share::millionths), Some(mean));
+}
+
 fn used(mib: u64, load: Option<u64>) -> Option<Used> {
     Some(Used { memory: MemMib::new(mib), load: load.map(Share::from_millionths) })
 }
@@ -218,8 +233,8 @@ fn history_of_nothing_and_of_nobody_changes_nothing() {
 fn absurd_amounts_do_no_harm() {
     let mut usage = Usage::new(Timestamp::START);
     let all = Used { memory: MemMib::new(u64::MAX), load: Some(Share::from_millionths(u64::MAX)) };
-    usage.note(&all, MemMib::ZERO, u32::MAX);
-    usage.note(&all, MemMib::ZERO, u32::MAX);
+    usage.note(&all, MemMib::ZERO, (u32::MAX, Duration::MAX));
+    usage.note(&all, MemMib::ZERO, (u32::MAX, Duration::MAX));
     assert_eq!(usage.percentile(100).millionths(), 1_062_500, "beyond all");
     assert!(usage.enough() >= MemMib::new(u64::MAX - 255) && usage.mean_load().is_some());
     assert_eq!(Usage::new(Timestamp::START).enough(), MemMib::new(256));

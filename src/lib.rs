@@ -182,6 +182,7 @@ pub mod agent {
     pub mod health;
     pub mod probe;
     pub mod nvml;
+    mod draining;
     pub mod processes;
     mod mounts;
     mod mps_clients;

@@ -250,6 +250,7 @@ fn scrapes(now: u64) -> String {
             driver: None,
             xids: Default::default(),
             unreadable: 0,
+            draining: std::collections::BTreeSet::new(),
         };
         agent.show("gpu-a", &sample, &bookings);
         let scrape = String::from_utf8(agent.text()).unwrap();

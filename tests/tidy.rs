@@ -256,6 +256,7 @@ fn agent_families() -> Vec<String> {
         driver: None,
         xids: BTreeMap::new(),
         unreadable: 0,
+        draining: BTreeSet::new(),
     };
     let metrics = AgentMetrics::new();
     let part = BookedDevice { uuid: "GPU-a".to_owned(), memory_mib: 1, share_millionths: 1 };

@@ -121,6 +121,8 @@ fn booked_mib(bookings: &[Booking], uuid: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::report::{Ailment, BookedDevice, DeviceUse};
 
@@ -138,6 +140,7 @@ mod tests {
             driver: None,
             xids: BTreeMap::new(),
             unreadable: 0,
+            draining: BTreeSet::new(),
         }
     }
 

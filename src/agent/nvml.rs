@@ -20,13 +20,14 @@ use self::raw::EventSet;
 use self::sweep::{Failure, Seen, Sweep, Sweeper};
 use self::trouble::{Trouble, library_error, unless_unsupported};
 use self::utilization::Utilization;
+use super::draining::Draining;
 use super::health::GpuHealth;
 use super::mps::MpsDaemons;
 use super::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use super::processes::PodsByProcess;
 use crate::packing::device::MAX_DEVICES_PER_NODE;
 use crate::packing::units::Timestamp;
-use crate::report::{Ailment, DeviceReport, DeviceUse, DriverReport, Kind};
+use crate::report::{Ailment, Booking, DeviceReport, DeviceUse, DriverReport, Kind};
 
 /// Calls that the wrapper lacks or breaks.
 mod raw;
@@ -62,6 +63,8 @@ pub struct NvmlProbe {
     known: BTreeMap<String, DeviceReport>,
     /// Health of each GPU, by UUID; outlives the library.
     health: BTreeMap<String, GpuHealth>,
+    /// Ended pods that hold devices, and which of them still run.
+    draining: Draining,
 }
 
 /// The open library, and what holds as long as it is.
@@ -89,7 +92,8 @@ impl NvmlProbe {
     pub fn new(library: Option<PathBuf>, pods: PodsByProcess) -> Self {
         let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
         let (known, health) = (BTreeMap::new(), BTreeMap::new());
-        Self { library, pods, mps: None, open: None, known, health }
+        let draining = Draining::default();
+        Self { library, pods, mps: None, open: None, known, health, draining }
     }
 
     /// The same probe, which also reads back what holds clients of MPS.
@@ -199,6 +203,7 @@ impl NvmlProbe {
             driver: open.driver.clone(),
             xids: xids.collect(),
             unreadable: failures.len(),
+            draining: BTreeSet::new(),
         }
     }
 
@@ -326,6 +331,10 @@ impl Probe for NvmlProbe {
         }
         sample
     }
+
+    fn observe(&mut self, bookings: &[Booking], _: Timestamp) {
+        self.draining.observe(bookings);
+    }
 }
 
 impl NvmlProbe {
@@ -340,7 +349,8 @@ impl NvmlProbe {
             None => self.open(now)?,
         };
         let sweep = self.sweep(&mut open, processes, now)?;
-        let sample = self.settle(sweep, &mut open);
+        let mut sample = self.settle(sweep, &mut open);
+        self.draining.complete(&mut sample.uses, &self.pods);
         if let Some(daemons) = &self.mps {
             daemons.learn(&sample.inventory);
         }

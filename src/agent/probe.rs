@@ -3,7 +3,7 @@
 //! There are two, [`super::nvml`] and [`super::simulated`]. A probe reads and never decides; what is
 //! sent when and to whom is the business of [`super::run`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -34,6 +34,8 @@ pub struct Sample {
     pub xids: BTreeMap<String, XidCounts>,
     /// How many devices did not answer. Those known from before are in the inventory as unhealthy.
     pub unreadable: usize,
+    /// Pods that were known to drain when it was taken, by UID; the sampler says it.
+    pub draining: BTreeSet<String>,
 }
 
 impl Sample {
@@ -55,7 +57,8 @@ pub trait Probe: Send {
     /// [`ProbeError`] when no device at all can be read; the next call tries anew.
     fn sample(&mut self, processes: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError>;
 
-    /// Learns what is booked on the node. Only a simulated node cares.
+    /// Learns what is booked on the node: a simulated node plays it, a real one looks for what is left of
+    /// ended pods.
     fn observe(&mut self, bookings: &[Booking], now: Timestamp) {
         let _ = (bookings, now);
     }

@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use crate::packing::device::PodUid;
 
 /// Most bytes of a cgroup file that are read: one line per controller, each a path.
-const MAX_CGROUP_BYTES: u64 = 64 << 10;
+pub(super) const MAX_CGROUP_BYTES: u64 = 64 << 10;
 
 /// Most bytes of a `stat` file that are read: one line of some 300 bytes.
-const MAX_STAT_BYTES: u64 = 4 << 10;
+pub(super) const MAX_STAT_BYTES: u64 = 4 << 10;
 
 /// Where the kernel's control groups, version 2, are mounted.
 pub(super) const CGROUP_ROOT: &str = "/sys/fs/cgroup";
@@ -36,7 +36,7 @@ pub struct BootTicks(u64);
 #[derive(Clone, Debug)]
 pub struct PodsByProcess {
     /// Where `proc` is mounted.
-    root: PathBuf,
+    pub(super) root: PathBuf,
 }
 
 impl PodsByProcess {
@@ -109,7 +109,7 @@ fn began(text: &str) -> Option<BootTicks> {
 }
 
 /// The first `most` bytes of a file as text; none when it cannot be read.
-fn read_lossily(path: &Path, most: u64) -> Option<String> {
+pub(super) fn read_lossily(path: &Path, most: u64) -> Option<String> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(most).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())

@@ -15,7 +15,7 @@ use super::metrics::AgentMetrics;
 use super::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use super::run::{AgentConfig, Node};
 use crate::clock::Clock;
-use crate::report::{Ailment, Booking, DeviceUse};
+use crate::report::{Ailment, Booking, BookingState, DeviceUse};
 
 /// How long a read may take before its devices count as unknown: longer than the library takes to
 /// open on nodes of 16 GPUs, shorter than an extender takes to count a node as silent.
@@ -129,6 +129,8 @@ impl<P: Probe + 'static> Sampler<P> {
         if processes == ProcessSampling::List {
             self.cadence.learn_lists(&sample, now);
         }
+        let draining = bookings.iter().filter(|it| it.state == BookingState::Draining);
+        sample.draining = draining.map(|it| it.pod_uid.clone()).collect();
         Ok(sample)
     }
 

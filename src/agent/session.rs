@@ -3,14 +3,15 @@
 //! One [`Session`] for each pair of node and extender; [`NodeBooks`] joins what the extenders of one
 //! node answer. Neither does I/O or reads a clock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::probe::Sample;
 use crate::packing::units::Timestamp;
 use crate::report::{
-    Booking, BookingState, DeviceReport, DriverReport, Outcome, Reply, Report, SCHEMA_VERSION,
+    Booking, BookingState, DeviceReport, DeviceUse, DriverReport, Outcome, Reply, Report,
+    SCHEMA_VERSION,
 };
 
 /// Pause after the first failure; it doubles with each further one.
@@ -70,6 +71,8 @@ pub struct Session {
     known: Option<Owned>,
     /// Version of the bookings in the last reply of this session.
     bookings_version: Option<u64>,
+    /// Pods that drain as the extender last said, by UID.
+    draining: BTreeSet<String>,
     /// Failures since the last reply.
     failures: u32,
 }
@@ -101,6 +104,7 @@ impl Session {
             sent: None,
             known: None,
             bookings_version: None,
+            draining: BTreeSet::new(),
             failures: 0,
         }
     }
@@ -121,8 +125,23 @@ impl Session {
             inventory: self.sent.as_ref().map(|owned| owned.inventory.to_vec()),
             driver: self.sent.as_ref().and_then(|owned| owned.driver.clone()),
             bookings_version: self.number.and(self.bookings_version),
-            devices: sample.uses.clone(),
+            devices: self.uses(sample),
         }
+    }
+
+    /// What `sample` shows. Without its lists where it was taken before a pod was known to drain, or what
+    /// drains may be news that got lost: the agent has not looked then for what is left of that pod, and two
+    /// such lists would free its room.
+    fn uses(&self, sample: &Sample) -> Vec<DeviceUse> {
+        let mut uses = sample.uses.clone();
+        let may_lack_news = self.number.is_some() && self.failures > 0;
+        if may_lack_news || !self.draining.is_subset(&sample.draining) {
+            for device in &mut uses {
+                device.processes = None;
+                device.tenants.clear();
+            }
+        }
+        uses
     }
 
     /// Learns what came back, and says what to do next.
@@ -133,6 +152,10 @@ impl Session {
                 self.number = Some(reply.session);
                 self.bookings_version = reply.bookings_version;
                 self.failures = 0;
+                if let Some(bookings) = &reply.bookings {
+                    let all = bookings.iter().filter(|it| it.state == BookingState::Draining);
+                    self.draining = all.map(|it| it.pod_uid.clone()).collect();
+                }
                 match (reply.send_inventory, reply.outcome, sent) {
                     (true, _, _) => self.known = None,
                     (false, Outcome::Accepted, Some(sent)) => self.known = Some(sent),

@@ -4,7 +4,7 @@
 //! the booking turns draining or disappears, the process lives on for the fleet's linger time, as
 //! real ones do. Nothing here reads a clock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -115,7 +115,8 @@ impl Probe for SimulatedProbe {
         });
         let uses = uses.collect();
         let inventory = Arc::clone(&self.inventory);
-        Ok(Sample { inventory, uses, driver: None, xids: BTreeMap::new(), unreadable: 0 })
+        let (xids, draining) = (BTreeMap::new(), BTreeSet::new());
+        Ok(Sample { inventory, uses, driver: None, xids, unreadable: 0, draining })
     }
 
     fn observe(&mut self, bookings: &[Booking], now: Timestamp) {

@@ -1,11 +1,12 @@
 //! What is read of devices that work, and of drivers that say little.
 
+use gpupack::agent::nvml::NvmlProbe;
 use gpupack::agent::probe::{Probe, ProcessSampling};
 use gpupack::packing::units::Timestamp;
-use gpupack::report::{Ailment, Kind, Slot};
+use gpupack::report::{Ailment, BookedDevice, Booking, BookingState, Kind, Slot};
 use serde_json::{Value, json};
 
-use super::world::{POD, World, a100, ailments, h200_in_mig_mode, sample, t4, with};
+use super::world::{POD, World, a100, ailments, h200_in_mig_mode, sample, sample_at, t4, with};
 
 #[test]
 fn gpus_of_different_size_are_read_with_their_reserve_and_rounded_to_the_safe_side() {
@@ -249,4 +250,39 @@ fn without_samples_of_processes_the_rule_of_before_holds() {
             assert_eq!(seen.processes.map(|list| list.len()), Some(1), "the list is whole");
         }
     }
+}
+
+#[test]
+fn a_container_of_an_ended_pod_that_uses_no_gpu_is_listed_with_no_memory() {
+    let gpu = |processes: Value| json!({"gpus": [with(a100("GPU-a"), "processes", processes)]});
+    let world = World::new(&gpu(json!([])));
+    let group = format!("0::/kubepods.slice/kubepods-pod{}.slice/a.scope\n", POD.replace('-', "_"));
+    world.process(10, &group);
+    let mut probe = world.probe();
+    let listed = |probe: &mut NvmlProbe, seconds| {
+        let seen = sample_at(probe, seconds).unwrap().uses.remove(0);
+        assert_eq!(seen.tenants, [], "nothing is said of it but that it is there");
+        let list = seen.processes.unwrap().into_iter();
+        list.map(|it| (it.pid, it.pod_uid.unwrap(), it.memory_mib)).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&mut probe, 0), [], "it lives, and may use no GPU");
+    let part = BookedDevice { uuid: "GPU-a".to_owned(), memory_mib: 9, share_millionths: 10 };
+    let (pod_uid, pod, devices) = (POD.to_owned(), "d/p".to_owned(), vec![part]);
+    let booking = Booking { pod_uid, pod, state: BookingState::Draining, devices };
+    probe.observe(&[booking], Timestamp::START);
+    for seconds in 1..4 {
+        assert_eq!(listed(&mut probe, seconds), [(10, POD.to_owned(), Some(0))]);
+    }
+    world.process(11, &group);
+    world.play(&gpu(json!([{"pid": 11, "used_mib": 500, "lists": ["mps"]}])));
+    let seen = sample_at(&mut probe, 4).unwrap().uses.remove(0).processes.unwrap();
+    assert_eq!(
+        seen.iter().map(|it| (it.pid, it.memory_mib)).collect::<Vec<_>>(),
+        [(11, Some(500))]
+    );
+    world.play(&gpu(json!([])));
+    for pid in ["10", "11"] {
+        std::fs::remove_dir_all(world.proc_root().join(pid)).unwrap();
+    }
+    assert_eq!(listed(&mut probe, 5), []);
 }

@@ -10,6 +10,7 @@ fn sample(uuid: &str) -> Sample {
         driver: None,
         xids: BTreeMap::new(),
         unreadable: 0,
+        draining: BTreeSet::new(),
     }
 }
 
@@ -147,4 +148,36 @@ fn the_books_of_several_extenders_are_joined_by_pod() {
     books.lose(0);
     assert_eq!(shown(&books), "p Draining, q Assumed", "nobody replies: the last word stands");
     assert!(books.draining().is_empty(), "and nobody waits");
+}
+
+#[test]
+fn a_list_from_before_a_pod_was_known_to_drain_is_not_reported() {
+    let mut session = Session::new("a");
+    let listed = |draining: &[&str]| {
+        let unread = DeviceUse::unread("GPU-a".to_owned(), crate::report::Ailment::Lost);
+        let uses = vec![DeviceUse { processes: Some(Vec::new()), ..unread }];
+        let draining = draining.iter().map(|uid| (*uid).to_owned()).collect();
+        Sample { uses, draining, ..sample("GPU-a") }
+    };
+    let drains = |uid: &str, state| {
+        let (pod_uid, pod) = (uid.to_owned(), format!("d/{uid}"));
+        let bookings = Some(vec![Booking { pod_uid, pod, state, devices: Vec::new() }]);
+        Answer::Reply(Reply { bookings, ..reply(7, Outcome::Accepted) })
+    };
+    let same = Answer::Reply(Reply { bookings: None, ..reply(7, Outcome::Accepted) });
+    let away = Answer::Away { error: String::new() };
+    let mut is_told = |answer: Option<&Answer>, draining: &[&str]| {
+        if let Some(answer) = answer {
+            session.settle(answer);
+        }
+        session.report(&listed(draining)).devices[0].processes.is_some()
+    };
+    assert!(is_told(None, &[]), "hello");
+    assert!(is_told(Some(&drains("p", BookingState::Confirmed)), &[]), "none drains");
+    assert!(!is_told(Some(&drains("p", BookingState::Draining)), &[]), "taken before");
+    assert!(!is_told(Some(&same), &["q"]), "p has not been looked for");
+    assert!(is_told(Some(&same), &["p", "q"]));
+    assert!(!is_told(Some(&away), &["p"]), "the answer that got lost may have had news");
+    assert!(is_told(Some(&same), &["p"]));
+    assert!(is_told(Some(&drains("p", BookingState::Confirmed)), &[]));
 }

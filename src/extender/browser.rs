@@ -107,11 +107,17 @@ fn check(
 /// Whether the service goes by this host: an address (a foreign page comes from a name, which may come to
 /// mean this address, but keeps its name), this machine, or one of `hosts`. The port does not matter.
 fn is_allowed(hosts: &[String], host: &str) -> bool {
-    if let Some(rest) = host.strip_prefix('[') {
-        let address = rest.split_once(']').map(|(address, _)| address);
-        return address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
+    let end = if host.starts_with('[') { host.find(']').map(|at| at + 1) } else { host.find(':') };
+    let (name, port) = host.split_at(end.unwrap_or(host.len()));
+    let digits = if port.is_empty() { Some(port) } else { port.strip_prefix(':') };
+    if digits.is_none_or(|digits| !digits.bytes().all(|digit| digit.is_ascii_digit())) {
+        return false;
     }
-    let name = host.rsplit_once(':').map_or(host, |(name, _)| name).to_ascii_lowercase();
+    if let Some(address) = name.strip_prefix('[') {
+        let address = address.strip_suffix(']').map(str::parse::<Ipv6Addr>);
+        return address.is_some_and(|address| address.is_ok());
+    }
+    let name = name.to_ascii_lowercase();
     let name = name.strip_suffix('.').unwrap_or(&name);
     name.parse::<IpAddr>().is_ok() || name == "localhost" || hosts.iter().any(|host| host == name)
 }
@@ -139,6 +145,7 @@ mod tests {
             "[::1]:8080",
             "[fd00::1]",
             "localhost:1",
+            "localhost:",
             "LocalHost",
             "gpupack.gpu-system.svc:8080",
             "GPUPACK.gpu-system.svc.",
@@ -153,6 +160,15 @@ mod tests {
             "[evil]",
             "",
             "1.2.3",
+            "[::1].evil.example",
+            "[::1]evil.example:80",
+            "[::1",
+            "[::1]:80:80",
+            "localhost:evil.example",
+            "localhost:80.evil.example",
+            "localhost:80:80",
+            "127.0.0.1:evil.example",
+            "localhost:-1",
         ] {
             assert_eq!(answered("GET", &[("host", host)]), 421, "{host}");
             let own = answered("GET", &[("host", host), (CLIENT_HEADER, "gpupack")]);

@@ -121,6 +121,13 @@ impl Progress {
         is_room
     }
 
+    /// Notes that bytes have come, which are a head's where nothing is under way.
+    fn head_begins(&self) {
+        if self.connection.is_in(Phase::Idle) {
+            self.connection.enter(Phase::Head);
+        }
+    }
+
     /// Ends the wait for the client's body.
     fn has_body(&self) {
         if self.connection.is_in(Phase::Body) {
@@ -348,11 +355,12 @@ impl<S: AsyncRead + Unpin> Read for Observed<S> {
                 return Poll::Ready(Err(io::Error::other("too many bytes are held")));
             }
             let poll = self.socket().poll_read(context, room);
-            if matches!(poll, Poll::Ready(Ok(()))) && self.progress.connection.is_in(Phase::Idle) {
-                self.progress.connection.enter(Phase::Head);
+            if matches!(poll, Poll::Ready(Ok(()))) {
+                self.progress.head_begins();
             }
             return poll;
         }
+        self.progress.head_begins(); // it came with the request before
         let part = self.read_ahead.len().min(room.remaining());
         room.put_slice(&self.read_ahead.split_to(part));
         Poll::Ready(Ok(()))

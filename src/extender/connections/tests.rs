@@ -326,6 +326,21 @@ async fn whoever_does_not_go_on_is_closed_and_whoever_waits_for_an_answer_is_not
 }
 
 #[tokio::test]
+async fn a_head_that_begins_with_the_request_before_has_no_longer_time() {
+    let limits = Limits { head: A_WHILE / 10, ..roomy() };
+    let (address, _stop) = served(limits).await;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\nGET /he").await.unwrap();
+    assert!(rest(&mut client).await.ends_with("hello"), "closed long before it counts as idle");
+    let mut client = TcpStream::connect(address).await.unwrap();
+    for _ in 0..2 {
+        client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        hear(&mut client, "hello").await;
+        tokio::time::sleep(LOOK_EVERY * 2).await;
+    }
+}
+
+#[tokio::test]
 async fn a_head_has_a_longest_length() {
     let (mut client, _stop, _task) = attended().await;
     let head = format!("GET /hello HTTP/1.1\r\nhost: a\r\nx: {}", "x".repeat(LONGEST_HEAD));

@@ -1,11 +1,12 @@
 //! JSON that anybody may have sent, held to a size before it takes memory: three bytes of text can become two
 //! kilobytes of a pod's container.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 /// A list of at most `MOST` items; a longer one is refused while it is read.
 #[derive(Debug)]
@@ -47,6 +48,40 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for ItemsVisitor<
     }
 }
 
+/// An object with at most `MOST` keys, likewise.
+#[derive(Debug)]
+pub struct BoundedMap<T, const MOST: usize>(
+    /// The values by key.
+    pub BTreeMap<String, T>,
+);
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for BoundedMap<T, MOST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(KeysVisitor(PhantomData))
+    }
+}
+
+struct KeysVisitor<T, const MOST: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for KeysVisitor<T, MOST> {
+    type Value = BoundedMap<T, MOST>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut values = BTreeMap::new();
+        while let Some((key, value)) = map.next_entry()? {
+            values.insert(key, value);
+            if values.len() > MOST {
+                return Err(A::Error::custom(format!("an object with more than {MOST} keys")));
+            }
+        }
+        Ok(BoundedMap(values))
+    }
+}
+
 /// The bytes outside the texts of a JSON document, quotes left out. The document may be anything; what comes
 /// out is right for JSON.
 pub fn outside_texts(json: &[u8]) -> impl Iterator<Item = u8> {
@@ -74,6 +109,15 @@ mod tests {
         assert_eq!(read("[1,2,3]").unwrap(), [1, 2, 3]);
         let error = read("[1,2,3,4,").unwrap_err().to_string();
         assert!(error.starts_with("a list of more than 3 items"), "{error}");
+    }
+
+    #[test]
+    fn an_object_is_refused_as_soon_as_it_has_too_many_keys() {
+        let read = |json: &str| serde_json::from_str::<BoundedMap<u8, 2>>(json).map(|map| map.0);
+        let two = BTreeMap::from([("a".to_owned(), 1), ("b".to_owned(), 3)]);
+        assert_eq!(read(r#"{"a":1,"b":2,"b":3}"#).unwrap(), two, "the last one counts");
+        let error = read(r#"{"a":1,"b":2,"c":3,"#).unwrap_err().to_string();
+        assert!(error.starts_with("an object with more than 2 keys"), "{error}");
     }
 
     #[test]

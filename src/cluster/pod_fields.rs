@@ -2,7 +2,6 @@
 //! whole pod with every question, the API server the pods of the whole cluster; reading all of one takes
 //! twice as long.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::{
@@ -14,65 +13,68 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
 
-use super::bounded::Bounded;
+use super::bounded::{Bounded, BoundedMap};
 use super::injection::is_of_devices;
 
 /// Most containers, statuses or scheduling gates in a list of a pod that anybody may have sent. The objects
 /// of the API server have no such bound: it holds them to a size, and a watch must not stop at an odd pod.
 const MOST_ITEMS: usize = 1_000;
 
+/// Most resources in one list of amounts of such a pod: containers have a handful.
+const MOST_RESOURCES: usize = 64;
+
 /// A pod without what nobody looks at: a [`Pod`] is made of it. Absent and `null` are the same, as in Go.
 #[derive(Deserialize)]
 pub(super) struct PodFields {
     #[serde(default, deserialize_with = "pod_kind", rename = "kind")]
     _kind: (),
-    metadata: Option<Metadata>,
-    spec: Option<Spec<MOST_ITEMS>>,
+    metadata: Option<Metadata<MOST_ITEMS>>,
+    spec: Option<Spec<MOST_ITEMS, MOST_RESOURCES>>,
     status: Option<Status<MOST_ITEMS>>,
 }
 
-/// The metadata of a pod or a node, as far as anything looks at it.
+/// The metadata of a pod or a node, as far as anything looks at it, with at most so many annotations and labels.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Metadata {
-    annotations: Option<BTreeMap<String, String>>,
+pub(super) struct Metadata<const MOST: usize = { usize::MAX }> {
+    annotations: Option<BoundedMap<String, MOST>>,
     creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
-    labels: Option<BTreeMap<String, String>>,
+    labels: Option<BoundedMap<String, MOST>>,
     name: Option<String>,
     namespace: Option<String>,
     resource_version: Option<String>,
     uid: Option<String>,
 }
 
-/// The specification of a pod, likewise, with at most so many items in each list.
+/// The specification of a pod, likewise, with at most so many items in each list, and so many resources.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Spec<const MOST: usize> {
-    containers: Option<Bounded<ContainerFields, MOST>>,
-    init_containers: Option<Bounded<ContainerFields, MOST>>,
+pub(super) struct Spec<const MOST: usize, const KEYS: usize = { usize::MAX }> {
+    containers: Option<Bounded<ContainerFields<KEYS>, MOST>>,
+    init_containers: Option<Bounded<ContainerFields<KEYS>, MOST>>,
     node_name: Option<String>,
-    overhead: Option<BTreeMap<String, Quantity>>,
+    overhead: Option<BoundedMap<Quantity, KEYS>>,
     priority: Option<i32>,
     priority_class_name: Option<String>,
-    resources: Option<ResourceFields>,
+    resources: Option<ResourceFields<KEYS>>,
     scheduler_name: Option<String>,
     scheduling_gates: Option<Bounded<PodSchedulingGate, MOST>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ContainerFields {
+struct ContainerFields<const KEYS: usize> {
     env: Option<DevicesVariable>,
     name: Option<String>,
-    resources: Option<ResourceFields>,
+    resources: Option<ResourceFields<KEYS>>,
     restart_policy: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct ResourceFields {
-    limits: Option<BTreeMap<String, Quantity>>,
-    requests: Option<BTreeMap<String, Quantity>>,
+struct ResourceFields<const KEYS: usize> {
+    limits: Option<BoundedMap<Quantity, KEYS>>,
+    requests: Option<BoundedMap<Quantity, KEYS>>,
 }
 
 /// The first variable of a container that takes the devices: no other is looked at, and there may be many.
@@ -139,13 +141,13 @@ impl From<PodFields> for Pod {
     }
 }
 
-impl From<Metadata> for ObjectMeta {
-    fn from(fields: Metadata) -> Self {
+impl<const MOST: usize> From<Metadata<MOST>> for ObjectMeta {
+    fn from(fields: Metadata<MOST>) -> Self {
         Self {
-            annotations: fields.annotations,
+            annotations: fields.annotations.map(|annotations| annotations.0),
             creation_timestamp: fields.creation_timestamp,
             deletion_timestamp: fields.deletion_timestamp,
-            labels: fields.labels,
+            labels: fields.labels.map(|labels| labels.0),
             name: fields.name,
             namespace: fields.namespace,
             resource_version: fields.resource_version,
@@ -155,16 +157,16 @@ impl From<Metadata> for ObjectMeta {
     }
 }
 
-impl<const MOST: usize> From<Spec<MOST>> for PodSpec {
-    fn from(fields: Spec<MOST>) -> Self {
-        let containers = |of: Bounded<ContainerFields, MOST>| {
+impl<const MOST: usize, const KEYS: usize> From<Spec<MOST, KEYS>> for PodSpec {
+    fn from(fields: Spec<MOST, KEYS>) -> Self {
+        let containers = |of: Bounded<ContainerFields<KEYS>, MOST>| {
             of.0.into_iter().map(Container::from).collect::<Vec<_>>()
         };
         Self {
             containers: fields.containers.map(containers).unwrap_or_default(),
             init_containers: fields.init_containers.map(containers),
             node_name: fields.node_name,
-            overhead: fields.overhead,
+            overhead: fields.overhead.map(|overhead| overhead.0),
             priority: fields.priority,
             priority_class_name: fields.priority_class_name,
             resources: fields.resources.map(ResourceRequirements::from),
@@ -175,8 +177,8 @@ impl<const MOST: usize> From<Spec<MOST>> for PodSpec {
     }
 }
 
-impl From<ContainerFields> for Container {
-    fn from(fields: ContainerFields) -> Self {
+impl<const KEYS: usize> From<ContainerFields<KEYS>> for Container {
+    fn from(fields: ContainerFields<KEYS>) -> Self {
         Self {
             env: fields.env.map(|env| env.0.into_iter().collect()),
             name: fields.name.unwrap_or_default(),
@@ -187,9 +189,10 @@ impl From<ContainerFields> for Container {
     }
 }
 
-impl From<ResourceFields> for ResourceRequirements {
-    fn from(fields: ResourceFields) -> Self {
-        Self { limits: fields.limits, requests: fields.requests, claims: None }
+impl<const KEYS: usize> From<ResourceFields<KEYS>> for ResourceRequirements {
+    fn from(fields: ResourceFields<KEYS>) -> Self {
+        let amounts = |list: Option<BoundedMap<Quantity, KEYS>>| list.map(|list| list.0);
+        Self { limits: amounts(fields.limits), requests: amounts(fields.requests), claims: None }
     }
 }
 
@@ -327,6 +330,32 @@ mod tests {
         for list in ["containerStatuses", "initContainerStatuses"] {
             let json = of(&format!(r#""status":{{"{list}":[{}]}}"#, many("{}", 1_001)));
             assert!(SeenPod::from_json(&json).is_err(), "{list}");
+        }
+        let keys = |count: usize| {
+            let keys: Vec<String> = (0..count).map(|at| format!(r#""k{at}":"1""#)).collect();
+            keys.join(",")
+        };
+        for (before, after, most) in [
+            (r#""spec":{"containers":[{"resources":{"limits":{"#, "}}}]}", 64),
+            (r#""spec":{"initContainers":[{"resources":{"requests":{"#, "}}}]}", 64),
+            (r#""spec":{"resources":{"requests":{"#, "}}}", 64),
+            (r#""spec":{"overhead":{"#, "}}", 64),
+        ] {
+            let read = |count| SeenPod::from_json(&of(&format!("{before}{}{after}", keys(count))));
+            assert!(read(most).is_ok(), "{before}");
+            let fault = read(most + 1).unwrap_err().to_string();
+            assert!(fault.contains("an object with more than 64 keys"), "{before}: {fault}");
+        }
+        for part in ["annotations", "labels"] {
+            let meta = |count| {
+                format!(
+                    r#"{{"metadata":{{"name":"p","namespace":"n","uid":"u","{part}":{{{}}}}}}}"#,
+                    keys(count)
+                )
+            };
+            assert!(SeenPod::from_json(&meta(1_000)).is_ok(), "{part}");
+            let fault = SeenPod::from_json(&meta(1_001)).unwrap_err().to_string();
+            assert!(fault.contains("an object with more than 1000 keys"), "{part}: {fault}");
         }
         // What nobody looks at is not kept, however much there is of it.
         let empty = many("{}", 100_000);

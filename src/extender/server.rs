@@ -51,6 +51,9 @@ const LARGE_BODY: usize = 512 << 10;
 /// One body of that size is answered at a time, so that it takes one processor at most.
 static LARGE_BODIES: Semaphore = Semaphore::const_new(1);
 
+/// The same for reports: an agent's must not wait behind what others ask.
+static LARGE_REPORTS: Semaphore = Semaphore::const_new(1);
+
 /// Malformed calls in the log.
 static LOGGED: LogLimit = LogLimit::new();
 
@@ -147,11 +150,15 @@ async fn until_answered(
 }
 
 /// Answers at once, or, where the body is large, when its turn has come.
-async fn in_turn(body: Bytes, answer: impl FnOnce(&[u8]) -> Response + Send + 'static) -> Response {
+async fn in_turn(
+    turns: &'static Semaphore,
+    body: Bytes,
+    answer: impl FnOnce(&[u8]) -> Response + Send + 'static,
+) -> Response {
     if body.len() <= LARGE_BODY {
         return answer(&body);
     }
-    let turn = LARGE_BODIES.acquire().await;
+    let turn = turns.acquire().await;
     // The turn goes with the work: whoever closes the connection meanwhile does not end it.
     let work = move || {
         let _turn = turn;
@@ -167,7 +174,7 @@ async fn filter(State(service): State<Service>, body: Bytes) -> Response {
         let started = app.clock.precise();
         answered(app, Verb::Filter, started, verbs::filter(app, body))
     };
-    in_turn(body, answer).await
+    in_turn(&LARGE_BODIES, body, answer).await
 }
 
 async fn prioritize(State(service): State<Service>, body: Bytes) -> Response {
@@ -176,7 +183,7 @@ async fn prioritize(State(service): State<Service>, body: Bytes) -> Response {
         let started = app.clock.precise();
         answered(app, Verb::Prioritize, started, verbs::prioritize(app, body))
     };
-    in_turn(body, answer).await
+    in_turn(&LARGE_BODIES, body, answer).await
 }
 
 async fn bind_pod(State(service): State<Service>, body: Bytes) -> Response {
@@ -192,7 +199,7 @@ async fn preempt(State(service): State<Service>, body: Bytes) -> Response {
         let started = app.clock.precise();
         answered(app, Verb::Preempt, started, preempt::preempt(body))
     };
-    in_turn(body, answer).await
+    in_turn(&LARGE_BODIES, body, answer).await
 }
 
 fn answered(
@@ -234,7 +241,7 @@ async fn take_report(
         let (status, body) = reports::answer(&service.app, &node, body);
         json(status, body)
     };
-    in_turn(body, answer).await
+    in_turn(&LARGE_REPORTS, body, answer).await
 }
 
 /// Changes the log level to the one that a JSON text names.
@@ -324,18 +331,21 @@ mod tests {
     #[test]
     fn a_large_body_holds_up_no_other_request() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let (small_is_answered, until_then) = mpsc::channel();
         let answer = |status: StatusCode| status.into_response();
-        let large = in_turn(vec![0; LARGE_BODY + 1].into(), move |_| {
-            let waited = until_then.recv_timeout(Duration::from_secs(20));
-            answer(waited.map_or(StatusCode::REQUEST_TIMEOUT, |()| StatusCode::OK))
-        });
-        let small = in_turn(vec![0; LARGE_BODY].into(), move |_| {
-            small_is_answered.send(()).expect("it is waited for");
-            answer(StatusCode::OK)
-        });
-        let (large, small) = runtime.block_on(async { tokio::join!(large, small) });
-        assert_eq!([large.status(), small.status()], [StatusCode::OK; 2]);
+        // A small body, and a large report.
+        for (turns, length) in [(&LARGE_BODIES, LARGE_BODY), (&LARGE_REPORTS, LARGE_BODY + 1)] {
+            let (is_answered, until_then) = mpsc::channel();
+            let large = in_turn(&LARGE_BODIES, vec![0; LARGE_BODY + 1].into(), move |_| {
+                let waited = until_then.recv_timeout(Duration::from_secs(20));
+                answer(waited.map_or(StatusCode::REQUEST_TIMEOUT, |()| StatusCode::OK))
+            });
+            let other = in_turn(turns, vec![0; length].into(), move |_| {
+                is_answered.send(()).expect("it is waited for");
+                answer(StatusCode::OK)
+            });
+            let (large, other) = runtime.block_on(async { tokio::join!(large, other) });
+            assert_eq!([large.status(), other.status()], [StatusCode::OK; 2]);
+        }
     }
 
     #[tokio::test]

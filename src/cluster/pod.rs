@@ -38,6 +38,10 @@ pub const LONGEST_UID: usize = 64;
 /// Most bytes of all annotations of an object, by Kubernetes.
 const MOST_ANNOTATIONS: usize = 256 << 10;
 
+/// Most that a pod may have with those of a Binding: there is room left for the key that
+/// [`touch`](super::write::ApiWriter::touch) writes.
+pub(super) const MAX_ANNOTATION_BYTES: usize = MOST_ANNOTATIONS - 1024;
+
 /// What matters of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenPod {
@@ -215,6 +219,11 @@ impl SeenPod {
     /// what it was given.
     pub fn judge(&mut self, rules: &RequestRules) {
         let Ok(request) = &self.request else { return };
+        if request.is_some() && self.node.is_none() && self.has_full_annotations() {
+            let (bytes, most) = (self.annotation_bytes, MAX_ANNOTATION_BYTES);
+            self.request = Err(RequestError::FullAnnotations { bytes, most });
+            return;
+        }
         // Where the cluster's own scheduler serves all pods, one that asks us for nothing is not ours.
         let is_ours = request.is_some() || self.scheduler_name != DEFAULT_SCHEDULER;
         if self.node.is_none()
@@ -223,6 +232,12 @@ impl SeenPod {
         {
             self.request = Err(error);
         }
+    }
+
+    /// Whether its annotations leave no room for a placement: no process of gpupack has ever posted a Binding
+    /// with a placement for this version of it.
+    pub fn has_full_annotations(&self) -> bool {
+        self.annotation_bytes > MAX_ANNOTATION_BYTES
     }
 
     /// Checks everything that is kept of a pod which anybody may have sent.

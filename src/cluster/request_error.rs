@@ -270,6 +270,17 @@ pub enum RequestError {
         /// The annotation or label.
         key: String,
     },
+    /// Annotations that leave no room for the placement.
+    #[error(
+        "its annotations have `{bytes}` bytes, and beside more than `{most}` no placement can be written: \
+         remove some"
+    )]
+    FullAnnotations {
+        /// Their length, keys and values.
+        bytes: usize,
+        /// The longest that leaves room.
+        most: usize,
+    },
 }
 
 impl RequestError {
@@ -322,6 +333,7 @@ impl RequestError {
             Self::SmallMemory { .. } => "small_memory",
             Self::LimitAboveMax { .. } => "limit_above_max",
             Self::ReservedKey { .. } => "reserved_key",
+            Self::FullAnnotations { .. } => "full_annotations",
         }
     }
 
@@ -367,6 +379,9 @@ impl RequestError {
             }
             Self::ReservedKey { .. } => {
                 "GPU request refused: it carries a key that only gpupack writes"
+            }
+            Self::FullAnnotations { .. } => {
+                "GPU request refused: the pod's annotations leave no room for the placement"
             }
         }
     }

@@ -11,14 +11,10 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::cluster::mps::ClientLimits;
 use crate::cluster::placement::{PlacementError, encode};
-use crate::cluster::pod::SeenPod;
+use crate::cluster::pod::{MAX_ANNOTATION_BYTES, SeenPod};
 use crate::cluster::request_error::shown;
 use crate::packing::device::{NodeName, PodUid};
 use crate::packing::reservation::{Placement, PodRef};
-
-/// Most bytes of annotations that a pod may carry: the API server's 256 KiB, less room for the key
-/// that [`touch`](super::write::ApiWriter::touch) writes.
-const MAX_ANNOTATION_BYTES: usize = (256 << 10) - 1024;
 
 /// Why nothing may be written for a pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

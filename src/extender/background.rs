@@ -116,6 +116,11 @@ async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &
             app.see_bound(&pod);
             true
         }
+        Fenced::Open { pod: Some(now), cause } if now.has_full_annotations() => {
+            // Not even an earlier run has bound it in this version, and an older version has ended.
+            tracing::warn!(pod_uid = %pod.uid, %pod, %cause, "a pod's annotations are full: it takes no placement");
+            true
+        }
         Fenced::Open { cause, .. } => {
             tracing::warn!(pod_uid = %pod.uid, %cause, "could not fence a pod: is the role allowed to `patch` pods, does a webhook refuse it?");
             false

@@ -45,6 +45,7 @@ pub(crate) struct PodState {
     pub(crate) node: Option<String>,
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) scheduler: &'static str,
+    pub(crate) gates: &'static [&'static str],
 }
 
 #[derive(Default)]
@@ -81,6 +82,9 @@ impl World {
     }
 
     fn read(&self) -> (u16, Value) {
+        let gate = |name: &&str| json!({"name": *name});
+        let gates: Vec<Value> =
+            self.pod.iter().flat_map(|pod| pod.gates.iter().map(gate)).collect();
         match &self.pod {
             None => refusal(404, "pods not found"),
             Some(pod) => (
@@ -92,7 +96,7 @@ impl World {
                         "resourceVersion": pod.version.to_string(), "annotations": pod.annotations,
                     },
                     "spec": {"nodeName": pod.node, "schedulerName": pod.scheduler,
-                        "containers": [{"name": "main"}]},
+                        "schedulingGates": gates, "containers": [{"name": "main"}]},
                 }),
             ),
         }
@@ -126,6 +130,15 @@ impl World {
                 None => drop(pod.annotations.remove(&key)),
             }
         }
+        if pod.annotations.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
+            > 256 << 10
+        {
+            pod.annotations = before;
+            return refusal(
+                422,
+                "metadata.annotations: Too long: may not be more than 262144 bytes",
+            );
+        }
         pod.version += u64::from(pod.annotations != before);
         self.read()
     }
@@ -146,7 +159,8 @@ impl Fake {
         let uid = "u1".to_owned();
         fake.world(|world| {
             let (annotations, scheduler) = (BTreeMap::new(), "gpupack");
-            world.pod = Some(PodState { uid, version: 7, node: None, annotations, scheduler });
+            world.pod =
+                Some(PodState { uid, version: 7, node: None, annotations, scheduler, gates: &[] });
         });
         fake
     }

@@ -124,7 +124,8 @@ async fn what_lands_during_the_start_is_in_the_books_before_the_first_answer() {
 #[tokio::test]
 async fn a_pod_that_may_not_be_touched_at_the_start_is_undecided() {
     let fake = Fake::with_pod();
-    fake.world(|world| world.on_touch.extend([Fault::Answer(403), Fault::Answer(409)]));
+    // 422 is what an admission policy answers as well, and none looks at a Binding.
+    fake.world(|world| world.on_touch.extend([422, 403, 409].map(Fault::Answer)));
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
     bed.watch(&fake);
     let (stop, stopped) = watch::channel(false);
@@ -133,11 +134,38 @@ async fn a_pod_that_may_not_be_touched_at_the_start_is_undecided() {
     assert_eq!(requests(&fake, "PATCH"), 1, "refused");
     assert_ne!(bed.app.readiness(), Readiness::Ready);
     until_ready(&bed).await;
-    assert_eq!(requests(&fake, "PATCH"), 3);
+    assert_eq!(requests(&fake, "PATCH"), 4);
     stop.send_replace(true);
     running.await.unwrap();
     let touch = pod_of(&fake)["metadata"]["annotations"][TOUCH].clone();
     assert!(touch.as_str().unwrap().contains(" start-"), "{touch}");
+}
+
+#[tokio::test]
+async fn a_pod_whose_annotations_are_full_holds_up_no_start_and_is_left_out() {
+    let fake = Fake::with_pod();
+    let asks = json!({"gpu-fraction": "0.5", "full": "x".repeat((256 << 10) - 19)});
+    let bed = Bed::starting(&fake, Config::default(), asks).await;
+    bed.watch(&fake);
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    until_ready(&bed).await; // in less than the 90 s of a pod that may not be touched
+    assert_eq!(requests(&fake, "PATCH"), 1);
+    let version = || fake.world(|world| world.pod.as_ref().unwrap().version);
+    assert_eq!((bed.filter(&pod_of(&fake)).await, version()), (json!([]), 7));
+    let error = bed.bind().await;
+    assert!(error.contains("annotations leave no room"), "{error}");
+    assert_eq!((requests(&fake, "/binding"), bed.app.entries()["claims"]), (0, 0));
+    fake.world(|world| {
+        let pod = world.pod.as_mut().unwrap();
+        pod.annotations.remove("full");
+        pod.version += 1;
+    });
+    bed.watch(&fake);
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!(bed.bind().await, "");
+    stop.send_replace(true);
+    running.await.unwrap();
 }
 
 pub(crate) async fn until_ready(bed: &Bed) {

@@ -26,6 +26,9 @@ const CHANGES_AT_ONCE: usize = 256;
 /// Groups of pods after which the other nodes have to wait for the next step: some 10 ms.
 const LOOKS: usize = 50_000;
 
+/// Pods that the watch showed late for which room is looked for in one step, each on all nodes at worst.
+const LATE_AT_ONCE: usize = 8;
+
 /// Nodes with new room, and the pods that were touched for it. One pod at a time is touched per node; the
 /// next one only when the first did not take the room, so that nothing is touched in vain.
 #[derive(Default)]
@@ -35,6 +38,8 @@ pub struct Wakes {
     /// Pods whose touch is being written, for whatever node. One that does not come about leaves its pod to be
     /// touched for other room, which must not be forgotten until then.
     sending: RequeueOrder,
+    /// Whether there may be more pods that the watch showed late.
+    is_behind: bool,
 }
 
 /// The pods touched for the room of one node.
@@ -75,6 +80,9 @@ impl Wakes {
 
     /// How long until there is something to do.
     pub fn rest(&self, now: Timestamp) -> Duration {
+        if self.is_behind {
+            return Duration::ZERO;
+        }
         let next = self.nodes.values().map(|chain| chain.due).min();
         next.map_or(FOLLOW_EVERY, |due| due.since(now)).min(FOLLOW_EVERY)
     }
@@ -86,6 +94,7 @@ impl Wakes {
         self.nodes.retain(|_, chain| chain.goes_on(waiting, ledger, &mut step, now));
         self.follow(waiting);
         self.sending.retain(|uid| waiting.is_sending(uid));
+        self.catch_up(waiting, ledger, now);
         let due = self.nodes.iter().filter(|(_, chain)| chain.last.is_none() && chain.due <= now);
         let mut due: Vec<_> = due.map(|(node, chain)| (chain.due, node.clone())).collect();
         due.sort(); // nobody waits for ever, however many come
@@ -110,6 +119,19 @@ impl Wakes {
                         return;
                     }
                 }
+            }
+        }
+    }
+
+    /// Looks for room that appeared after a pod was refused and before the watch showed it: there may be no
+    /// chain for it any more.
+    fn catch_up(&mut self, waiting: &WaitingPods, ledger: &Ledger, now: Timestamp) {
+        for _ in 0..LATE_AT_ONCE {
+            let late = waiting.next_late();
+            self.is_behind = late.is_some();
+            let Some(pod) = late else { return };
+            if let Some(node) = ledger.node_with_room(&pod) {
+                self.nodes.entry(node).or_insert_with(|| Chain::new(now));
             }
         }
     }

@@ -13,7 +13,7 @@ use fixedbitset::FixedBitSet;
 
 use super::books::Ledger;
 use super::questions::Question;
-use crate::packing::device::{DeviceClasses, PodUid};
+use crate::packing::device::{DeviceClasses, NodeName, PodUid};
 use crate::packing::fit::Ask;
 use crate::packing::node::{ClaimRule, DeviceBooks, NodeLedger};
 use crate::packing::plan;
@@ -82,6 +82,28 @@ impl Ledger {
         let most = most_free(node.devices())?;
         let arrival = Arrival { at, since: slot.since() };
         Some(FreeRoom { arrival, node, classes: world.classes.clone(), most })
+    }
+}
+
+impl Ledger {
+    /// A node that takes the pod now, among those that its last question named or could not have. Looks at all
+    /// nodes at worst, and holds one at a time.
+    pub fn node_with_room(&self, pod: &Candidate) -> Option<NodeName> {
+        let (slots, classes) = (self.slots(), self.world().classes.clone());
+        let ask = pod.question.ask(&classes);
+        for (at, slot) in slots.iter().enumerate() {
+            let arrival = Arrival { at, since: slot.since() };
+            let may_be_asked = pod.asked.as_ref().is_none_or(|asked| asked.may_have(arrival));
+            if !may_be_asked || slot.is_unschedulable.load(Ordering::Acquire) {
+                continue;
+            }
+            let node = slot.read();
+            let is_known = node.is_of_classes(classes.count());
+            if is_known && plan::fits(&node, &ask, ClaimRule::Respected) {
+                return Some(slot.name.clone());
+            }
+        }
+        None
     }
 }
 

@@ -107,6 +107,8 @@ struct Pods {
     unseen: BTreeSet<(Timestamp, PodUid)>,
     /// Whether there is no watch, so that a pod that a verb mentions counts as shown.
     is_unwatched: bool,
+    /// Pods that were refused before the watch showed them.
+    late: BTreeSet<PodUid>,
     /// Pods that changed since whoever requeues them looked.
     changed: BTreeSet<PodUid>,
     /// Whether there were too many changes to remember: any pod may have changed.
@@ -212,6 +214,9 @@ impl WaitingPods {
         }
         let has_changed = state.waiting != waiting;
         state.waiting = waiting;
+        if is_asked && state.refused.is_some() {
+            pods.late.insert(uid.clone());
+        }
         if was_unseen {
             pods.unseen.remove(&(before, uid.clone()));
         }
@@ -301,11 +306,25 @@ impl WaitingPods {
     /// Forgets a pod that is bound or gone.
     pub fn remove(&self, uid: &PodUid) {
         let pods = &mut *self.pods();
+        pods.late.remove(uid);
         match pods.by_uid.remove(uid) {
             Some(state) if state.is_watched => pods.changed(uid),
             Some(state) => _ = pods.unseen.remove(&(state.seen, uid.clone())),
             None => {}
         }
+    }
+
+    /// A pod, once, that was refused before the watch showed it, and can be requeued: whoever requeued pods for
+    /// room that has appeared in between did not know of it.
+    pub fn next_late(&self) -> Option<Candidate> {
+        let pods = &mut *self.pods();
+        while let Some(uid) = pods.late.pop_first() {
+            let candidate = pods.by_uid.get(&uid).and_then(WaitingState::candidate);
+            if candidate.is_some() {
+                return candidate;
+            }
+        }
+        None
     }
 
     /// Lets every pod be a changed one: whoever followed the changes has lost them.

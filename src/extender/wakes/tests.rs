@@ -309,3 +309,34 @@ fn room_that_no_pod_being_touched_can_use_is_not_kept() {
     assert_eq!(bed.touched_after(0), [""; 0]);
     assert_eq!(bed.wakes.nodes.len(), 1, "it was not asked about that node");
 }
+
+#[test]
+fn room_that_appeared_before_the_watch_showed_the_pod_is_looked_for_once() {
+    for has_room in [true, false] {
+        let mut bed = Bed::new();
+        bed.ledger.reserve(&pod("holder"), "n", &asks(1_000_000), bed.now).unwrap();
+        let waiting = WaitingPod {
+            pod: pod("a"),
+            namespace: "team".to_owned(),
+            name: "a".to_owned(),
+            question: asks(500_000),
+            priority: 0,
+            created_unix_seconds: 0,
+        };
+        bed.waiting.ask(waiting.clone(), bed.now);
+        let asked = bed.ledger.asked_nodes(["n"].iter());
+        bed.waiting.refuse(&pod("a").uid, BTreeMap::new(), Some(asked));
+        if has_room {
+            bed.ledger.forget(&pod("holder").uid);
+        }
+        bed.room("n");
+        assert_eq!(bed.touched_after(0), [""; 0], "the watch does not show it");
+        assert!(bed.wakes.nodes.is_empty());
+        assert!(bed.waiting.see(waiting.clone(), bed.now));
+        let expected = if has_room { &["a"][..] } else { &[] };
+        assert_eq!(bed.touched_after(1), expected, "there is room on the other node, too");
+        bed.waiting.see(waiting, bed.now);
+        bed.waiting.not_touched(&pod("a").uid);
+        assert_eq!(bed.waiting.next_late(), None);
+    }
+}

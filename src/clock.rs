@@ -20,6 +20,14 @@ impl Clock {
         Self { started: Instant::now() }
     }
 
+    /// A clock that was started so long ago, as far as the system has been up.
+    #[doc(hidden)] // for tests of what takes long
+    #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
+    pub fn started_ago(ago: Duration) -> Self {
+        let now = Instant::now();
+        Self { started: now.checked_sub(ago).unwrap_or(now) }
+    }
+
     /// The present moment, monotonic.
     pub fn now(&self) -> Timestamp {
         Timestamp::START.plus(self.started.elapsed())

@@ -129,6 +129,7 @@ pub mod extender {
     pub mod edits;
     mod log_limit;
     pub mod passed;
+    pub mod other_touches;
     pub mod outbox;
     pub mod app;
     mod believed;

@@ -2,6 +2,7 @@
 //! always by the same conversion.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
@@ -86,6 +87,8 @@ pub struct SeenPod {
     pub resource_version: String,
     /// The process of gpupack that touched it last, if one did.
     pub touched_by: Option<TouchMaker>,
+    /// Digest of that touch, which tells it from others; the same in every process.
+    pub touch: u64,
     /// The node that a preemption cleared for it.
     pub nominated: Option<NodeName>,
     /// Bytes of all its annotations, keys and values: the API server allows 256 KiB, and a Binding
@@ -169,6 +172,7 @@ impl SeenPod {
             created_unix_seconds: created.map_or(0, |time| time.0.as_second()),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
             touched_by: annotations.get(TOUCH).map(|value| TouchMaker::of(value)),
+            touch: digest(annotations.get(TOUCH)),
             nominated: node_name(nominated),
             annotation_bytes: annotations.iter().map(|(key, value)| key.len() + value.len()).sum(),
         }
@@ -291,6 +295,13 @@ fn container_ask(container: &Container, kind: ContainerKind) -> ContainerAsk {
 
 fn node_name(name: Option<&str>) -> Option<NodeName> {
     name.filter(|name| !name.is_empty()).map(NodeName::new)
+}
+
+/// A digest of the value of an annotation, of which only equality matters.
+fn digest(value: Option<&String>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What all handlers share: the books, the waiting pods, the clock, and the ways out.
 
+use std::cmp;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -7,9 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
+use tokio::sync::watch;
 
 use super::edits::{Edits, see_written};
 use super::live::Live;
+use super::other_touches::OtherTouches;
 use super::outbox::Outbox;
 use super::passed::PassedPods;
 use super::reasons::Reasons;
@@ -71,6 +74,8 @@ pub struct App {
     pub start_failures: DashMap<PodUid, StartFailure>,
     /// The binds that are going on.
     pub binds: Turns,
+    /// Pods that another process touched last.
+    pub other_touches: OtherTouches,
     /// What *filter* passed lately.
     pub passed: PassedPods,
     /// Whose the pods are that hold something.
@@ -96,7 +101,7 @@ pub struct App {
     /// Whether Bindings of an earlier run can land no more.
     is_fenced: AtomicBool,
     /// Whether the process was asked to stop.
-    is_stopping: AtomicBool,
+    stopping: watch::Sender<bool>,
 }
 
 impl App {
@@ -112,6 +117,7 @@ impl App {
             pending: DashMap::new(),
             start_failures: DashMap::new(),
             binds: Turns::default(),
+            other_touches: OtherTouches::default(),
             passed: PassedPods::default(),
             teams: Teams::default(),
             unseen_binds: DashMap::new(),
@@ -124,7 +130,7 @@ impl App {
             reasons: Reasons::default(),
             live: Live::new(&clock),
             is_fenced: AtomicBool::new(false),
-            is_stopping: AtomicBool::new(false),
+            stopping: watch::Sender::new(false),
         }
     }
 
@@ -163,6 +169,12 @@ impl App {
         self.pending.remove(uid);
     }
 
+    /// Forgets what only counts while the watch shows a pod waiting.
+    fn forget_waiting(&self, uid: &PodUid) {
+        self.passed.forget(uid);
+        self.other_touches.forget(uid);
+    }
+
     /// Whether the API server shows a pod as one of ours that waits for just this. Only for such a pod
     /// room is held back.
     pub fn is_known_to_wait(&self, uid: &PodUid, question: &Question) -> bool {
@@ -170,6 +182,26 @@ impl App {
         match self.truth {
             Truth::Cluster(_) => self.pending.get(uid).is_some_and(|pod| is_it(&pod)),
             Truth::Books => true,
+        }
+    }
+
+    /// Which process is responsible for this version of a waiting pod: `Equal` for this one, `Less` for one
+    /// that is gone, so that the pod is to be touched first, `Greater` for one that may live.
+    pub fn touched(&self, cluster: &ClusterTruth, pod: &SeenPod) -> cmp::Ordering {
+        let is_old = || self.other_touches.is_old(&pod.pod.uid, pod.touch, self.clock.now());
+        match cluster.writer.touched(pod) {
+            cmp::Ordering::Greater if is_old() => cmp::Ordering::Less,
+            known => known,
+        }
+    }
+
+    /// Notes a waiting pod that another process touched last.
+    fn see_touch(&self, pod: &SeenPod) {
+        let Truth::Cluster(cluster) = &self.truth else { return };
+        let uid = &pod.pod.uid;
+        match cluster.writer.touched(pod) {
+            cmp::Ordering::Greater => self.other_touches.see(uid, pod.touch, self.clock.now()),
+            cmp::Ordering::Less | cmp::Ordering::Equal => self.other_touches.forget(uid),
         }
     }
 
@@ -295,6 +327,7 @@ impl App {
         let own = [
             ("waiting", self.waiting.count()),
             ("pending", self.pending.len()),
+            ("touches of others", self.other_touches.count()),
             ("start failures", self.start_failures.len()),
             ("binds", self.binds.count()),
             ("unseen binds", self.unseen_binds.len()),
@@ -320,12 +353,17 @@ impl App {
     /// Notes that the process was asked to stop: from now on no Binding is posted, since another process may
     /// count on it.
     pub fn set_stopping(&self) {
-        self.is_stopping.store(true, Ordering::Release);
+        self.stopping.send_replace(true);
     }
 
     /// Whether the process was asked to stop.
     pub fn is_stopping(&self) -> bool {
-        self.is_stopping.load(Ordering::Acquire)
+        *self.stopping.borrow()
+    }
+
+    /// Waits until the process is asked to stop.
+    pub async fn stopping(&self) {
+        let _ = self.stopping.subscribe().wait_for(|is_stopping| *is_stopping).await;
     }
 
     /// Notes that Bindings of an earlier run can land no more.
@@ -360,9 +398,10 @@ impl Sink for App {
         let uid = &pod.pod.uid;
         let waits = pod.node.is_none() && !pod.is_deleting && self.is_ours(pod);
         if !waits {
-            self.passed.forget(uid);
+            self.forget_waiting(uid);
             return self.settle_pod(uid);
         }
+        self.see_touch(pod);
         let mut pod = pod.clone();
         pod.judge(&self.config.requests);
         if pod.request == Ok(None) {
@@ -384,7 +423,7 @@ impl Sink for App {
     fn pod_ended(&self, uid: &PodUid) {
         self.start_failures.remove(uid);
         self.edits.forget(uid);
-        self.passed.forget(uid);
+        self.forget_waiting(uid);
         self.settle_pod(uid);
         self.unseen_binds.remove(uid);
     }

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::app::{App, ClusterTruth, Truth};
+use super::bind_error::BindError;
 use super::edits::{restoring, tell_edited};
 use super::guard::{Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected};
 use super::history::recalling;
@@ -21,6 +22,7 @@ use super::settle::settle_abandoned;
 use super::teams;
 use super::wakes::Wakes;
 use crate::cluster::events::NoticeReason;
+use crate::cluster::pod::SeenPod;
 use crate::cluster::target::PodKey;
 use crate::cluster::write::{Fenced, TouchOutcome};
 use crate::ledger::effect::Effect;
@@ -50,6 +52,9 @@ const TOUCHES_AT_ONCE: usize = 32;
 /// down: a request that a dead process sent has ended by then, as the API server gives each 60 seconds
 /// (`--request-timeout`).
 const FENCE_FOR: Duration = Duration::from_secs(90);
+
+/// Times a waiting pod is touched in a newer version after it changed at the same moment.
+const WAKE_ATTEMPTS: u32 = 3;
 
 /// Pause after each choice of pods to requeue, as so many times what the choice took.
 const PAUSE: u32 = 4;
@@ -293,17 +298,7 @@ fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
     let app = Arc::clone(app);
     tokio::spawn(async move {
         let Truth::Cluster(cluster) = &app.truth else { return };
-        let key = PodKey::new(&pod.namespace, &pod.name);
-        // A touch would hide that of a process which started later, and counts on it.
-        let known = app.pending.get(&pod.pod.uid).map(|pod| Arc::clone(&pod));
-        let is_theirs = known.is_some_and(|pod| cluster.writer.touched(&pod) == Ordering::Greater);
-        let Some(key) = key.ok().filter(|_| !is_theirs) else {
-            app.waiting.not_touchable(&pod.pod.uid, app.clock.now());
-            app.metrics.requeued(RequeueResult::Failed);
-            return app.outbox.nudge();
-        };
-        let value = format!("wake-{}-{}", app.clock.unix_seconds(), app.clock.now().millis());
-        match cluster.writer.touch(&key, &pod.pod.uid, None, &value).await {
+        match touch_own(&app, cluster, &pod).await {
             // Who wrote at the same moment has made kube-scheduler look, too.
             TouchOutcome::Touched { .. } | TouchOutcome::Conflict => {
                 app.waiting.touched(&pod.pod.uid, app.clock.now());
@@ -327,4 +322,39 @@ fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
             }
         }
     });
+}
+
+/// Touches a waiting pod in a version that no other process may hold to be its own: a touch would hide that of
+/// a process which started later, and counts on it to be seen.
+async fn touch_own(app: &App, cluster: &ClusterTruth, pod: &WaitingPod) -> TouchOutcome {
+    let uid = &pod.pod.uid;
+    let refused = |code, message: String| TouchOutcome::Refused { code, message };
+    let key = match PodKey::new(&pod.namespace, &pod.name) {
+        Ok(key) => key,
+        Err(error) => return refused(400, error.to_string()),
+    };
+    let Some(mut seen) = app.pending.get(uid).map(|pod| Arc::clone(&pod)) else {
+        return TouchOutcome::Gone; // it has been bound meanwhile
+    };
+    let value = format!("wake-{}-{}", app.clock.unix_seconds(), app.clock.now().millis());
+    for _ in 0..WAKE_ATTEMPTS {
+        if app.touched(cluster, &seen) == Ordering::Greater {
+            return refused(409, BindError::OtherProcess.to_string());
+        }
+        match cluster.writer.touch(&key, uid, Some(&seen.resource_version), &value).await {
+            TouchOutcome::Conflict => {} // the watch is behind
+            outcome => return outcome,
+        }
+        let read = match cluster.writer.read_back(&key).await {
+            Err(cause) => return TouchOutcome::Undecided { cause },
+            Ok(read) => read.map(|pod| SeenPod::from_api(&pod)),
+        };
+        let Some(now) = read.filter(|now| now.pod.uid == *uid) else { return TouchOutcome::Gone };
+        if now.node.is_some() {
+            app.see_bound(&now);
+            return TouchOutcome::Gone;
+        }
+        seen = Arc::new(now);
+    }
+    TouchOutcome::Conflict
 }

@@ -39,6 +39,10 @@ const ATTEMPTS: u32 = 4;
 /// What an answer may take from here to kube-scheduler, and its question before it got here.
 const WAY_BACK: Duration = Duration::from_millis(500);
 
+/// How long a bind is still waited for after the process was asked to stop. One that is undecided by then is
+/// settled by the next process.
+const LAST_ANSWER_WITHIN: Duration = Duration::from_secs(1);
+
 /// Failed binds in the log.
 static LOGGED: LogLimit = LogLimit::new();
 
@@ -97,7 +101,15 @@ pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolErr
         }
         result
     });
-    let error = match task.await {
+    let stopped = async {
+        app.stopping().await;
+        tokio::time::sleep(LAST_ANSWER_WITHIN).await;
+    };
+    let result = tokio::select! {
+        result = task => result,
+        () = stopped => Ok(Err(BindError::Undecided)),
+    };
+    let error = match result {
         Ok(Ok(())) => String::new(),
         Ok(Err(error)) => error.to_string(),
         Err(_) => "the bind was given up because of a fault in gpupack".to_owned(),
@@ -291,7 +303,7 @@ async fn own_version(
 ) -> Result<SeenPod, BindError> {
     let (mut pod, asked) = (pod.clone(), &pod.request);
     for _ in 0..ATTEMPTS {
-        match cluster.writer.touched(&pod) {
+        match call.app.touched(cluster, &pod) {
             Ordering::Equal if pod.request == *asked => return Ok(pod),
             Ordering::Equal => return Err(BindError::Unsteady),
             Ordering::Greater => return Err(BindError::OtherProcess),

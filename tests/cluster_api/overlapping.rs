@@ -1,12 +1,21 @@
 //! Two processes of gpupack that overlap: what an old one may still do, and what a new one must know.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpupack::clock::Clock;
+use gpupack::cluster::pod::SeenPod;
+use gpupack::cluster::watch::Sink;
 use gpupack::config::Config;
+use gpupack::extender::app::App;
 use gpupack::extender::background;
+use gpupack::extender::other_touches::GONE_AFTER;
+use gpupack::ledger::effect::Effect;
 use gpupack::ledger::reading::Readiness;
+use gpupack::packing::device::NodeName;
 use gpupack::packing::reservation::ReservationState;
+use gpupack::packing::units::Timestamp;
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -47,6 +56,30 @@ async fn a_process_that_stops_posts_no_binding_any_more() {
     assert_eq!(error, "gpupack is stopping");
     assert_eq!((requests(&fake, "/binding"), bed.state()), (1, None), "it is taken back");
     assert_eq!(node(&fake), None);
+}
+
+#[tokio::test]
+async fn an_undecided_bind_does_not_hold_up_the_stop() {
+    let fake = Fake::with_pod().on_bind(Fault::Answer(503));
+    fake.world(|world| world.on_read.extend([Fault::Answer(500); 1_000]));
+    let bed = ready(&fake).await;
+    let stop = async {
+        while requests(&fake, "GET") == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        bed.app.set_stopping();
+        bed.app.clock.precise()
+    };
+    let answer = async {
+        let error = tokio::time::timeout(Duration::from_secs(10), bed.bind()).await;
+        (error, bed.app.clock.precise())
+    };
+    let ((error, answered), stopped) = tokio::join!(answer, stop);
+    assert_eq!(error.unwrap(), "the API server does not say whether the pod is bound");
+    let took = answered - stopped;
+    assert!(took < Duration::from_millis(1_500), "{took:?}");
+    assert_eq!(requests(&fake, "/binding"), 1);
+    assert!(matches!(bed.state(), Some(ReservationState::Assumed { .. })), "its room is kept");
 }
 
 #[tokio::test]
@@ -101,6 +134,75 @@ async fn a_pod_of_a_later_process_is_left_to_it() {
     assert_eq!(bed.bind().await, "another gpupack process is responsible for the pod");
     assert_eq!((requests(&fake, "/binding"), requests(&fake, "PATCH")), (0, 0));
     assert_eq!(bed.state(), None);
+}
+
+#[tokio::test]
+async fn a_pod_of_a_later_process_that_is_gone_is_taken_over() {
+    for touched_again in [None, Some("ffffffffff-1 wake-2")] {
+        let fake = Fake::with_pod();
+        let set_touch = |value: &str| {
+            fake.world(|world| {
+                let pod = world.pod.as_mut().unwrap();
+                pod.annotations.insert(TOUCH.to_owned(), value.to_owned());
+                pod.version += 1;
+            });
+        };
+        set_touch(LATER);
+        let clock = Clock::started_ago(GONE_AFTER);
+        let bed = Bed::with_clock(&fake, clock).await;
+        let shown = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+        bed.app.other_touches.see(&shown.pod.uid, shown.touch, Timestamp::START);
+        touched_again.into_iter().for_each(set_touch);
+        bed.watch(&fake);
+        let error = bed.bind().await;
+        if touched_again.is_some() {
+            assert_eq!(error, "another gpupack process is responsible for the pod");
+            assert_eq!((requests(&fake, "/binding"), requests(&fake, "PATCH")), (0, 0));
+            assert_eq!(bed.app.entries()["touches of others"], 1);
+        } else {
+            assert_eq!((error.as_str(), node(&fake).as_deref()), ("", Some("n1")));
+            let told = fake.world(|world| world.requests.clone());
+            let first = |part: &str| told.iter().position(|request| request.contains(part));
+            assert!(first("PATCH") < first("/binding"), "it is fenced first: {told:?}");
+        }
+        bed.app.pod_ended(&shown.pod.uid);
+        assert_eq!(bed.app.entries()["touches of others"], 0);
+    }
+}
+
+#[tokio::test]
+async fn a_requeue_leaves_the_touch_of_a_later_process_to_be_seen() {
+    for (fault, is_ours) in [(Fault::TouchedBefore(LATER), false), (Fault::WrittenBefore, true)] {
+        let fake = Fake::with_pod();
+        let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+        bed.watch(&fake);
+        let (stop, stopped) = watch::channel(false);
+        let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+        until_ready(&bed).await;
+        bed.watch(&fake);
+        fake.world(|world| world.on_touch.push_back(fault));
+        let (app, pod) = (&bed.app, SeenPod::from_json(&pod_of(&fake).to_string()).unwrap());
+        let question = app.question(&pod).unwrap();
+        app.waiting.ask(App::waiting_pod(&pod, question), app.clock.now());
+        let asked = app.ledger.asked_nodes(["n1"].iter());
+        app.waiting.refuse(&pod.pod.uid, BTreeMap::new(), Some(asked));
+        app.outbox.push(vec![Effect::Room(NodeName::new("n1"))]);
+        // At the start, in the version of the watch, and in the one that is there.
+        let done = if is_ours { ("PATCH", 3) } else { ("GET", 1) };
+        let until_done = async {
+            while requests(&fake, done.0) < done.1 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), until_done).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let touch = pod_of(&fake)["metadata"]["annotations"][TOUCH].clone();
+        let touch = touch.as_str().unwrap();
+        assert_eq!((touch == LATER, touch.contains(" wake-")), (!is_ours, is_ours), "{touch}");
+        assert_eq!(requests(&fake, "PATCH"), if is_ours { 3 } else { 2 });
+        stop.send_replace(true);
+        running.await.unwrap();
+    }
 }
 
 #[tokio::test]

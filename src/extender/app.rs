@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dashmap::DashMap;
+use dashmap::{DashMap, DashSet};
 use tokio::sync::watch;
 
 use super::edits::{Edits, see_written};
@@ -70,6 +70,8 @@ pub struct App {
     /// The same pods as the API server shows them: what a Binding needs. Where there is one, nothing that
     /// a verb's caller says gets here.
     pub pending: DashMap<PodUid, Arc<SeenPod>>,
+    /// The pods without a node and without a GPU request that the watch shows as ours.
+    pub without_gpu: DashSet<PodUid>,
     /// The placed pods of which a container could not be started, by UID.
     pub start_failures: DashMap<PodUid, StartFailure>,
     /// The binds that are going on.
@@ -115,6 +117,7 @@ impl App {
             ledger,
             waiting,
             pending: DashMap::new(),
+            without_gpu: DashSet::new(),
             start_failures: DashMap::new(),
             binds: Turns::default(),
             other_touches: OtherTouches::default(),
@@ -172,6 +175,7 @@ impl App {
     /// Forgets what only counts while the watch shows a pod waiting.
     fn forget_waiting(&self, uid: &PodUid) {
         self.passed.forget(uid);
+        self.without_gpu.remove(uid);
         self.other_touches.forget(uid);
     }
 
@@ -183,6 +187,11 @@ impl App {
             Truth::Cluster(_) => self.pending.get(uid).is_some_and(|pod| is_it(&pod)),
             Truth::Books => true,
         }
+    }
+
+    /// Whether the watch shows a pod as one of ours without a node.
+    pub fn is_shown_waiting(&self, uid: &PodUid) -> bool {
+        self.pending.contains_key(uid) || self.without_gpu.contains(uid)
     }
 
     /// Which process is responsible for this version of a waiting pod: `Equal` for this one, `Less` for one
@@ -327,6 +336,7 @@ impl App {
         let own = [
             ("waiting", self.waiting.count()),
             ("pending", self.pending.len()),
+            ("without a GPU", self.without_gpu.len()),
             ("touches of others", self.other_touches.count()),
             ("start failures", self.start_failures.len()),
             ("binds", self.binds.count()),
@@ -405,9 +415,11 @@ impl Sink for App {
         let mut pod = pod.clone();
         pod.judge(&self.config.requests);
         if pod.request == Ok(None) {
+            self.without_gpu.insert(uid.clone());
             self.passed.see(uid);
             return self.settle_pod(uid);
         }
+        self.without_gpu.remove(uid);
         let pod = Arc::new(pod);
         self.pending.insert(uid.clone(), Arc::clone(&pod));
         self.see_waiting(&pod);

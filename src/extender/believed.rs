@@ -18,10 +18,11 @@ use crate::packing::units::Timestamp;
 
 impl App {
     /// Whether what a caller says of a pod may be noted: it asks just this, as the watch shows it, or the
-    /// watch does not show it waiting for a GPU.
+    /// watch does not show it.
     pub(super) fn may_note(&self, uid: &PodUid, question: Option<&Question>) -> bool {
         let is_it = |pod: &SeenPod| question.is_some() && self.question(pod).as_ref() == question;
         match self.truth {
+            Truth::Cluster(_) if self.without_gpu.contains(uid) => question.is_none(),
             Truth::Cluster(_) => self.pending.get(uid).is_none_or(|pod| is_it(&pod)),
             Truth::Books => true,
         }

@@ -132,9 +132,11 @@ fn tell_failed(app: &App, args: &ExtenderBindingArgs, error: &BindError) {
 async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     let Call { app, args, .. } = *call;
     let uid = PodUid::new(args.pod_uid.as_str());
-    let _place = app.binds.limits.place(app.pending.contains_key(&uid))?;
+    let _place = app.binds.place(&uid, app.is_shown_waiting(&uid))?;
     check_made_up(app, &uid, &args.node)?;
-    let mut turn = app.binds.take(&uid).await;
+    // Later the bind could only end in [`BindError::TooLate`].
+    let turn = tokio::time::timeout(app.config.scheduler_timeout, app.binds.take(&uid)).await;
+    let mut turn = turn.map_err(|_| BindError::TooLate)?;
     if settle_earlier(call, &mut turn).await? || is_bound_there(app, &uid, &args.node) {
         return Ok(()); // a repeated call
     }

@@ -27,6 +27,9 @@ pub struct Turns {
 /// Binds that go on at once: of pods that the watch shows waiting for a GPU, and as many of others.
 const MOST_BINDS: usize = 512;
 
+/// Binds that wait for the turn of one pod: one for each of two kube-schedulers.
+const MOST_WAITING: usize = 2;
+
 /// Pods that are read at once on a caller's word.
 const MOST_READS: usize = 16;
 
@@ -61,6 +64,21 @@ pub struct Turn<'a> {
 }
 
 impl Turns {
+    /// A place for one bind of this pod. None where others wait for its turn already: while its Binding is
+    /// undecided each of them would keep a place from the binds of other pods.
+    pub(super) fn place(
+        &self,
+        uid: &PodUid,
+        is_known: bool,
+    ) -> Result<SemaphorePermit<'_>, BindError> {
+        // The map holds it, too, and so does the bind that goes on.
+        let waiting = self.turns.get(uid).map_or(0, |turn| Arc::strong_count(&turn));
+        if waiting >= 2 + MOST_WAITING {
+            return Err(BindError::TooMany);
+        }
+        self.limits.place(is_known)
+    }
+
     /// Waits for the pod's turn.
     pub async fn take(&self, uid: &PodUid) -> Turn<'_> {
         let turn = Arc::clone(&self.turns.entry(uid.clone()).or_default());
@@ -118,6 +136,25 @@ mod tests {
         assert!(limits.place(true).is_ok());
         drop(made_up);
         assert!(limits.place(false).is_ok());
+    }
+
+    #[tokio::test]
+    async fn few_binds_wait_for_the_turn_of_one_pod() {
+        let turns = Turns::default();
+        let (one, other) = (PodUid::new("one"), PodUid::new("other"));
+        let first = turns.take(&one).await;
+        let mut waiting = Vec::new();
+        for _ in 0..MOST_WAITING {
+            assert!(turns.place(&one, true).is_ok());
+            let mut next = Box::pin(turns.take(&one));
+            assert!(futures::poll!(next.as_mut()).is_pending());
+            waiting.push(next);
+        }
+        assert!(matches!(turns.place(&one, true), Err(BindError::TooMany)));
+        assert!(turns.place(&other, true).is_ok());
+        drop(waiting.pop());
+        assert!(turns.place(&one, true).is_ok(), "one has given up");
+        drop((first, waiting));
     }
 
     #[tokio::test]

@@ -198,7 +198,7 @@ fn note_passed<'a>(
     let uid = &pod.pod.uid;
     let is_checked = matches!(app.truth, Truth::Cluster(_));
     if is_checked && app.is_ours(pod) && app.may_note(uid, question) {
-        app.passed.pass(uid, nodes, app.pending.contains_key(uid), app.clock.now());
+        app.passed.pass(uid, nodes, app.is_shown_waiting(uid), app.clock.now());
     }
 }
 

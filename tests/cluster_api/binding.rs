@@ -48,25 +48,36 @@ impl Bed {
     pub(crate) async fn starting(fake: &Fake, config: Config, annotations: Value) -> Self {
         let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
             "reserved_mib": 0, "kind": "gpu", "healthy": true}]);
-        Self { notices: None, ..Self::made(fake, config, annotations, &gpu).await }
+        let made = Self::made(fake, (config, Clock::start()), annotations, &gpu).await;
+        Self { notices: None, ..made }
+    }
+
+    /// The same with this clock.
+    pub(crate) async fn with_clock(fake: &Fake, clock: Clock) -> Self {
+        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
+             "reserved_mib": 0, "kind": "gpu", "healthy": true}]);
+        let asks = json!({"gpu-fraction": "0.5"});
+        let bed = Self::made(fake, (Config::default(), clock), asks, &gpu).await;
+        bed.app.set_fenced();
+        Self { notices: None, ..bed }
     }
 
     /// The same as [`Bed::new`] with this configuration and these devices.
     pub(crate) async fn with(fake: &Fake, config: Config, inventory: &Value) -> Self {
-        let bed = Self::made(fake, config, json!({"gpu-fraction": "0.5"}), inventory).await;
+        let asks = json!({"gpu-fraction": "0.5"});
+        let bed = Self::made(fake, (config, Clock::start()), asks, inventory).await;
         bed.app.set_fenced();
         bed.watch(fake);
         Self { notices: None, ..bed }
     }
 
-    /// One whose notices are still to be written, with these devices.
+    /// One whose notices are still to be written, with this clock and these devices.
     pub(crate) async fn made(
         fake: &Fake,
-        config: Config,
+        (config, clock): (Config, Clock),
         annotations: Value,
         inventory: &Value,
     ) -> Self {
-        let clock = Clock::start();
         let stale_after = Duration::from_secs(3_600);
         let settings = Settings { stale_after, first_session: 1, ..settings(&config, &clock) };
         let (events, writer) = notices(fake.client(), "replica-0".to_owned(), 9, TIMEOUT);
@@ -241,6 +252,38 @@ async fn nothing_is_posted_when_the_caller_may_have_given_up() {
     assert_eq!(requests(&fake, "/binding"), 1, "the second call waited too long for the first");
     assert_eq!((bed.state(), node(&fake)), (None, None), "the reservation is taken back");
     assert_eq!(bed.bind().await, "", "a new call has its own time");
+}
+
+#[tokio::test]
+async fn binds_that_wait_for_an_undecided_pod_take_no_place_of_others() {
+    let fake = Fake::with_pod().on_bind(Fault::Answer(503));
+    fake.world(|world| world.on_read.extend([Fault::Answer(500); 1_000]));
+    let bed = Bed::starting(&fake, impatient(), json!({"gpu-fraction": "0.5"})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let mut other = pod_of(&fake);
+    other["metadata"]["uid"] = "u2".into();
+    bed.app.pod(&SeenPod::from_json(&other.to_string()).unwrap());
+    let hangs_up = Duration::from_millis(50);
+    assert!(tokio::time::timeout(hangs_up, bed.bind()).await.is_err(), "it is undecided");
+    let same_pod = futures::future::join_all((0..512).map(|_| bed.bind()));
+    let another = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let body = json!({
+            "PodName": "infer", "PodNamespace": "team-a", "PodUID": "u2", "Node": "n2",
+        });
+        bed.send("POST", "/v1/bind", &body).await["Error"].take()
+    };
+    let (errors, another) =
+        tokio::time::timeout(Duration::from_secs(20), async { tokio::join!(same_pod, another) })
+            .await
+            .expect("nobody waits longer than kube-scheduler does");
+    let another = another.as_str().unwrap();
+    assert!(!another.is_empty() && !another.contains("too many binds"), "{another}");
+    let too_many = errors.iter().filter(|error| error.contains("too many binds")).count();
+    let too_late = errors.iter().filter(|error| error.contains("gives up")).count();
+    assert_eq!((too_many, too_late), (510, 2));
+    assert!(matches!(bed.state(), Some(ReservationState::Assumed { .. })));
 }
 
 #[tokio::test]

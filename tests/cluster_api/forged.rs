@@ -4,9 +4,11 @@
 use std::time::Duration;
 
 use gpupack::cluster::pod::SeenPod;
+use gpupack::cluster::watch::Sink;
 use gpupack::config::Config;
 use gpupack::extender::app::Truth;
 use gpupack::extender::background;
+use gpupack::extender::passed::Verdict;
 use gpupack::packing::device::PodUid;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -138,4 +140,26 @@ async fn a_bind_of_a_pod_that_there_is_not_reads_nothing_where_filter_did_not_pa
     assert!(error.contains("filter did not pass the pod"), "{error}");
     assert_eq!(requests(&fake, ""), 0);
     assert_eq!(bed.bind().await, "", "where it did, the pod is read");
+}
+
+#[tokio::test]
+async fn made_up_pods_push_out_nothing_that_was_passed_for_a_pod_without_a_gpu() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let real = pod_of(&fake);
+    bed.filter(&real).await;
+    let verdict = || bed.app.passed.verdict(&PodUid::new("u1"), "n1", bed.app.clock.now());
+    assert_eq!(verdict(), Verdict::Passed);
+    for number in 0..4_100 {
+        let mut pod = real.clone();
+        pod["metadata"]["uid"] = format!("made-up-{number}").into();
+        bed.filter(&pod).await;
+    }
+    bed.filter(&forged(&fake, json!({"gpu-fraction": "0.1"}))).await;
+    assert_eq!(verdict(), Verdict::Passed);
+    assert_eq!(bed.app.waiting.count(), 0, "what others say of it is not noted");
+    bed.app.pod_ended(&PodUid::new("u1"));
+    assert_eq!(bed.app.entries()["without a GPU"], 0);
 }

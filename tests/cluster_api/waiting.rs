@@ -94,7 +94,7 @@ async fn a_pod_that_gets_less_than_a_cuda_context_takes_is_warned() {
         let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
             "reserved_mib": 0, "kind": "gpu", "healthy": true}]);
         let asks = json!({"gpu-memory": memory});
-        let mut bed = Bed::made(&fake, Config::default(), asks, &gpu).await;
+        let mut bed = Bed::made(&fake, (Config::default(), Clock::start()), asks, &gpu).await;
         bed.app.set_fenced();
         bed.watch(&fake);
         let writer = bed.notices.take().unwrap();

@@ -5,7 +5,7 @@
 //! workload is told, [`PLACEMENT`] is what the books are rebuilt from. A placement means something only on a pod that has a node.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +53,13 @@ const MAX_VALUE_BYTES: usize = 16 << 10;
 pub struct TouchMaker {
     started_unix_seconds: u64,
     random: u64,
+}
+
+/// A digest of a touch, of which only equality matters.
+pub(super) fn touch_digest(touch: Option<&String>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    touch.hash(&mut hasher);
+    hasher.finish()
 }
 
 impl TouchMaker {

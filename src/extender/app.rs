@@ -1,6 +1,5 @@
 //! What all handlers share: the books, the waiting pods, the clock, and the ways out.
 
-use std::cmp;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -172,48 +171,6 @@ impl App {
         self.pending.remove(uid);
     }
 
-    /// Forgets what only counts while the watch shows a pod waiting.
-    fn forget_waiting(&self, uid: &PodUid) {
-        self.passed.forget(uid);
-        self.without_gpu.remove(uid);
-        self.other_touches.forget(uid);
-    }
-
-    /// Whether the API server shows a pod as one of ours that waits for just this. Only for such a pod
-    /// room is held back.
-    pub fn is_known_to_wait(&self, uid: &PodUid, question: &Question) -> bool {
-        let is_it = |pod: &SeenPod| self.question(pod).as_ref() == Some(question);
-        match self.truth {
-            Truth::Cluster(_) => self.pending.get(uid).is_some_and(|pod| is_it(&pod)),
-            Truth::Books => true,
-        }
-    }
-
-    /// Whether the watch shows a pod as one of ours without a node.
-    pub fn is_shown_waiting(&self, uid: &PodUid) -> bool {
-        self.pending.contains_key(uid) || self.without_gpu.contains(uid)
-    }
-
-    /// Which process is responsible for this version of a waiting pod: `Equal` for this one, `Less` for one
-    /// that is gone, so that the pod is to be touched first, `Greater` for one that may live.
-    pub fn touched(&self, cluster: &ClusterTruth, pod: &SeenPod) -> cmp::Ordering {
-        let is_old = || self.other_touches.is_old(&pod.pod.uid, pod.touch, self.clock.now());
-        match cluster.writer.touched(pod) {
-            cmp::Ordering::Greater if is_old() => cmp::Ordering::Less,
-            known => known,
-        }
-    }
-
-    /// Notes a waiting pod that another process touched last.
-    fn see_touch(&self, pod: &SeenPod) {
-        let Truth::Cluster(cluster) = &self.truth else { return };
-        let uid = &pod.pod.uid;
-        match cluster.writer.touched(pod) {
-            cmp::Ordering::Greater => self.other_touches.see(uid, pod.touch, self.clock.now()),
-            cmp::Ordering::Less | cmp::Ordering::Equal => self.other_touches.forget(uid),
-        }
-    }
-
     /// Whether a pod is for one of our schedulers.
     pub fn is_ours(&self, pod: &SeenPod) -> bool {
         self.config.scheduler_names.contains(&pod.scheduler_name)
@@ -240,15 +197,6 @@ impl App {
             Requeued::Gone => RequeueResult::Gone,
         });
         self.outbox.nudge();
-    }
-
-    /// Drops what nobody has mentioned for long.
-    pub fn forget_unseen(&self) {
-        self.passed.tick(self.clock.now());
-        self.waiting.tick(self.clock.now());
-        if matches!(self.truth, Truth::Books) {
-            self.pending.retain(|uid, pod| pod.request.is_err() || self.waiting.has(uid));
-        }
     }
 
     /// Tells about a pod, where `kubectl describe` shows it. Never waits.
@@ -371,9 +319,10 @@ impl App {
         *self.stopping.borrow()
     }
 
-    /// Waits until the process is asked to stop.
-    pub async fn stopping(&self) {
+    /// Ends so long after the process was asked to stop.
+    pub async fn stopped_for(&self, time: Duration) {
         let _ = self.stopping.subscribe().wait_for(|is_stopping| *is_stopping).await;
+        tokio::time::sleep(time).await;
     }
 
     /// Notes that Bindings of an earlier run can land no more.

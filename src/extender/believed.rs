@@ -4,10 +4,11 @@
 //! pod that the watch shows is noted only where it asks just what that pod asks for; of others a little is kept
 //! for a moment, since the watch may be behind kube-scheduler.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::app::{App, Truth};
+use super::app::{App, ClusterTruth, Truth};
 use crate::cluster::events::NoticeReason;
 use crate::cluster::pod::SeenPod;
 use crate::ledger::questions::Question;
@@ -17,6 +18,57 @@ use crate::packing::fit::Misfit;
 use crate::packing::units::Timestamp;
 
 impl App {
+    /// Whether the API server shows a pod as one of ours that waits for just this. Only for such a pod
+    /// room is held back.
+    pub fn is_known_to_wait(&self, uid: &PodUid, question: &Question) -> bool {
+        let is_it = |pod: &SeenPod| self.question(pod).as_ref() == Some(question);
+        match self.truth {
+            Truth::Cluster(_) => self.pending.get(uid).is_some_and(|pod| is_it(&pod)),
+            Truth::Books => true,
+        }
+    }
+
+    /// Drops what nobody has mentioned for long.
+    pub fn forget_unseen(&self) {
+        self.passed.tick(self.clock.now());
+        self.waiting.tick(self.clock.now());
+        if matches!(self.truth, Truth::Books) {
+            self.pending.retain(|uid, pod| pod.request.is_err() || self.waiting.has(uid));
+        }
+    }
+
+    /// Whether the watch shows a pod as one of ours without a node.
+    pub fn is_shown_waiting(&self, uid: &PodUid) -> bool {
+        self.pending.contains_key(uid) || self.without_gpu.contains(uid)
+    }
+
+    /// Which process is responsible for this version of a waiting pod: `Equal` for this one, `Less` for one
+    /// that is gone, so that the pod is to be touched first, `Greater` for one that may live.
+    pub fn touched(&self, cluster: &ClusterTruth, pod: &SeenPod) -> Ordering {
+        let is_old = || self.other_touches.is_old(&pod.pod.uid, pod.touch, self.clock.now());
+        match cluster.writer.touched(pod) {
+            Ordering::Greater if is_old() => Ordering::Less,
+            known => known,
+        }
+    }
+
+    /// Notes a waiting pod that another process touched last.
+    pub(super) fn see_touch(&self, pod: &SeenPod) {
+        let Truth::Cluster(cluster) = &self.truth else { return };
+        let uid = &pod.pod.uid;
+        match cluster.writer.touched(pod) {
+            Ordering::Greater => self.other_touches.see(uid, pod.touch, self.clock.now()),
+            Ordering::Less | Ordering::Equal => self.other_touches.forget(uid),
+        }
+    }
+
+    /// Forgets what only counts while the watch shows a pod waiting.
+    pub(super) fn forget_waiting(&self, uid: &PodUid) {
+        self.passed.forget(uid);
+        self.without_gpu.remove(uid);
+        self.other_touches.forget(uid);
+    }
+
     /// Whether what a caller says of a pod may be noted: it asks just this, as the watch shows it, or the
     /// watch does not show it.
     pub(super) fn may_note(&self, uid: &PodUid, question: Option<&Question>) -> bool {

@@ -101,13 +101,9 @@ pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolErr
         }
         result
     });
-    let stopped = async {
-        app.stopping().await;
-        tokio::time::sleep(LAST_ANSWER_WITHIN).await;
-    };
     let result = tokio::select! {
         result = task => result,
-        () = stopped => Ok(Err(BindError::Undecided)),
+        () = app.stopped_for(LAST_ANSWER_WITHIN) => Ok(Err(BindError::Undecided)),
     };
     let error = match result {
         Ok(Ok(())) => String::new(),

@@ -107,7 +107,7 @@ struct Pods {
     unseen: BTreeSet<(Timestamp, PodUid)>,
     /// Whether there is no watch, so that a pod that a verb mentions counts as shown.
     is_unwatched: bool,
-    /// Pods that were refused before the watch showed them.
+    /// Refused before the watch showed them.
     late: BTreeSet<PodUid>,
     /// Pods that changed since whoever requeues them looked.
     changed: BTreeSet<PodUid>,
@@ -312,24 +312,6 @@ impl WaitingPods {
             Some(state) => _ = pods.unseen.remove(&(state.seen, uid.clone())),
             None => {}
         }
-    }
-
-    /// A pod, once, that was refused before the watch showed it, and can be requeued: whoever requeued pods for
-    /// room that has appeared in between did not know of it.
-    pub fn next_late(&self) -> Option<Candidate> {
-        let pods = &mut *self.pods();
-        while let Some(uid) = pods.late.pop_first() {
-            let candidate = pods.by_uid.get(&uid).and_then(WaitingState::candidate);
-            if candidate.is_some() {
-                return candidate;
-            }
-        }
-        None
-    }
-
-    /// Lets every pod be a changed one: whoever followed the changes has lost them.
-    pub fn change_all(&self) {
-        self.pods().is_all_changed = true;
     }
 
     /// Pods that changed since the last call, at most `most`, each as one that can be requeued or not; and

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpupack::clock::Clock;
 use gpupack::cluster::pod::SeenPod;
 use gpupack::cluster::watch::Sink;
 use gpupack::config::Config;

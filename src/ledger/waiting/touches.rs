@@ -79,6 +79,24 @@ impl WaitingState {
 }
 
 impl WaitingPods {
+    /// A pod, once, that was refused before the watch showed it, and can be requeued: whoever requeued pods for
+    /// room that has appeared in between did not know of it.
+    pub fn next_late(&self) -> Option<Candidate> {
+        let pods = &mut *self.pods();
+        while let Some(uid) = pods.late.pop_first() {
+            let candidate = pods.by_uid.get(&uid).and_then(WaitingState::candidate);
+            if candidate.is_some() {
+                return candidate;
+            }
+        }
+        None
+    }
+
+    /// Lets every pod be a changed one: whoever followed the changes has lost them.
+    pub fn change_all(&self) {
+        self.pods().is_all_changed = true;
+    }
+
     /// Notes that the pod is to be touched for room on a node. None where it has changed, so that it is not
     /// one to be requeued for that.
     pub fn touch(&self, uid: &PodUid, room: &FreeRoom) -> Option<WaitingPod> {

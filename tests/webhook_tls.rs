@@ -314,6 +314,31 @@ fn the_shipped_files_agree_with_each_other() {
     assert!(condition.contains(&classes), "{classes} is not in the condition");
 }
 
+/// The time of a loop in CEL grows with the square of what it runs over.
+#[test]
+fn the_shipped_policies_loop_over_no_large_pod() {
+    for policy in shipped("policies.yaml") {
+        let spec = &policy["spec"];
+        for rule in spec["validations"].as_array().into_iter().flatten() {
+            let rule = rule["expression"].as_str().unwrap();
+            let loops = rule.contains(".all(") || rule.contains(".exists(");
+            assert!(!loops || rule.contains("variables.isLarge ||"), "{rule}");
+        }
+        let Some(conditions) = spec["matchConditions"].as_array() else { continue };
+        let skips = |condition: &Value| {
+            let name = condition["name"].as_str().unwrap();
+            name.ends_with("-change") || name == "gpupack-itself"
+        };
+        assert!(conditions.iter().any(skips), "{policy}");
+    }
+    let objects = shipped("webhook.yaml");
+    let webhook = objects.iter().find(|o| o["kind"] == "MutatingWebhookConfiguration").unwrap();
+    let condition = webhook["webhooks"][0]["matchConditions"][0]["expression"].as_str().unwrap();
+    for part in ["annotations.size() > 1000", "labels.size() > 1000", "limits.size() > 100"] {
+        assert!(condition.contains(part), "{part} is not in the condition");
+    }
+}
+
 #[test]
 fn the_program_says_what_it_lacks() {
     let folder = tempfile::tempdir().unwrap();

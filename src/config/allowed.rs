@@ -113,7 +113,7 @@ impl Default for Allowed {
             host_network: HostNetwork::default(),
             sysctls: Vec::new(),
             variables: Vec::new(),
-            classes_without_gpus: ["crun", "gvisor", "kata", "runc"].map(str::to_owned).into(),
+            classes_without_gpus: ["crun", "kata", "runc"].map(str::to_owned).into(),
             resource_claims: ResourceClaims::default(),
             max_grace_seconds: 600,
         }

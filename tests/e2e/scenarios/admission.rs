@@ -310,6 +310,17 @@ async fn edits(stage: &Stage, name: &str) {
         }
     }
     forged_binding(stage).await;
+    let notes: serde_json::Map<String, Value> =
+        (0..5_000).map(|at| (format!("note-{at}"), "".into())).collect();
+    for metadata in [json!({"annotations": notes}), json!({"labels": notes})] {
+        let mut pod = json!(PodPlan::new("many").for_scheduler("nobody").to_pod());
+        for (field, values) in metadata.as_object().expect("a map") {
+            pod["metadata"][field] = values.clone();
+        }
+        let pod: Pod = serde_json::from_value(pod).expect("still a pod");
+        let message = dry_run(&api, &pod).await.expect_err("more than the policies look at");
+        assert!(message.contains("at most 1,000 annotations"), "{message}");
+    }
     let harmless = keys("team", "a".into());
     api.patch(name, &parameters, &Patch::Merge(&harmless)).await.expect("a note of the user's");
     stage.cluster.set_phase(name, "Running").await;

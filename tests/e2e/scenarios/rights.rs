@@ -115,6 +115,7 @@ async fn patches(stage: &Stage, client: &Client) {
         annotation("team", Value::Null),
         annotation("more", "x".into()),
         annotation("placed.gpupack.dev/devices", "runtime.nvidia.com/gpu=all".into()),
+        annotation("placed.gpupack.dev/uuids", "all".into()),
         annotation("kubectl.kubernetes.io/restartedAt", "x".into()),
         json!({"metadata": {"labels": {"app": "other"}}}),
         json!({"metadata": {"labels": {"e2e/pod": null}}}),
@@ -127,21 +128,20 @@ async fn patches(stage: &Stage, client: &Client) {
         let message = change(&patch).await.expect_err("a change of what is not its own");
         assert!(message.contains(POLICY), "{patch}: {message}");
     }
-    stage.figure("2 changes of its own annotations pass, 11 others of a pod are refused");
+    stage.figure("2 changes of its own annotations pass, 12 others of a pod are refused");
 }
 
-/// Annotations that name devices: not on a pod that asks for a GPU, by whatever key; on others they may.
+/// Annotations that name devices: on no pod, whether it asks for a GPU or not.
 async fn named_devices(stage: &Stage) {
     let whole = PodPlan::new("whole").limited("nvidia.com/gpu", "1").for_scheduler("nobody");
     stage.cluster.add_pods(&[whole]).await;
     let (api, parameters) = (stage.cluster.pods(), PatchParams::default());
     let patch = json!({"metadata": {"annotations": {"devices.nri.io/container.main": "x"}}});
     let patch = Patch::Merge(&patch);
-    for name in ["gpu", "whole"] {
+    for name in ["gpu", "whole", "plain"] {
         let message = told(&api.patch(name, &parameters, &patch).await.expect_err(name));
         assert!(message.contains("names devices"), "{message}");
     }
-    api.patch("plain", &parameters, &patch).await.expect("a pod without a GPU");
     stage.cluster.delete_pod("whole").await;
 }
 
@@ -180,6 +180,8 @@ async fn bindings(stage: &Stage, client: &Client) {
         json!({"annotations": {"placed.gpupack.dev/placement": "{}"}}),
         whole("runtime.nvidia.com/gpu=all"),
         whole("management.nvidia.com/gpu=all"),
+        json!({"annotations": {"placed.gpupack.dev/devices": "runtime.nvidia.com/gpu=GPU-a",
+            "placed.gpupack.dev/placement": "{}", "placed.gpupack.dev/uuids": "all"}}),
         whole("runtime.nvidia.com/gpu=GPU-a,runtime.nvidia.com/gpu=0"),
         json!({"annotations": {"team": "x"}}),
         json!({"labels": {"app": "other"}}),
@@ -196,7 +198,7 @@ async fn bindings(stage: &Stage, client: &Client) {
     assert!(!stage.watching.ask(|pods| is_bound(pods, "waiting")), "a refused Binding bound it");
     let bound = stage.cluster.pods().get("gpu").await.expect("it is there");
     assert!(bound.annotations().contains_key("placed.gpupack.dev/placement"), "the real one");
-    stage.figure("Bindings with a whole placement and with none pass, 7 others are refused");
+    stage.figure("Bindings with a whole placement and with none pass, 8 others are refused");
 }
 
 async fn post(client: &Client, path: &str, body: &Value) -> Result<Value, String> {

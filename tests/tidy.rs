@@ -18,7 +18,7 @@ use source::{SourceFile, files, words};
 mod source;
 
 /// Longest file of the product, in lines.
-const SRC_LINES: usize = 400;
+const SRC_LINES: usize = 450;
 
 /// Longest file of tests.
 const TEST_LINES: usize = 500;
@@ -413,11 +413,11 @@ mod checks {
         let long = |path: &str, lines: usize| {
             length(&file(path, &"x\n".repeat(lines)), &[("src/long.rs", "why")]).is_some()
         };
-        assert!(long("src/a.rs", 401) && long("tests/a.rs", 501));
-        assert!(!long("src/a.rs", 400) && !long("tests/a.rs", 500) && !long("src/a/tests.rs", 500));
+        assert!(long("src/a.rs", 451) && long("tests/a.rs", 501));
+        assert!(!long("src/a.rs", 450) && !long("tests/a.rs", 500) && !long("src/a/tests.rs", 500));
         assert!(!long("docs/a.md", 900), "people scroll");
-        assert!(!long("src/long.rs", 401), "an exception");
-        assert!(long("src/long.rs", 400), "an exception that is needed no more");
+        assert!(!long("src/long.rs", 451), "an exception");
+        assert!(long("src/long.rs", 450), "an exception that is needed no more");
     }
 
     #[test]

@@ -69,8 +69,11 @@ pub struct App {
     /// The same pods as the API server shows them: what a Binding needs. Where there is one, nothing that
     /// a verb's caller says gets here.
     pub pending: DashMap<PodUid, Arc<SeenPod>>,
-    /// The pods without a node and without a GPU request that the watch shows as ours.
+    /// Pods of ours without a node and without a GPU request.
     pub without_gpu: DashSet<PodUid>,
+    /// Pods with scheduling gates that will ask for a GPU: shown to people, and otherwise like pods that the
+    /// watch does not show, since kube-scheduler does not look at them.
+    pub gated: DashMap<PodUid, Arc<SeenPod>>,
     /// The placed pods of which a container could not be started, by UID.
     pub start_failures: DashMap<PodUid, StartFailure>,
     /// The binds that are going on.
@@ -117,6 +120,7 @@ impl App {
             waiting,
             pending: DashMap::new(),
             without_gpu: DashSet::new(),
+            gated: DashMap::new(),
             start_failures: DashMap::new(),
             binds: Turns::default(),
             other_touches: OtherTouches::default(),
@@ -169,6 +173,7 @@ impl App {
     pub fn settle_pod(&self, uid: &PodUid) {
         self.waiting.remove(uid);
         self.pending.remove(uid);
+        self.gated.remove(uid);
     }
 
     /// Whether a pod is for one of our schedulers.
@@ -286,6 +291,7 @@ impl App {
             ("pending", self.pending.len()),
             ("without a GPU", self.without_gpu.len()),
             ("touches of others", self.other_touches.count()),
+            ("gated", self.gated.len()),
             ("start failures", self.start_failures.len()),
             ("binds", self.binds.count()),
             ("unseen binds", self.unseen_binds.len()),
@@ -370,6 +376,12 @@ impl Sink for App {
         }
         self.without_gpu.remove(uid);
         let pod = Arc::new(pod);
+        if pod.is_gated {
+            self.settle_pod(uid);
+            self.gated.insert(uid.clone(), pod);
+            return;
+        }
+        self.gated.remove(uid);
         self.pending.insert(uid.clone(), Arc::clone(&pod));
         self.see_waiting(&pod);
     }

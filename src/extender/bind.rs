@@ -78,6 +78,9 @@ impl Call<'_> {
         if !app.is_ours(pod) {
             return Err(BindError::NotOurs { scheduler: pod.scheduler_name.clone() });
         }
+        if pod.is_gated {
+            return Err(BindError::Gated);
+        }
         check_passed(app, &pod.pod.uid, &self.args.node)
     }
 }

@@ -31,6 +31,9 @@ pub enum BindError {
         /// That scheduler.
         scheduler: String,
     },
+    /// The pod has scheduling gates.
+    #[error("the pod has scheduling gates")]
+    Gated,
     /// *Filter* did not pass the pod there.
     #[error("filter did not pass the pod on this node within the last 15 minutes")]
     NotPassed,
@@ -92,6 +95,7 @@ impl BindError {
             | Self::Unreadable { .. }
             | Self::Gone { .. }
             | Self::NotOurs { .. }
+            | Self::Gated
             | Self::NotPassed
             | Self::TooMany
             | Self::Stopping

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -93,11 +94,14 @@ pub struct RefusalView {
 
 /// Why a pod waits, or where it is placed; `None` for a pod that is not known.
 pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanation> {
-    if let Some(waiting) = app.waiting.named(namespace, name) {
+    let pod = format!("{namespace}/{name}");
+    let gated = app.gated.iter().find(|gated| *gated.pod.name == *pod).map(|it| Arc::clone(&it));
+    let gated = gated.and_then(|gated| Some(App::waiting_pod(&gated, app.question(&gated)?)));
+    let gated = gated.map(|gated| WaitingState::unasked(gated, app.clock.now()));
+    if let Some(waiting) = gated.or_else(|| app.waiting.named(namespace, name)) {
         return Some(explain(app, &waiting));
     }
-    let pod = format!("{namespace}/{name}");
-    let refused = app.pending.iter().find_map(|pending| {
+    let refused = app.pending.iter().chain(app.gated.iter()).find_map(|pending| {
         let is_it = *pending.pod.name == *pod;
         pending.request.as_ref().err().filter(|_| is_it).map(ToString::to_string)
     });
@@ -156,7 +160,7 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
         let (name, reason) = ((*name).to_owned(), misfit.reason());
         Some(NodeRefusal { name, reason, missing: misfit.missing() })
     });
-    let is_gated = app.pending.get(&waiting.pod.uid).is_some_and(|pending| pending.is_gated);
+    let is_gated = app.gated.contains_key(&waiting.pod.uid);
     let (verdict, blocked_by) = match closest {
         _ if is_gated => (GATED.to_owned(), NOT_OURS),
         _ if !fits_on.is_empty() => (mends::verdict(fits_on.len(), nodes.len(), closest), NOT_OURS),

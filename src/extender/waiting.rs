@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::app::App;
-use super::mends::{self, FITS_NOW, MEND_REQUEST, NOT_OURS, NOT_REFUSED, REQUEST};
+use super::mends::{self, FITS_NOW, GATED, MEND_REQUEST, NOT_OURS, NOT_REFUSED, REQUEST};
 use crate::cluster::pod::SeenPod;
 use crate::cluster::request_error::RequestError;
 use crate::ledger::questions::Question;
@@ -39,7 +39,8 @@ pub struct WaitingList {
     pub waiting: usize,
     /// How many of them are not in the list.
     pub left_out: usize,
-    /// The others: pods whose request is refused first, then the most important and oldest first.
+    /// The others: pods whose request is refused first, then the most important and oldest first, and at
+    /// last those with scheduling gates.
     pub pods: Vec<WaitingView>,
 }
 
@@ -167,12 +168,17 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
     let limit = query.limit.unwrap_or(DEFAULT_LIMIT).min(MOST);
     let now = app.clock.unix_seconds();
     let mut pods: Vec<WaitingView> = Vec::new();
-    for pending in app.pending.iter().filter(|pending| is_asked(&pending.namespace)) {
-        if let Err(fault) = &pending.request {
-            pods.push(refused_request(&pending, fault, now));
+    let mut gated: Vec<WaitingPod> = Vec::new();
+    let pending = app.pending.iter().chain(app.gated.iter());
+    for pending in pending.filter(|pending| is_asked(&pending.namespace)) {
+        match &pending.request {
+            Err(fault) => pods.push(refused_request(&pending, fault, now)),
+            Ok(_) if !pending.is_gated => {}
+            Ok(_) => gated.extend(app.question(&pending).map(|it| App::waiting_pod(&pending, it))),
         }
     }
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));
+    gated.sort_by(|a, b| a.pod.name.cmp(&b.pod.name));
     let lines = Lines::of(app);
     let places: BTreeMap<_, _> = lines
         .pods()
@@ -182,7 +188,7 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
         .collect();
     let all = app.waiting.all().into_iter();
     let all: Vec<WaitingState> = all.filter(|state| is_asked(&state.waiting.namespace)).collect();
-    let waiting = pods.len() + all.len();
+    let waiting = pods.len() + all.len() + gated.len();
     let mut looked: BTreeMap<&Question, bool> = BTreeMap::new();
     pods.truncate(limit);
     for state in all.iter().take(limit - pods.len()) {
@@ -199,6 +205,10 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
         let line = places.get(&state.waiting.pod.uid).copied().flatten();
         let fits = looked.get(question) == Some(&true);
         pods.push(WaitingView { mend, line, ..view(state, fits, now) });
+    }
+    for gated in gated.into_iter().take(limit - pods.len()) {
+        let state = WaitingState::unasked(gated, app.clock.now());
+        pods.push(WaitingView { reason: GATED, ..view(&state, true, now) });
     }
     WaitingList { waiting, left_out: waiting - pods.len(), pods }
 }

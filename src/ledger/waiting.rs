@@ -83,6 +83,12 @@ pub struct WaitingState {
 }
 
 impl WaitingState {
+    /// A pod that was never asked about.
+    pub fn unasked(waiting: WaitingPod, now: Timestamp) -> Self {
+        let (refused, asked, touch) = (None, None, None);
+        Self { waiting, refused, asked, asked_at: now, touch, is_watched: false, seen: now }
+    }
+
     /// The closest misfit of its last question, with the number of nodes; none where it was not refused,
     /// or no node was asked about.
     pub fn closest(&self) -> Option<(Misfit, usize)> {
@@ -158,10 +164,7 @@ impl Pods {
         if !is_watched {
             self.unseen.insert((now, uid.clone()));
         }
-        let (refused, asked, touch) = (None, None, None);
-        let seen = now;
-        let fresh =
-            WaitingState { waiting, refused, asked, asked_at: now, touch, is_watched, seen };
+        let fresh = WaitingState { is_watched, ..WaitingState::unasked(waiting, now) };
         self.by_uid.insert(uid, fresh);
     }
 

@@ -157,7 +157,8 @@ pub(crate) fn pod_of(fake: &Fake) -> Value {
         json!({
             "metadata": {"uid": pod.uid, "namespace": "team-a", "name": "infer",
                 "resourceVersion": pod.version.to_string(), "annotations": pod.annotations},
-            "spec": {"schedulerName": pod.scheduler, "containers": [{"name": "main"}]},
+            "spec": {"schedulerName": pod.scheduler, "containers": [{"name": "main"}],
+                "schedulingGates": pod.gates.iter().map(|name| json!({"name": name})).collect::<Vec<_>>()},
         })
     })
 }

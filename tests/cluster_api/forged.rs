@@ -163,3 +163,36 @@ async fn made_up_pods_push_out_nothing_that_was_passed_for_a_pod_without_a_gpu()
     bed.app.pod_ended(&PodUid::new("u1"));
     assert_eq!(bed.app.entries()["without a GPU"], 0);
 }
+
+#[tokio::test]
+async fn no_room_is_held_for_a_pod_with_scheduling_gates() {
+    let fake = Fake::with_pod();
+    fake.world(|world| world.pod.as_mut().unwrap().gates = &["quota"]);
+    let bed = Bed::new(&fake).await;
+    let body = json!({"Pod": pod_of(&fake), "NodeNames": ["n1"]});
+    for path in ["/v1/filter", "/v1/prioritize"] {
+        bed.send("POST", path, &body).await;
+        assert_eq!(claims(&bed), 0, "{path}");
+    }
+    assert_eq!(bed.bind().await, "the pod has scheduling gates");
+    assert_eq!((requests(&fake, "/binding"), bed.state()), (0, None));
+    let gated = "it has scheduling gates: kube-scheduler does not look at it before";
+    let explained = bed.send("GET", "/v1/explain?pod=team-a/infer", &Value::Null).await;
+    assert!(explained["verdict"].as_str().unwrap().starts_with(gated), "{explained}");
+    let listed = bed.send("GET", "/v1/waiting", &Value::Null).await;
+    assert_eq!((&listed["waiting"], listed["pods"].as_array().unwrap().len()), (&json!(1), 1));
+    assert!(listed["pods"][0]["reason"].as_str().unwrap().starts_with(gated), "{listed}");
+    // The gate is taken away: what was asked before the watch said so counts.
+    fake.world(|world| {
+        let pod = world.pod.as_mut().unwrap();
+        (pod.gates, pod.version) = (&[], 8);
+    });
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!(claims(&bed), 0);
+    bed.watch(&fake);
+    assert_eq!(claims(&bed), 1);
+    let explained = bed.send("GET", "/v1/explain?pod=team-a/infer", &Value::Null).await;
+    assert!(explained["verdict"].as_str().unwrap().contains("1 of 1 nodes fit"), "{explained}");
+    assert_eq!((bed.bind().await.as_str(), node(&fake).as_deref()), ("", Some("n1")));
+    assert_eq!(bed.app.entries()["gated"], 0);
+}

@@ -137,7 +137,6 @@ mod tests {
                 used: MemMib::new(500 + excess),
                 allowed: MemMib::new(500),
                 lists_over,
-                ..Use::default()
             },
             held: Reservation {
                 pod: fact.pod,

@@ -133,11 +133,7 @@ mod tests {
         OverUser {
             node: NodeName::new("n"),
             device: DeviceId::new(device).unwrap(),
-            seen: Use {
-                used: MemMib::new(500 + excess),
-                allowed: MemMib::new(500),
-                lists_over,
-            },
+            seen: Use { used: MemMib::new(500 + excess), allowed: MemMib::new(500), lists_over },
             held: Reservation {
                 pod: fact.pod,
                 placement: fact.placement.unwrap(),

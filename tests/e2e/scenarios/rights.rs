@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
@@ -31,6 +31,7 @@ fn the_extender_changes_its_own_annotations_and_nothing_else_of_a_pod() {
         let plane = bed.plane;
         let stage = bed.stage(Setup::of(Fleet::new().with("rights", 2, (2, A100)))).await;
         policies(&stage.cluster).await;
+        label_zones(&stage.cluster.client).await;
         // The shipped extender works under it: Bindings with a placement and without one.
         let plans = [PodPlan::fraction("gpu", "0.5"), PodPlan::new("plain")];
         stage.cluster.add_pods(&plans).await;
@@ -69,6 +70,18 @@ fn the_right_to_evict_is_in_a_file_of_its_own() {
         until_allowed(evicts).await;
         let _removed = roles.delete("gpupack-evict", &DeleteParams::default()).await;
     });
+}
+
+/// Labels all nodes as cloud providers do: from 1.35 on the API server copies these labels to each Binding.
+async fn label_zones(admin: &Client) {
+    let labels = json!({"metadata": {"labels": {
+        "topology.kubernetes.io/region": "r", "topology.kubernetes.io/zone": "r-a"}}});
+    let nodes: Api<Node> = Api::all(admin.clone());
+    for node in nodes.list(&ListParams::default()).await.expect("nodes") {
+        let patch = Patch::Merge(&labels);
+        let labelled = nodes.patch(&node.name_any(), &PatchParams::default(), &patch).await;
+        labelled.expect("a label");
+    }
 }
 
 /// Gives the extender's account every right on pods, so that what refuses is the policy.

@@ -377,7 +377,10 @@ impl Sink for App {
         self.without_gpu.remove(uid);
         let pod = Arc::new(pod);
         if pod.is_gated {
-            self.settle_pod(uid);
+            // What was noted of a pod that the watch did not show yet is newer than this.
+            if self.pending.remove(uid).is_some() {
+                self.waiting.remove(uid);
+            }
             self.gated.insert(uid.clone(), pod);
             return;
         }

@@ -338,6 +338,9 @@ async fn touch_own(app: &App, cluster: &ClusterTruth, pod: &WaitingPod) -> Touch
     };
     let value = format!("wake-{}-{}", app.clock.unix_seconds(), app.clock.now().millis());
     for _ in 0..WAKE_ATTEMPTS {
+        if app.is_stopping() {
+            return refused(503, BindError::Stopping.to_string()); // its successor fences the pod
+        }
         if app.touched(cluster, &seen) == Ordering::Greater {
             return refused(409, BindError::OtherProcess.to_string());
         }

@@ -92,8 +92,9 @@ impl Wakes {
     pub fn step(&mut self, waiting: &WaitingPods, ledger: &Ledger, now: Timestamp) -> Step {
         let mut step = Step::default();
         self.nodes.retain(|_, chain| chain.goes_on(waiting, ledger, &mut step, now));
-        self.follow(waiting);
+        // In this order: a touch that ends in between is still known as one, or is followed as a change.
         self.sending.retain(|uid| waiting.is_sending(uid));
+        self.follow(waiting);
         self.catch_up(waiting, ledger, now);
         let due = self.nodes.iter().filter(|(_, chain)| chain.last.is_none() && chain.due <= now);
         let mut due: Vec<_> = due.map(|(node, chain)| (chain.due, node.clone())).collect();

@@ -87,10 +87,15 @@ fn running(
     found
 }
 
-/// Whether a process has not ended, by the third field of its `stat` file: zombies and dead ones have.
+/// Whether a process has not ended, by the third field of its `stat` file: zombies and dead ones have, unless
+/// only the first of several threads (the twentieth field) has.
 fn is_running(text: &str) -> bool {
-    let state = text.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().next());
-    state.is_some_and(|state| !matches!(state, "Z" | "X" | "x"))
+    let mut fields = text.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let (state, threads) = (fields.next(), fields.nth(16).and_then(|count| count.parse().ok()));
+    match state {
+        Some("Z") => threads.is_some_and(|count: u64| count > 1),
+        state => state.is_some_and(|state| !matches!(state, "X" | "x")),
+    }
 }
 
 #[cfg(test)]
@@ -180,6 +185,23 @@ mod tests {
         check(" | ", "its id has passed on");
         table.end(8);
         check(" | ", "it has ended");
+    }
+
+    #[test]
+    fn a_process_has_ended_when_all_its_threads_have() {
+        let stat = |state: &str, threads: &str| {
+            format!("7 (a) R) {state} 1 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 {threads} 0 100\n")
+        };
+        for (text, expected) in [
+            (stat("S", "1"), true),
+            (stat("Z", "1"), false),
+            (stat("Z", "2"), true),
+            (stat("X", "2"), false),
+            ("7 (a) Z".to_owned(), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(is_running(&text), expected, "{text}");
+        }
     }
 
     #[test]

@@ -141,6 +141,7 @@ async fn beats(app: &Arc<App>) {
         let now = app.clock.now();
         app.outbox.push(app.ledger.tick(now));
         app.forget_unseen();
+        app.take_over_waiting();
         if beat.is_multiple_of(ACCOUNT_EVERY) {
             teams::account(app);
         }

@@ -52,6 +52,12 @@ impl App {
         }
     }
 
+    /// Lets pods be requeued again that a later process touched last, once that process is gone.
+    pub(super) fn take_over_waiting(&self) {
+        let old = self.other_touches.newly_old(self.clock.now());
+        old.iter().for_each(|uid| self.waiting.touchable(uid));
+    }
+
     /// Notes a waiting pod that another process touched last.
     pub(super) fn see_touch(&self, pod: &SeenPod) {
         let Truth::Cluster(cluster) = &self.truth else { return };

@@ -18,16 +18,26 @@ pub const GONE_AFTER: Duration = Duration::from_secs(300);
 /// The touches of other processes on waiting pods that the watch shows, with the time when each was first seen.
 #[derive(Debug, Default)]
 pub struct OtherTouches {
-    pods: Mutex<BTreeMap<PodUid, (u64, Timestamp)>>,
+    pods: Mutex<BTreeMap<PodUid, OtherTouch>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OtherTouch {
+    digest: u64,
+    /// When it was first seen.
+    at: Timestamp,
+    /// Whether [`OtherTouches::newly_old`] has listed it.
+    is_listed: bool,
 }
 
 impl OtherTouches {
     /// Notes the touch with this digest, which the watch shows on a pod.
     pub fn see(&self, uid: &PodUid, touch: u64, now: Timestamp) {
+        let seen = OtherTouch { digest: touch, at: now, is_listed: false };
         match self.pods().entry(uid.clone()) {
-            Entry::Occupied(known) if known.get().0 == touch => {}
-            Entry::Occupied(mut known) => _ = known.insert((touch, now)),
-            Entry::Vacant(free) => _ = free.insert((touch, now)),
+            Entry::Occupied(known) if known.get().digest == touch => {}
+            Entry::Occupied(mut known) => _ = known.insert(seen),
+            Entry::Vacant(free) => _ = free.insert(seen),
         }
     }
 
@@ -39,7 +49,18 @@ impl OtherTouches {
     /// Whether the touch is the last one that was seen on the pod, for so long that its process is gone.
     pub fn is_old(&self, uid: &PodUid, touch: u64, now: Timestamp) -> bool {
         let known = self.pods().get(uid).copied();
-        known.is_some_and(|(seen, at)| seen == touch && now.since(at) >= GONE_AFTER)
+        known.is_some_and(|seen| seen.digest == touch && now.since(seen.at) >= GONE_AFTER)
+    }
+
+    /// The pods whose touch became old since the last call.
+    pub fn newly_old(&self, now: Timestamp) -> Vec<PodUid> {
+        let mut pods = self.pods();
+        let old = pods.iter_mut().filter_map(|(uid, seen)| {
+            let is_new = !seen.is_listed && now.since(seen.at) >= GONE_AFTER;
+            seen.is_listed |= is_new;
+            is_new.then(|| uid.clone())
+        });
+        old.collect()
     }
 
     /// How many pods there are.
@@ -47,7 +68,7 @@ impl OtherTouches {
         self.pods().len()
     }
 
-    fn pods(&self) -> MutexGuard<'_, BTreeMap<PodUid, (u64, Timestamp)>> {
+    fn pods(&self) -> MutexGuard<'_, BTreeMap<PodUid, OtherTouch>> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -64,11 +85,14 @@ mod tests {
         assert!(!touches.is_old(&uid, 1, at(1_000)), "it was not seen");
         touches.see(&uid, 1, at(0));
         touches.see(&uid, 1, at(200));
-        assert!(!touches.is_old(&uid, 1, at(299)));
+        assert!(!touches.is_old(&uid, 1, at(299)) && touches.newly_old(at(299)).is_empty());
         assert!(touches.is_old(&uid, 1, at(300)));
+        assert_eq!(touches.newly_old(at(300)), [uid.clone()]);
+        assert_eq!(touches.newly_old(at(301)), [], "once");
         assert!(!touches.is_old(&uid, 2, at(300)), "the pod was touched again");
         touches.see(&uid, 2, at(310));
         assert!(!touches.is_old(&uid, 2, at(609)) && touches.is_old(&uid, 2, at(610)));
+        assert_eq!(touches.newly_old(at(610)), [uid.clone()]);
         touches.forget(&uid);
         assert_eq!((touches.is_old(&uid, 2, at(900)), touches.count()), (false, 0));
     }

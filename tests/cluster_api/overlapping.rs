@@ -181,12 +181,7 @@ async fn a_requeue_leaves_the_touch_of_a_later_process_to_be_seen() {
         until_ready(&bed).await;
         bed.watch(&fake);
         fake.world(|world| world.on_touch.push_back(fault));
-        let (app, pod) = (&bed.app, SeenPod::from_json(&pod_of(&fake).to_string()).unwrap());
-        let question = app.question(&pod).unwrap();
-        app.waiting.ask(App::waiting_pod(&pod, question), app.clock.now());
-        let asked = app.ledger.asked_nodes(["n1"].iter());
-        app.waiting.refuse(&pod.pod.uid, BTreeMap::new(), Some(asked));
-        app.outbox.push(vec![Effect::Room(NodeName::new("n1"))]);
+        refuse_and_free(&bed, &SeenPod::from_json(&pod_of(&fake).to_string()).unwrap());
         // At the start, in the version of the watch, and in the one that is there.
         let done = if is_ours { ("PATCH", 3) } else { ("GET", 1) };
         let until_done = async {
@@ -203,6 +198,49 @@ async fn a_requeue_leaves_the_touch_of_a_later_process_to_be_seen() {
         stop.send_replace(true);
         running.await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_requeue_waits_for_the_end_of_a_later_process_and_no_longer() {
+    let fake = Fake::with_pod();
+    let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
+        "reserved_mib": 0, "kind": "gpu", "healthy": true}]);
+    let made = (Config::default(), Clock::started_ago(GONE_AFTER));
+    let bed = Bed::made(&fake, made, json!({"gpu-fraction": "0.5"}), &gpu).await;
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    until_ready(&bed).await;
+    fake.world(|world| {
+        let pod = world.pod.as_mut().unwrap();
+        pod.annotations.insert(TOUCH.to_owned(), LATER.to_owned());
+    });
+    // It was seen so long ago that its process is gone three seconds from now.
+    let (app, pod) = (&bed.app, SeenPod::from_json(&pod_of(&fake).to_string()).unwrap());
+    let at = Timestamp::from_millis(app.clock.now().millis() + 3_000 - 300_000);
+    app.other_touches.see(&pod.pod.uid, pod.touch, at);
+    bed.watch(&fake);
+    refuse_and_free(&bed, &pod);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(requests(&fake, "PATCH"), 0, "it may live");
+    let touched = async {
+        while requests(&fake, "PATCH") == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), touched).await.unwrap();
+    let touch = pod_of(&fake)["metadata"]["annotations"][TOUCH].clone();
+    assert!(touch.as_str().unwrap().contains(" wake-"), "{touch}");
+    stop.send_replace(true);
+    running.await.unwrap();
+}
+
+/// *Filter* refuses the pod, and then room appears.
+fn refuse_and_free(bed: &Bed, pod: &SeenPod) {
+    let app = &bed.app;
+    app.waiting.ask(App::waiting_pod(pod, app.question(pod).unwrap()), app.clock.now());
+    let asked = app.ledger.asked_nodes(["n1"].iter());
+    app.waiting.refuse(&pod.pod.uid, BTreeMap::new(), Some(asked));
+    app.outbox.push(vec![Effect::Room(NodeName::new("n1"))]);
 }
 
 #[tokio::test]

@@ -128,9 +128,20 @@ impl WaitingPods {
         self.end_stage(uid, Stage::Sending, None);
     }
 
-    /// Notes that the API server lets nobody touch the pod: it is not tried again until its next question.
+    /// Notes that nobody may touch the pod: it is not tried again until its next question, or until it is
+    /// [`touchable`](Self::touchable).
     pub fn not_touchable(&self, uid: &PodUid, now: Timestamp) {
         self.end_stage(uid, Stage::Sending, Some(Stage::Unanswered(now)));
+    }
+
+    /// Notes that a pod that could not be touched can be now: room that has appeared meanwhile is looked for.
+    pub fn touchable(&self, uid: &PodUid) {
+        let pods = &mut *self.pods();
+        let is_left = |touch: &mut Touch| matches!(touch.stage, Stage::Unanswered(_));
+        let left = pods.change(uid, |state| state.touch.take_if(is_left));
+        if left.flatten().is_some() {
+            pods.late.insert(uid.clone());
+        }
     }
 
     fn end_stage(&self, uid: &PodUid, stage: Stage, next: Option<Stage>) {

@@ -12,7 +12,7 @@ use crate::cluster::host::host_amount;
 use crate::cluster::injection::takes_devices;
 use crate::cluster::other_keys::{OtherKey, check, other_keys};
 use crate::cluster::placement::{
-    PlacementError, TOUCH, TouchMaker, decode, refuse_reserved_keys, touch_digest,
+    PLACED_PREFIX, PlacementError, TOUCH, TouchMaker, decode, refuse_reserved_keys, touch_digest,
 };
 use crate::cluster::pod_fields::PodFields;
 use crate::cluster::request_error::RequestError;
@@ -43,6 +43,10 @@ const MOST_ANNOTATIONS: usize = 256 << 10;
 /// Most that a pod may have with those of a Binding: there is room left for the key that
 /// [`touch`](super::write::ApiWriter::touch) writes.
 pub(super) const MAX_ANNOTATION_BYTES: usize = MOST_ANNOTATIONS - 1024;
+
+/// Most annotations that a pod may have beside gpupack's own. The shipped policies allow no more, and refuse
+/// even gpupack's writes on a pod with more than 1,100 in all.
+pub const MAX_ANNOTATIONS: usize = 1_000;
 
 /// What matters of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +99,8 @@ pub struct SeenPod {
     /// Bytes of all its annotations, keys and values: the API server allows 256 KiB, and a Binding
     /// that exceeds them makes the pod unwritable for ever.
     pub annotation_bytes: usize,
+    /// How many annotations it has beside gpupack's own.
+    pub annotation_count: usize,
 }
 
 /// Why a JSON text is not a pod that can be scheduled.
@@ -176,6 +182,10 @@ impl SeenPod {
             touch: touch_digest(annotations.get(TOUCH)),
             nominated: node_name(nominated),
             annotation_bytes: annotations.iter().map(|(key, value)| key.len() + value.len()).sum(),
+            annotation_count: annotations
+                .keys()
+                .filter(|key| !key.starts_with(PLACED_PREFIX))
+                .count(),
         }
     }
 
@@ -224,9 +234,11 @@ impl SeenPod {
     /// what it was given.
     pub fn judge(&mut self, rules: &RequestRules) {
         let Ok(request) = &self.request else { return };
-        if request.is_some() && self.node.is_none() && self.has_full_annotations() {
-            let (bytes, most) = (self.annotation_bytes, MAX_ANNOTATION_BYTES);
-            self.request = Err(RequestError::FullAnnotations { bytes, most });
+        if request.is_some()
+            && self.node.is_none()
+            && let Some(full) = self.full_annotations()
+        {
+            self.request = Err(full);
             return;
         }
         // Where the cluster's own scheduler serves all pods, one that asks us for nothing is not ours.
@@ -239,10 +251,15 @@ impl SeenPod {
         }
     }
 
-    /// Whether its annotations leave no room for a placement: no process of gpupack has ever posted a Binding
-    /// with a placement for this version of it.
-    pub fn has_full_annotations(&self) -> bool {
-        self.annotation_bytes > MAX_ANNOTATION_BYTES
+    /// Why its annotations leave no room for a placement, where they do not: then no process of gpupack with
+    /// these limits posts a Binding with a placement for this version of it.
+    pub fn full_annotations(&self) -> Option<RequestError> {
+        let (count, bytes) = (self.annotation_count, self.annotation_bytes);
+        if count > MAX_ANNOTATIONS {
+            return Some(RequestError::ManyAnnotations { count, most: MAX_ANNOTATIONS });
+        }
+        let most = MAX_ANNOTATION_BYTES;
+        (bytes > most).then_some(RequestError::FullAnnotations { bytes, most })
     }
 
     /// Checks everything that is kept of a pod which anybody may have sent.

@@ -281,11 +281,22 @@ pub enum RequestError {
         /// The longest that leaves room.
         most: usize,
     },
+    /// More annotations than the shipped policies allow.
+    #[error(
+        "it has `{count}` annotations, and gpupack writes on no pod with more than `{most}` of others: \
+         remove some from its template"
+    )]
+    ManyAnnotations {
+        /// How many it has, beside gpupack's own.
+        count: usize,
+        /// The most that are allowed.
+        most: usize,
+    },
 }
 
 impl RequestError {
     /// All labels that [`RequestError::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 21] = [
+    pub const LABELS: [&'static str; 23] = [
         "fraction",
         "memory",
         "device_count",
@@ -307,6 +318,8 @@ impl RequestError {
         "small_memory",
         "limit_above_max",
         "reserved_key",
+        "full_annotations",
+        "many_annotations",
     ];
 
     /// Short name for metrics; a closed set.
@@ -334,6 +347,7 @@ impl RequestError {
             Self::LimitAboveMax { .. } => "limit_above_max",
             Self::ReservedKey { .. } => "reserved_key",
             Self::FullAnnotations { .. } => "full_annotations",
+            Self::ManyAnnotations { .. } => "many_annotations",
         }
     }
 
@@ -383,6 +397,7 @@ impl RequestError {
             Self::FullAnnotations { .. } => {
                 "GPU request refused: the pod's annotations leave no room for the placement"
             }
+            Self::ManyAnnotations { .. } => "GPU request refused: the pod has too many annotations",
         }
     }
 }

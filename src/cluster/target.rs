@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::cluster::mps::ClientLimits;
 use crate::cluster::placement::{PlacementError, encode};
 use crate::cluster::pod::{MAX_ANNOTATION_BYTES, SeenPod};
-use crate::cluster::request_error::shown;
+use crate::cluster::request_error::{RequestError, shown};
 use crate::packing::device::{NodeName, PodUid};
 use crate::packing::reservation::{Placement, PodRef};
 
@@ -36,6 +36,9 @@ pub enum TargetError {
     /// A placement that would not be believed when read back.
     #[error(transparent)]
     Placement(#[from] PlacementError),
+    /// The pod's annotations are full without the placement.
+    #[error(transparent)]
+    Full(RequestError),
     /// No room for the placement in the pod's annotations.
     #[error(
         "the pod would carry `{bytes}` bytes of annotations, at most {MAX_ANNOTATION_BYTES} may be \
@@ -116,6 +119,9 @@ impl BindTarget {
         placement: &Placement,
         limits: &ClientLimits,
     ) -> Result<Self, TargetError> {
+        if let Some(full) = pod.full_annotations() {
+            return Err(TargetError::Full(full));
+        }
         let mut annotations = encode(placement)?;
         annotations.extend(limits.annotations());
         let ours: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
@@ -255,9 +261,11 @@ mod tests {
         let missing =
             BindTarget::new(&pod("", 10), &placement(), &ClientLimits::default()).unwrap_err();
         assert_eq!(missing, TargetError::Missing { field: "metadata.resourceVersion" });
-        let full = BindTarget::new(&pod("8", 262_000), &placement(), &ClientLimits::default())
-            .unwrap_err();
-        assert!(matches!(full, TargetError::AnnotationBytes { .. }));
+        let full = |pod| BindTarget::new(&pod, &placement(), &ClientLimits::default()).unwrap_err();
+        assert!(matches!(full(pod("8", 261_100)), TargetError::AnnotationBytes { .. }));
+        assert!(matches!(full(pod("8", 262_000)), TargetError::Full(_)));
+        let many = SeenPod { annotation_count: 1_001, ..pod("8", 10) };
+        assert!(full(many).to_string().contains("`1001` annotations"));
         let nowhere = Placement { node: NodeName::new("n/1"), ..placement() };
         assert!(BindTarget::new(&pod("8", 0), &nowhere, &ClientLimits::default()).is_err());
     }

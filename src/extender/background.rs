@@ -121,8 +121,8 @@ async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &
             app.see_bound(&pod);
             true
         }
-        Fenced::Open { pod: Some(now), cause } if now.has_full_annotations() => {
-            // Not even an earlier run has bound it in this version, and an older version has ended.
+        Fenced::Open { pod: Some(now), cause } if now.full_annotations().is_some() => {
+            // Not even an earlier run binds it in this version, and an older version has ended.
             tracing::warn!(pod_uid = %pod.uid, %pod, %cause, "a pod's annotations are full: it takes no placement");
             true
         }

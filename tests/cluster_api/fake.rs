@@ -139,6 +139,13 @@ impl World {
                 "metadata.annotations: Too long: may not be more than 262144 bytes",
             );
         }
+        if pod.annotations.len() > 1_100 {
+            pod.annotations = before;
+            return refusal(
+                403,
+                "denied: writes nothing on a pod with more than 1,100 annotations",
+            );
+        }
         pod.version += u64::from(pod.annotations != before);
         self.read()
     }

@@ -16,7 +16,7 @@ use gpupack::ledger::reading::Readiness;
 use gpupack::packing::device::NodeName;
 use gpupack::packing::reservation::ReservationState;
 use gpupack::packing::units::Timestamp;
-use serde_json::json;
+use serde_json::{Map, json};
 use tokio::sync::watch;
 
 use crate::binding::{Bed, node, other_binding, pod_of, requests};
@@ -283,29 +283,35 @@ async fn a_pod_that_may_not_be_touched_at_the_start_is_undecided() {
 
 #[tokio::test]
 async fn a_pod_whose_annotations_are_full_holds_up_no_start_and_is_left_out() {
-    let fake = Fake::with_pod();
-    let asks = json!({"gpu-fraction": "0.5", "full": "x".repeat((256 << 10) - 19)});
-    let bed = Bed::starting(&fake, Config::default(), asks).await;
-    bed.watch(&fake);
-    let (stop, stopped) = watch::channel(false);
-    let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
-    until_ready(&bed).await; // in less than the 90 s of a pod that may not be touched
-    assert_eq!(requests(&fake, "PATCH"), 1);
-    let version = || fake.world(|world| world.pod.as_ref().unwrap().version);
-    assert_eq!((bed.filter(&pod_of(&fake)).await, version()), (json!([]), 7));
-    let error = bed.bind().await;
-    assert!(error.contains("annotations leave no room"), "{error}");
-    assert_eq!((requests(&fake, "/binding"), bed.app.entries()["claims"]), (0, 0));
-    fake.world(|world| {
-        let pod = world.pod.as_mut().unwrap();
-        pod.annotations.remove("full");
-        pod.version += 1;
-    });
-    bed.watch(&fake);
-    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
-    assert_eq!(bed.bind().await, "");
-    stop.send_replace(true);
-    running.await.unwrap();
+    let large = json!({"full": "x".repeat((256 << 10) - 19)});
+    let many = (0..1_100).map(|at| (format!("full-{at}"), json!(""))).collect::<Map<_, _>>();
+    for (mut asks, told) in
+        [(large, "annotations leave no room"), (many.into(), "too many annotations")]
+    {
+        let fake = Fake::with_pod();
+        asks["gpu-fraction"] = "0.5".into();
+        let bed = Bed::starting(&fake, Config::default(), asks).await;
+        bed.watch(&fake);
+        let (stop, stopped) = watch::channel(false);
+        let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+        until_ready(&bed).await; // in less than the 90 s of a pod that may not be touched
+        assert_eq!(requests(&fake, "PATCH"), 1);
+        let version = || fake.world(|world| world.pod.as_ref().unwrap().version);
+        assert_eq!((bed.filter(&pod_of(&fake)).await, version()), (json!([]), 7));
+        let error = bed.bind().await;
+        assert!(error.contains(told), "{error}");
+        assert_eq!((requests(&fake, "/binding"), bed.app.entries()["claims"]), (0, 0));
+        fake.world(|world| {
+            let pod = world.pod.as_mut().unwrap();
+            pod.annotations.retain(|key, _| !key.starts_with("full"));
+            pod.version += 1;
+        });
+        bed.watch(&fake);
+        assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+        assert_eq!(bed.bind().await, "");
+        stop.send_replace(true);
+        running.await.unwrap();
+    }
 }
 
 pub(crate) async fn until_ready(bed: &Bed) {

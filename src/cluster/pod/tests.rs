@@ -63,6 +63,23 @@ fn a_placement_counts_only_on_a_pod_with_a_node() {
 }
 
 #[test]
+fn more_annotations_than_gpupack_may_write_beside_are_refused() {
+    let with = |count: usize| {
+        let mut seen = pod(|pod| {
+            let notes = &mut pod["metadata"]["annotations"];
+            (1..count).for_each(|at| notes[format!("note-{at}")] = "".into());
+            notes["placed.gpupack.dev/touch"] = "9".into();
+        });
+        seen.judge(&RequestRules::default());
+        seen
+    };
+    assert!(with(MAX_ANNOTATIONS).request.is_ok(), "its own touch does not count");
+    let many = with(MAX_ANNOTATIONS + 1);
+    assert_eq!(many.request.as_ref().unwrap_err().label(), "many_annotations");
+    assert_eq!(many.full_annotations(), many.request.err());
+}
+
+#[test]
 fn the_end_of_a_pod_is_told_apart_from_its_beginning() {
     assert!(pod(|pod| pod["status"]["phase"] = "Failed".into()).is_terminal);
     let deleting = pod(|pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());

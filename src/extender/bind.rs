@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::app::{App, ClusterTruth, Truth};
 use super::bind_error::BindError;
-use super::bind_limits::{check_made_up, check_passed, read_pod};
+use super::bind_limits::{check_made_up, check_passed, is_shown, read_pod};
 use super::log_limit::LogLimit;
 use super::protocol::{ExtenderBindingArgs, ExtenderBindingResult, ProtocolError};
 use super::settle::{gone, see_other_binding, settle, settled_bound, taken_back};
@@ -131,7 +131,7 @@ fn tell_failed(app: &App, args: &ExtenderBindingArgs, error: &BindError) {
 async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     let Call { app, args, .. } = *call;
     let uid = PodUid::new(args.pod_uid.as_str());
-    let _place = app.binds.place(&uid, app.is_shown_waiting(&uid))?;
+    let _place = app.binds.place(&uid, is_shown(app, &uid))?;
     check_made_up(app, &uid, &args.node)?;
     // Later the bind could only end in [`BindError::TooLate`].
     let turn = tokio::time::timeout(app.config.scheduler_timeout, app.binds.take(&uid)).await;

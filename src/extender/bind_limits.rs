@@ -40,7 +40,12 @@ pub(super) fn check_made_up(app: &App, uid: &PodUid, node: &str) -> Result<(), B
     check_passed(app, uid, node)
 }
 
-/// Reads a pod that neither the watch nor a verb has shown yet.
+/// Whether the watch shows a pod that waits, be it with scheduling gates that have gone since: nobody made it up.
+pub(super) fn is_shown(app: &App, uid: &PodUid) -> bool {
+    app.is_shown_waiting(uid) || app.gated.contains_key(uid)
+}
+
+/// Reads a pod that the watch does not show waiting for a GPU yet.
 pub(super) async fn read_pod(
     app: &App,
     args: &ExtenderBindingArgs,
@@ -48,7 +53,9 @@ pub(super) async fn read_pod(
     let pod = format!("{}/{}", args.pod_namespace, args.pod_name);
     let Truth::Cluster(cluster) = &app.truth else { return Err(BindError::Gone { pod }) };
     let key = PodKey::new(&args.pod_namespace, &args.pod_name)?;
-    let read = tokio::time::timeout(READ_WITHIN, app.binds.limits.reads.acquire()).await;
+    let is_shown = is_shown(app, &PodUid::new(args.pod_uid.as_str()));
+    let read = app.binds.limits.reads(is_shown).acquire();
+    let read = tokio::time::timeout(READ_WITHIN, read).await;
     let Ok(Ok(_read)) = read else { return Err(BindError::TooMany) };
     let found = match cluster.writer.read_back(&key).await {
         Err(cause) => return Err(BindError::Unreadable { pod, cause }),

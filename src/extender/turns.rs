@@ -30,20 +30,22 @@ const MOST_BINDS: usize = 512;
 /// Binds that wait for the turn of one pod: one for each of two kube-schedulers.
 const MOST_WAITING: usize = 2;
 
-/// Pods that are read at once on a caller's word.
+/// Pods that are read at once on a caller's word, and as many others that the watch shows waiting.
 const MOST_READS: usize = 16;
 
 /// How many binds may go on at once. Those of pods that may be made up take no place of others.
 pub(super) struct Limits {
     known: Semaphore,
     others: Semaphore,
-    pub(super) reads: Semaphore,
+    known_reads: Semaphore,
+    other_reads: Semaphore,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         let [known, others] = [MOST_BINDS; 2].map(Semaphore::new);
-        Self { known, others, reads: Semaphore::new(MOST_READS) }
+        let [known_reads, other_reads] = [MOST_READS; 2].map(Semaphore::new);
+        Self { known, others, known_reads, other_reads }
     }
 }
 
@@ -52,6 +54,11 @@ impl Limits {
     pub(super) fn place(&self, is_known: bool) -> Result<SemaphorePermit<'_>, BindError> {
         let places = if is_known { &self.known } else { &self.others };
         places.try_acquire().map_err(|_| BindError::TooMany)
+    }
+
+    /// Where the read of a pod waits for its turn, for a pod that is known to wait or for another one.
+    pub(super) fn reads(&self, is_known: bool) -> &Semaphore {
+        if is_known { &self.known_reads } else { &self.other_reads }
     }
 }
 

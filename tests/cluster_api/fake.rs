@@ -241,6 +241,8 @@ fn respond(world: &mut World, told: &str, body: &Value) -> Reply {
             world.late_answers.push(code);
         }
         (&mut world.on_touch, |world, body| world.touch(body))
+    } else if told.starts_with("GET") {
+        return Reply::Silence; // another pod, which somebody made up
     } else {
         world.events.push(body.clone());
         return Reply::Answer(201, body.clone());

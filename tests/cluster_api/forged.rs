@@ -143,6 +143,34 @@ async fn a_bind_of_a_pod_that_there_is_not_reads_nothing_where_filter_did_not_pa
 }
 
 #[tokio::test]
+async fn binds_of_pods_that_there_are_not_hold_up_no_other() {
+    for (asks, gates) in [(json!({}), &[][..]), (json!({"gpu-fraction": "0.5"}), &["quota"])] {
+        let fake = Fake::with_pod();
+        fake.world(|world| world.pod.as_mut().unwrap().gates = gates);
+        let bed = Bed::starting(&fake, Config::default(), asks).await;
+        bed.app.set_fenced();
+        bed.watch(&fake);
+        fake.world(|world| world.pod.as_mut().unwrap().gates = &[]); // the watch is late
+        let made_up = (0..500).map(|at| {
+            let bed = &bed;
+            async move {
+                let body = json!({"PodName": format!("made-up-{at}"), "PodNamespace": "team-a",
+                    "PodUID": format!("made-up-{at}"), "Node": "n1"});
+                bed.send("POST", "/v1/bind", &body).await
+            }
+        });
+        let mut made_up = Box::pin(futures::future::join_all(made_up));
+        while requests(&fake, "GET") < 16 {
+            assert!(futures::poll!(made_up.as_mut()).is_pending());
+            tokio::task::yield_now().await;
+        }
+        let (error, told) = tokio::join!(bed.bind(), made_up);
+        assert_eq!(error, "");
+        assert!(told.iter().any(|told| told.to_string().contains("too many")), "{:?}", told[499]);
+    }
+}
+
+#[tokio::test]
 async fn made_up_pods_push_out_nothing_that_was_passed_for_a_pod_without_a_gpu() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({})).await;

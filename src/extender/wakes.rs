@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::ledger::books::Ledger;
-use crate::ledger::requeue::RequeueOrder;
-use crate::ledger::waiting::{Progress, Requeued, WaitingPod, WaitingPods};
+use crate::ledger::requeue::{Group, RequeueOrder};
+use crate::ledger::waiting::{Change, Progress, Requeued, WaitingPod, WaitingPods};
 use crate::packing::device::{NodeName, PodUid};
 use crate::packing::units::Timestamp;
 
@@ -26,7 +26,8 @@ const CHANGES_AT_ONCE: usize = 256;
 /// Groups of pods after which the other nodes have to wait for the next step: some 10 ms.
 const LOOKS: usize = 50_000;
 
-/// Pods that the watch showed late for which room is looked for in one step, each on all nodes at worst.
+/// Groups of pods that the watch showed late for which room is looked for in one step, each on all nodes at
+/// worst.
 const LATE_AT_ONCE: usize = 8;
 
 /// Nodes with new room, and the pods that were touched for it. One pod at a time is touched per node; the
@@ -38,8 +39,8 @@ pub struct Wakes {
     /// Pods whose touch is being written, for whatever node. One that does not come about leaves its pod to be
     /// touched for other room, which must not be forgotten until then.
     sending: RequeueOrder,
-    /// Whether there may be more pods that the watch showed late.
-    is_behind: bool,
+    /// What pods ask that the watch showed late, where room has yet to be looked for: the same for many.
+    late: BTreeSet<Group>,
 }
 
 /// The pods touched for the room of one node.
@@ -80,7 +81,7 @@ impl Wakes {
 
     /// How long until there is something to do.
     pub fn rest(&self, now: Timestamp) -> Duration {
-        if self.is_behind {
+        if !self.late.is_empty() {
             return Duration::ZERO;
         }
         let next = self.nodes.values().map(|chain| chain.due).min();
@@ -92,9 +93,7 @@ impl Wakes {
     pub fn step(&mut self, waiting: &WaitingPods, ledger: &Ledger, now: Timestamp) -> Step {
         let mut step = Step::default();
         self.nodes.retain(|_, chain| chain.goes_on(waiting, ledger, &mut step, now));
-        // In this order: a touch that ends in between is still known as one, or is followed as a change.
-        self.sending.retain(|uid| waiting.is_sending(uid));
-        self.follow(waiting);
+        self.follow(|uid| waiting.is_sending(uid), || waiting.changes(CHANGES_AT_ONCE));
         self.catch_up(waiting, ledger, now);
         let due = self.nodes.iter().filter(|(_, chain)| chain.last.is_none() && chain.due <= now);
         let mut due: Vec<_> = due.map(|(node, chain)| (chain.due, node.clone())).collect();
@@ -109,10 +108,16 @@ impl Wakes {
         step
     }
 
-    /// Takes over which pods can be requeued.
-    fn follow(&mut self, waiting: &WaitingPods) {
+    /// Takes over which pods are being touched, and which can be requeued. In this order: a touch that ends in
+    /// between is still known as one, or is followed as a change.
+    fn follow(
+        &mut self,
+        is_sending: impl Fn(&PodUid) -> bool,
+        mut changes: impl FnMut() -> Option<(Vec<Change>, bool)>,
+    ) {
+        self.sending.retain(is_sending);
         loop {
-            match waiting.changes(CHANGES_AT_ONCE) {
+            match changes() {
                 None => self.order.clear(),
                 Some((changes, is_all)) => {
                     changes.into_iter().for_each(|(uid, pod)| self.order.set(&uid, pod));
@@ -127,11 +132,16 @@ impl Wakes {
     /// Looks for room that appeared after a pod was refused and before the watch showed it: there may be no
     /// chain for it any more.
     fn catch_up(&mut self, waiting: &WaitingPods, ledger: &Ledger, now: Timestamp) {
+        loop {
+            let late = waiting.late(CHANGES_AT_ONCE);
+            if late.is_empty() {
+                break;
+            }
+            self.late.extend(late);
+        }
         for _ in 0..LATE_AT_ONCE {
-            let late = waiting.next_late();
-            self.is_behind = late.is_some();
-            let Some(pod) = late else { return };
-            if let Some(node) = ledger.node_with_room(&pod) {
+            let Some(pods) = self.late.pop_first() else { return };
+            if let Some(node) = ledger.node_with_room(&pods) {
                 self.nodes.entry(node).or_insert_with(|| Chain::new(now));
             }
         }

@@ -86,14 +86,14 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// A node that takes the pod now, among those that its last question named or could not have. Looks at all
-    /// nodes at worst, and holds one at a time.
-    pub fn node_with_room(&self, pod: &Candidate) -> Option<NodeName> {
+    /// A node that takes one of these pods now, among those that their last question named or could not have.
+    /// Looks at all nodes at worst, and holds one at a time.
+    pub fn node_with_room(&self, pods: &Group) -> Option<NodeName> {
         let (slots, classes) = (self.slots(), self.world().classes.clone());
-        let ask = pod.question.ask(&classes);
+        let ask = pods.question.ask(&classes);
         for (at, slot) in slots.iter().enumerate() {
             let arrival = Arrival { at, since: slot.since() };
-            let may_be_asked = pod.asked.as_ref().is_none_or(|asked| asked.may_have(arrival));
+            let may_be_asked = pods.asked.as_ref().is_none_or(|asked| asked.may_have(arrival));
             if !may_be_asked || slot.is_unschedulable.load(Ordering::Acquire) {
                 continue;
             }
@@ -146,9 +146,17 @@ pub struct Candidate {
 
 /// Pods with the same question about the same nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Group {
+pub struct Group {
     question: Arc<Question>,
     asked: Option<Arc<AskedNodes>>,
+}
+
+impl Candidate {
+    pub(super) fn into_group(self) -> (Order, Group) {
+        let Self { order, mut question, asked } = self;
+        question.gpu = question.gpu.as_ref().map(GpuRequest::shape);
+        (order, Group { question: Arc::new(question), asked })
+    }
 }
 
 /// The waiting pods that can be requeued. It belongs to one thread, and follows the changes that
@@ -187,9 +195,7 @@ impl RequeueOrder {
                 pods.remove(&order);
             });
         }
-        let Some(Candidate { order, mut question, asked }) = candidate else { return };
-        question.gpu = question.gpu.as_ref().map(GpuRequest::shape);
-        let group = Group { question: Arc::new(question), asked };
+        let Some((order, group)) = candidate.map(Candidate::into_group) else { return };
         // The group that is there already shares its question with its pods.
         let known = self.groups.get_key_value(&group).map(|(known, _)| known.clone());
         let group = known.unwrap_or(group);

@@ -77,6 +77,8 @@ pub struct WaitingState {
     asked: Option<Arc<AskedNodes>>,
     /// When that began.
     asked_at: Timestamp,
+    /// Whether its last question, if there was one, is answered.
+    is_answered: bool,
     touch: Option<Touch>,
     is_watched: bool,
     seen: Timestamp,
@@ -85,8 +87,16 @@ pub struct WaitingState {
 impl WaitingState {
     /// A pod that was never asked about.
     pub fn unasked(waiting: WaitingPod, now: Timestamp) -> Self {
-        let (refused, asked, touch) = (None, None, None);
-        Self { waiting, refused, asked, asked_at: now, touch, is_watched: false, seen: now }
+        Self {
+            waiting,
+            refused: None,
+            asked: None,
+            asked_at: now,
+            is_answered: true,
+            touch: None,
+            is_watched: false,
+            seen: now,
+        }
     }
 
     /// The closest misfit of its last question, with the number of nodes; none where it was not refused,
@@ -252,7 +262,7 @@ impl WaitingPods {
         }
         let touched = pods.change(&uid, |state| {
             state.refused.get_or_insert_default();
-            (state.asked, state.asked_at) = (None, now);
+            (state.asked, state.asked_at, state.is_answered) = (None, now, false);
             let touch = state.touch.take()?;
             let (stage, sent) = match touch.stage {
                 Stage::Sending => (Some(Stage::Asked(now)), None),
@@ -273,7 +283,7 @@ impl WaitingPods {
     /// Notes that at least one node fits the pod. Answers how its touch ended by that.
     pub fn fits(&self, uid: &PodUid) -> Option<Requeued> {
         let ended = self.pods().change(uid, |state| {
-            state.refused = None;
+            (state.refused, state.is_answered) = (None, true);
             let is_asked = |touch: &mut Touch| matches!(touch.stage, Stage::Asked(_));
             state.touch.take_if(is_asked).map(|_| Requeued::Helped)
         });
@@ -297,7 +307,7 @@ impl WaitingPods {
         let asked = asked.and_then(|asked| pods.shared(asked));
         let ended = pods.change(uid, |state| {
             state.refused = Some(misfits);
-            state.asked = asked;
+            (state.asked, state.is_answered) = (asked, true);
             let is_asked = |touch: &mut Touch| matches!(touch.stage, Stage::Asked(_));
             let touch = state.touch.take_if(|touch| is_about_all && is_asked(touch))?;
             let named = state.asked.as_ref().is_none_or(|asked| asked.may_have(touch.node));

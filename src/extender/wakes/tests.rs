@@ -31,16 +31,20 @@ impl Bed {
         bed
     }
 
-    /// kube-scheduler asks about a pod with that age and priority.
-    fn asked(&self, (name, age, priority): (&str, i64, i32)) {
-        let pod = WaitingPod {
+    fn waiting_pod((name, age, priority): (&str, i64, i32)) -> WaitingPod {
+        WaitingPod {
             pod: pod(name),
             namespace: "team".to_owned(),
             name: name.to_owned(),
             question: asks(500_000),
             priority,
             created_unix_seconds: age,
-        };
+        }
+    }
+
+    /// kube-scheduler asks about a pod with that age and priority.
+    fn asked(&self, pod: (&str, i64, i32)) {
+        let pod = Self::waiting_pod(pod);
         self.waiting.see(pod.clone(), self.now);
         self.waiting.ask(pod, self.now);
     }
@@ -315,14 +319,7 @@ fn room_that_appeared_before_the_watch_showed_the_pod_is_looked_for_once() {
     for has_room in [true, false] {
         let mut bed = Bed::new();
         bed.ledger.reserve(&pod("holder"), "n", &asks(1_000_000), bed.now).unwrap();
-        let waiting = WaitingPod {
-            pod: pod("a"),
-            namespace: "team".to_owned(),
-            name: "a".to_owned(),
-            question: asks(500_000),
-            priority: 0,
-            created_unix_seconds: 0,
-        };
+        let waiting = Bed::waiting_pod(("a", 0, 0));
         bed.waiting.ask(waiting.clone(), bed.now);
         let asked = bed.ledger.asked_nodes(["n"].iter());
         bed.waiting.refuse(&pod("a").uid, BTreeMap::new(), Some(asked));
@@ -337,6 +334,71 @@ fn room_that_appeared_before_the_watch_showed_the_pod_is_looked_for_once() {
         assert_eq!(bed.touched_after(1), expected, "there is room on the other node, too");
         bed.waiting.see(waiting, bed.now);
         bed.waiting.not_touched(&pod("a").uid);
-        assert_eq!(bed.waiting.next_late(), None);
+        assert!(bed.waiting.late(9).is_empty());
+    }
+}
+
+#[test]
+fn one_look_for_room_does_for_all_late_pods_that_ask_the_same() {
+    let mut bed = Bed::new();
+    for node in ["n", "m"] {
+        bed.ledger.reserve(&pod(node), node, &asks(1_000_000), bed.now).unwrap();
+    }
+    for at in 0..1_000 {
+        let waiting = Bed::waiting_pod((&format!("{at}"), 0, 0));
+        bed.waiting.ask(waiting.clone(), bed.now);
+        let asked = bed.ledger.asked_nodes(["n", "m"].iter());
+        bed.waiting.refuse(&waiting.pod.uid, BTreeMap::new(), Some(asked));
+        bed.waiting.see(waiting, bed.now);
+    }
+    bed.ledger.forget(&pod("m").uid);
+    assert_eq!(bed.touched_after(1), ["0"]);
+    assert!(bed.wakes.late.is_empty() && bed.waiting.late(1).is_empty(), "in one step");
+}
+
+#[test]
+fn a_late_pod_whose_question_is_being_answered_is_not_touched_for_that() {
+    for fits in [true, false] {
+        let mut bed = Bed::new();
+        let waiting = Bed::waiting_pod(("a", 0, 0));
+        bed.waiting.ask(waiting.clone(), bed.now);
+        bed.waiting.see(waiting, bed.now);
+        assert_eq!(bed.touched_after(1), [""; 0], "the answer may be this room");
+        if fits {
+            bed.waiting.fits(&pod("a").uid);
+            assert_eq!(bed.touched_after(1), [""; 0]);
+        } else {
+            let asked = bed.ledger.asked_nodes(["n", "m"].iter());
+            bed.waiting.refuse(&pod("a").uid, BTreeMap::new(), Some(asked));
+            assert_eq!(bed.touched_after(1), ["a"], "the room came after the look at that node");
+        }
+    }
+}
+
+#[test]
+fn a_touch_that_ends_while_changes_are_taken_over_is_not_lost() {
+    for ends_late in [true, false] {
+        let mut bed = Bed::with(&["a"]);
+        bed.room("m");
+        let step = bed.wakes.step(&bed.waiting, &bed.ledger, bed.now);
+        assert_eq!(step.touches.len(), 1);
+        let (waiting, uid) = (&bed.waiting, pod("a").uid);
+        bed.wakes.follow(
+            |sent| {
+                let is_sending = waiting.is_sending(sent);
+                if !ends_late {
+                    waiting.not_touched(&uid);
+                }
+                is_sending
+            },
+            || {
+                let changes = waiting.changes(9);
+                if ends_late {
+                    waiting.not_touched(&uid);
+                }
+                changes
+            },
+        );
+        assert!(!bed.wakes.sending.is_empty() || !bed.wakes.order.is_empty());
     }
 }

@@ -1,7 +1,8 @@
 //! Touches of waiting pods: what stage each is in, and how it ended.
 
+use super::Pods;
 use super::{WaitingPod, WaitingPods, WaitingState};
-use crate::ledger::requeue::{Arrival, Candidate, FreeRoom};
+use crate::ledger::requeue::{Arrival, Candidate, FreeRoom, Group};
 use crate::packing::device::PodUid;
 use crate::packing::units::Timestamp;
 
@@ -79,17 +80,15 @@ impl WaitingState {
 }
 
 impl WaitingPods {
-    /// A pod, once, that was refused before the watch showed it, and can be requeued: whoever requeued pods for
-    /// room that has appeared in between did not know of it.
-    pub fn next_late(&self) -> Option<Candidate> {
-        let pods = &mut *self.pods();
-        while let Some(uid) = pods.late.pop_first() {
-            let candidate = pods.by_uid.get(&uid).and_then(WaitingState::candidate);
-            if candidate.is_some() {
-                return candidate;
-            }
-        }
-        None
+    /// What at most so many pods ask, each pod once, that were refused before the watch showed them, and can be
+    /// requeued: whoever requeued pods for room that has appeared in between did not know of them. Those stay
+    /// whose question is still being answered, since the answer may be that room.
+    pub fn late(&self, most: usize) -> Vec<Group> {
+        let Pods { late, by_uid, .. } = &mut *self.pods();
+        let is_answered = |uid: &PodUid| by_uid.get(uid).is_none_or(|state| state.is_answered);
+        let taken = late.extract_if(.., |uid| is_answered(uid)).take(most);
+        let candidates = taken.filter_map(|uid| by_uid.get(&uid).and_then(WaitingState::candidate));
+        candidates.map(|candidate| candidate.into_group().1).collect()
     }
 
     /// Lets every pod be a changed one: whoever followed the changes has lost them.

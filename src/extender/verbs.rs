@@ -203,10 +203,14 @@ fn note_passed<'a>(
 }
 
 /// Holds room back for a pod; where the watch does not show it yet, as soon as it does. Anyone can make up a
-/// pod, and room that is held for it is taken from those that there are.
+/// pod, and room that is held for it is taken from those that there are. For one that is not bound time and again
+/// others need not leave it free.
 fn claim(app: &App, uid: &PodUid, node: &str, question: &Question, now: Timestamp) {
     if app.is_known_to_wait(uid, question) {
-        return app.outbox.push(app.ledger.claim(uid, node, question, now));
+        if app.waiting.hold(uid, now) {
+            app.outbox.push(app.ledger.claim(uid, node, question, now));
+        }
+        return;
     }
     if !app.may_note(uid, Some(question)) {
         return;

@@ -46,6 +46,10 @@ const ASKED_BYTES: usize = 16 << 20;
 /// Sets from which those that no pod has any more are looked for.
 const FEW_SETS: usize = 64;
 
+/// Most times that room is held for a pod, and the time within, while nobody binds it. kube-scheduler tries again
+/// after seconds; something else than GPUs is in the way then, or somebody asks in its place.
+const MOST_HOLDS: (u32, Duration) = (5, Duration::from_secs(300));
+
 /// Touches: what stage each is in.
 mod touches;
 
@@ -80,6 +84,8 @@ pub struct WaitingState {
     /// Whether its last question, if there was one, is answered.
     is_answered: bool,
     touch: Option<Touch>,
+    /// How often room was held for it, since when.
+    holds: (u32, Timestamp),
     is_watched: bool,
     seen: Timestamp,
 }
@@ -94,6 +100,7 @@ impl WaitingState {
             asked_at: now,
             is_answered: true,
             touch: None,
+            holds: (0, now),
             is_watched: false,
             seen: now,
         }
@@ -278,6 +285,18 @@ impl WaitingPods {
         {
             pods.slowest = now.since(sent).min(PATIENCE.1).max(pods.slowest * 3 / 4);
         }
+    }
+
+    /// Notes that room is to be held for the pod. Whether it may be: not many times while nobody binds it.
+    pub fn hold(&self, uid: &PodUid, now: Timestamp) -> bool {
+        let pods = &mut *self.pods();
+        pods.by_uid.get_mut(uid).is_none_or(|WaitingState { holds: (times, since), .. }| {
+            if *times == 0 || now.since(*since) >= MOST_HOLDS.1 {
+                (*times, *since) = (0, now);
+            }
+            *times = times.saturating_add(1);
+            *times <= MOST_HOLDS.0
+        })
     }
 
     /// Notes that at least one node fits the pod. Answers how its touch ended by that.

@@ -64,6 +64,24 @@ async fn calls_in_the_name_of_a_pod_take_nothing_from_it() {
 }
 
 #[tokio::test]
+async fn room_is_not_held_without_end_for_a_pod_that_nobody_binds() {
+    let fake = Fake::with_pod();
+    let bed = Bed::new(&fake).await;
+    let body = json!({"Pod": pod_of(&fake), "NodeNames": ["n1"]});
+    let paths = ["filter", "filter", "prioritize", "filter", "prioritize"];
+    for path in paths {
+        bed.send("POST", &format!("/v1/{path}"), &body).await;
+        assert_eq!(claims(&bed), 1);
+    }
+    for path in paths {
+        bed.send("POST", &format!("/v1/{path}"), &body).await;
+        assert_eq!(claims(&bed), 0, "others may have the room");
+    }
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!(bed.bind().await, "", "as it may");
+}
+
+#[tokio::test]
 async fn a_pod_without_a_gpu_is_bound_where_it_was_passed_whatever_others_ask() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({})).await;

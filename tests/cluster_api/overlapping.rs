@@ -234,6 +234,28 @@ async fn a_requeue_waits_for_the_end_of_a_later_process_and_no_longer() {
     running.await.unwrap();
 }
 
+#[tokio::test]
+async fn a_process_that_stops_requeues_no_pod_any_more() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    until_ready(&bed).await;
+    bed.watch(&fake);
+    bed.app.set_stopping();
+    refuse_and_free(&bed, &SeenPod::from_json(&pod_of(&fake).to_string()).unwrap());
+    let failed = r#"gpupack_requeues_total{result="failed"} 1"#;
+    let ended = async {
+        while !String::from_utf8_lossy(&bed.app.metrics.text()).contains(failed) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), ended).await.unwrap();
+    assert_eq!(requests(&fake, "PATCH"), 0, "its successor may have fenced the pod");
+    stop.send_replace(true);
+    running.await.unwrap();
+}
+
 /// *Filter* refuses the pod, and then room appears.
 fn refuse_and_free(bed: &Bed, pod: &SeenPod) {
     let app = &bed.app;

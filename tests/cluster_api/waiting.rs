@@ -89,6 +89,26 @@ async fn a_pod_that_the_watch_shows_otherwise_waits_no_more() {
 }
 
 #[tokio::test]
+async fn a_late_event_of_a_gated_pod_takes_away_no_refusal() {
+    let fake = Fake::with_pod();
+    fake.world(|world| world.pod.as_mut().unwrap().gates = &["quota"]);
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "99999"})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let gated = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+    fake.world(|world| world.pod.as_mut().unwrap().gates = &[]);
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
+    // Another change of before the gate was taken away.
+    bed.app.pod(&gated);
+    assert_eq!(waiting(&bed), (1, 0));
+    bed.watch(&fake);
+    assert_eq!((waiting(&bed), bed.app.waiting.refused_count()), ((1, 1), 1));
+    // A pod that was shown without gates is not looked at again while it has some.
+    bed.app.pod(&gated);
+    assert_eq!(waiting(&bed), (0, 0));
+}
+
+#[tokio::test]
 async fn a_pod_that_gets_less_than_a_cuda_context_takes_is_warned() {
     for (memory, is_small) in [("511", true), ("512", false)] {
         let fake = Fake::with_pod();

@@ -40,7 +40,7 @@ pub(super) fn check_made_up(app: &App, uid: &PodUid, node: &str) -> Result<(), B
     check_passed(app, uid, node)
 }
 
-/// Whether the watch shows a pod that waits, be it with scheduling gates that have gone since: nobody made it up.
+/// Whether the watch shows a pod that waits, maybe with scheduling gates that have gone since: it is not made up.
 pub(super) fn is_shown(app: &App, uid: &PodUid) -> bool {
     app.is_shown_waiting(uid) || app.gated.contains_key(uid)
 }

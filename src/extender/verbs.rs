@@ -203,8 +203,8 @@ fn note_passed<'a>(
 }
 
 /// Holds room back for a pod; where the watch does not show it yet, as soon as it does. Anyone can make up a
-/// pod, and room that is held for it is taken from those that there are. For one that is not bound time and again
-/// others need not leave it free.
+/// pod, and room that is held for it is taken from those that there are. A pod that is asked about again and again
+/// and not bound has none held for a while.
 fn claim(app: &App, uid: &PodUid, node: &str, question: &Question, now: Timestamp) {
     if app.is_known_to_wait(uid, question) {
         if app.waiting.hold(uid, now) {

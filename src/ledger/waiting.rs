@@ -46,8 +46,8 @@ const ASKED_BYTES: usize = 16 << 20;
 /// Sets from which those that no pod has any more are looked for.
 const FEW_SETS: usize = 64;
 
-/// Most times that room is held for a pod, and the time within, while nobody binds it. kube-scheduler tries again
-/// after seconds; something else than GPUs is in the way then, or somebody asks in its place.
+/// Most times that room is held for a pod that is not bound, and the time within. kube-scheduler tries again after
+/// seconds; then something else than GPUs is in the way, or another client asks in its place.
 const MOST_HOLDS: (u32, Duration) = (5, Duration::from_secs(300));
 
 /// Touches: what stage each is in.
@@ -287,7 +287,7 @@ impl WaitingPods {
         }
     }
 
-    /// Notes that room is to be held for the pod. Whether it may be: not many times while nobody binds it.
+    /// Counts that room is to be held for the pod. Answers whether it may be, as it was held few times lately.
     pub fn hold(&self, uid: &PodUid, now: Timestamp) -> bool {
         let pods = &mut *self.pods();
         pods.by_uid.get_mut(uid).is_none_or(|WaitingState { holds: (times, since), .. }| {

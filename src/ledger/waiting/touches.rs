@@ -80,9 +80,9 @@ impl WaitingState {
 }
 
 impl WaitingPods {
-    /// What at most so many pods ask, each pod once, that were refused before the watch showed them, and can be
-    /// requeued: whoever requeued pods for room that has appeared in between did not know of them. Those stay
-    /// whose question is still being answered, since the answer may be that room.
+    /// What up to `most` pods ask, each pod once, that were refused before the watch showed them and can be
+    /// requeued: pods were requeued for room that has appeared in between without them. A pod whose question is
+    /// still being answered stays for a later call, since the answer may be that room.
     pub fn late(&self, most: usize) -> Vec<Group> {
         let Pods { late, by_uid, .. } = &mut *self.pods();
         let is_answered = |uid: &PodUid| by_uid.get(uid).is_none_or(|state| state.is_answered);
@@ -127,8 +127,8 @@ impl WaitingPods {
         self.end_stage(uid, Stage::Sending, None);
     }
 
-    /// Notes that nobody may touch the pod: it is not tried again until its next question, or until it is
-    /// [`touchable`](Self::touchable).
+    /// Notes that this process may not touch the pod: it is not tried again until its next question, or until it
+    /// is [`touchable`](Self::touchable).
     pub fn not_touchable(&self, uid: &PodUid, now: Timestamp) {
         self.end_stage(uid, Stage::Sending, Some(Stage::Unanswered(now)));
     }

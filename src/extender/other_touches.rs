@@ -87,12 +87,12 @@ mod tests {
         touches.see(&uid, 1, at(200));
         assert!(!touches.is_old(&uid, 1, at(299)) && touches.newly_old(at(299)).is_empty());
         assert!(touches.is_old(&uid, 1, at(300)));
-        assert_eq!(touches.newly_old(at(300)), [uid.clone()]);
+        assert_eq!(touches.newly_old(at(300)), std::slice::from_ref(&uid));
         assert_eq!(touches.newly_old(at(301)), [], "once");
         assert!(!touches.is_old(&uid, 2, at(300)), "the pod was touched again");
         touches.see(&uid, 2, at(310));
         assert!(!touches.is_old(&uid, 2, at(609)) && touches.is_old(&uid, 2, at(610)));
-        assert_eq!(touches.newly_old(at(610)), [uid.clone()]);
+        assert_eq!(touches.newly_old(at(610)), std::slice::from_ref(&uid));
         touches.forget(&uid);
         assert_eq!((touches.is_old(&uid, 2, at(900)), touches.count()), (false, 0));
     }

@@ -35,6 +35,7 @@ fn facts(of: &Cluster) -> Facts {
             wants_gpu: true,
             request: held.request.clone(),
             placement: Some(held.placement.clone()),
+            bound_by_us: false,
         };
         node.reservations().values().map(fact).collect::<Vec<_>>()
     });

@@ -186,6 +186,7 @@ fn bound(uid: &str, placement: &Placement) -> PodFact {
         request: None,
         wants_gpu: true,
         placement: Some(placement.clone()),
+        bound_by_us: true,
     }
 }
 

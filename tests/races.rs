@@ -62,6 +62,7 @@ fn bound(round: u64, node: &str) -> PodFact {
             devices: vec![device],
             protection: Protection::None,
         }),
+        bound_by_us: false,
     }
 }
 

@@ -138,6 +138,7 @@ impl World {
             request: None,
             wants_gpu: true,
             placement: None,
+            bound_by_us: true,
         });
     }
 

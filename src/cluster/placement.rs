@@ -34,8 +34,8 @@ pub const MPS_MEMORY: &str = "placed.gpupack.dev/mps-memory-limit";
 pub const MPS_THREADS: &str = "placed.gpupack.dev/mps-thread-percentage";
 /// Devices and amounts as compact, versioned JSON.
 pub const PLACEMENT: &str = "placed.gpupack.dev/placement";
-/// Written to wake a waiting pod, or to make a late Binding fail; its value says which process did so
-/// ([`TouchMaker`]), the rest of it only makes it differ from the one before.
+/// Written to wake a waiting pod, to make a late Binding fail, and with a placement; its value says which
+/// process did so ([`TouchMaker`]), the rest of it only makes it differ from the one before.
 pub const TOUCH: &str = "placed.gpupack.dev/touch";
 
 /// Kind of device in front of the UUID in a CDI name.

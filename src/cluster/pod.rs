@@ -90,7 +90,7 @@ pub struct SeenPod {
     pub created_unix_seconds: i64,
     /// The version of the object that this was read from.
     pub resource_version: String,
-    /// The process of gpupack that touched it last, if one did.
+    /// The process of gpupack that touched or bound it last, if one did.
     pub touched_by: Option<TouchMaker>,
     /// Digest of that touch, which tells it from others; the same in every process.
     pub touch: u64,
@@ -190,7 +190,7 @@ impl SeenPod {
     }
 
     /// The pod as a fact for the ledger, in the one form for every reader; `request` is the pod's own,
-    /// which equal pods may share.
+    /// which equal pods may share. Which process bound it, the pod alone does not tell.
     pub fn fact(&self, request: Option<Arc<GpuRequest>>) -> PodFact {
         PodFact {
             pod: self.pod.clone(),
@@ -200,6 +200,7 @@ impl SeenPod {
             wants_gpu: !matches!(self.request, Ok(None)),
             request,
             placement: self.placement.as_ref().ok().cloned().flatten(),
+            bound_by_us: false,
         }
     }
 

@@ -17,6 +17,7 @@ use super::watched::{NodeFacts, Watched};
 use crate::clock::Clock;
 use crate::ledger::books::Ledger;
 use crate::ledger::effect::Effect;
+use crate::ledger::facts::PodFact;
 use crate::packing::device::{NodeName, PodUid, PoolName};
 use crate::packing::mix::{RequestType, WINDOW};
 use crate::packing::request::GpuRequest;
@@ -33,6 +34,9 @@ const PAGE: u32 = 100;
 pub trait Sink: Send + Sync {
     /// A change has these effects.
     fn effects(&self, effects: Vec<Effect>);
+
+    /// Whether this process wrote the Binding of a bound pod, as far as the pod tells.
+    fn is_bound_by_us(&self, pod: &SeenPod) -> bool;
 
     /// A pod was seen; `None` for its node means that it waits.
     fn pod(&self, pod: &SeenPod);
@@ -170,7 +174,9 @@ impl PodWatch {
             relisted.insert(seen.pod.uid.clone());
         }
         let request = seen.request.as_ref().ok().and_then(Option::as_ref);
+        let bound_by_us = self.sink.is_bound_by_us(seen);
         let fact = seen.fact(request.map(|request| self.shared(request)));
+        let fact = PodFact { bound_by_us, ..fact };
         let effects = self.ledger.see_pod(&fact, self.clock.now());
         if seen.is_terminal {
             self.sink.pod_ended(&seen.pod.uid);

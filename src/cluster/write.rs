@@ -63,15 +63,19 @@ impl ApiWriter {
         Self { client, timeout, maker }
     }
 
-    /// Who touched this version of the pod last: `Equal` for this process or none, `Less` for one that
+    /// Who touched or bound this version of the pod last: `Equal` for this process or none, `Less` for one that
     /// started before, `Greater` for one that started after it.
     pub fn touched(&self, pod: &SeenPod) -> Ordering {
         pod.touched_by.map_or(Ordering::Equal, |maker| maker.cmp(&self.maker))
     }
 
-    /// Binds a pod.
+    /// Binds a pod. With a placement the Binding says who made it, as a touch does.
     pub async fn bind(&self, target: &BindTarget) -> BindOutcome {
-        let reply = match self.exchange(binding_request(target)).await {
+        let mut annotations = target.annotations.clone();
+        if !annotations.is_empty() {
+            annotations.insert(TOUCH.to_owned(), self.maker.value("bind"));
+        }
+        let reply = match self.exchange(binding_request(target, annotations)).await {
             Ok(reply) => reply,
             Err(cause) => return BindOutcome::Undecided { cause },
         };
@@ -298,14 +302,17 @@ pub(super) fn pods(key: &PodKey) -> kube::core::Request {
     kube::core::Request::new(format!("/api/v1/namespaces/{}/pods", key.namespace()))
 }
 
-fn binding_request(target: &BindTarget) -> Result<Request<Vec<u8>>, kube::core::request::Error> {
+fn binding_request(
+    target: &BindTarget,
+    annotations: BTreeMap<String, String>,
+) -> Result<Request<Vec<u8>>, kube::core::request::Error> {
     let binding = Binding {
         metadata: ObjectMeta {
             name: Some(target.key.name().to_owned()),
             namespace: Some(target.key.namespace().to_owned()),
             uid: Some(target.uid.to_string()),
             resource_version: Some(target.resource_version.clone()),
-            annotations: (!target.annotations.is_empty()).then(|| target.annotations.clone()),
+            annotations: (!annotations.is_empty()).then_some(annotations),
             ..ObjectMeta::default()
         },
         target: ObjectReference {

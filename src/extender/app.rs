@@ -29,6 +29,7 @@ use crate::config::Config;
 use crate::config::webhook::MemoryLimit;
 use crate::ledger::books::Ledger;
 use crate::ledger::effect::Effect;
+use crate::ledger::facts::PodFact;
 use crate::ledger::protection::DriverLimits;
 use crate::ledger::questions::Question;
 use crate::ledger::reading::Readiness;
@@ -184,7 +185,8 @@ impl App {
     /// Takes a bound pod into the books that was read beside the watch, before that shows it.
     pub fn see_bound(&self, seen: &SeenPod) {
         let request = seen.request.as_ref().ok().cloned().flatten().map(Arc::new);
-        let effects = self.ledger.see_pod(&seen.fact(request), self.clock.now());
+        let fact = PodFact { bound_by_us: self.is_bound_by_us(seen), ..seen.fact(request) };
+        let effects = self.ledger.see_pod(&fact, self.clock.now());
         self.outbox.push(effects);
         if !seen.is_terminal {
             Sink::pod(self, seen);
@@ -340,6 +342,15 @@ impl App {
 impl Sink for App {
     fn effects(&self, effects: Vec<Effect>) {
         self.outbox.push(effects);
+    }
+
+    fn is_bound_by_us(&self, pod: &SeenPod) -> bool {
+        match &self.truth {
+            Truth::Cluster(cluster) => {
+                pod.touched_by.is_some() && cluster.writer.touched(pod).is_eq()
+            }
+            Truth::Books => true,
+        }
     }
 
     fn pod(&self, pod: &SeenPod) {

@@ -38,6 +38,8 @@ pub struct PodFact {
     pub request: Option<Arc<GpuRequest>>,
     /// The placement written on it, where there is a valid one.
     pub placement: Option<Placement>,
+    /// Whether this process wrote its Binding, as far as the pod tells.
+    pub bound_by_us: bool,
 }
 
 impl Ledger {
@@ -273,8 +275,9 @@ fn keeps_devices(held: Option<&Reservation>) -> bool {
     held.is_some_and(|held| !held.placement.devices.is_empty()) && !is_assumed(held)
 }
 
-/// Whether the Binding of this reservation has landed, as far as the pod tells: it has the placement, or at
-/// least its devices for the same request. Then somebody has edited the amounts before they were read.
+/// Whether the Binding of this reservation has landed, as far as the pod tells: it has the placement, or a
+/// Binding of ours to at least its devices for the same request. Then somebody has edited the amounts before
+/// they were read. By the Binding of another process it has the amounts of that one's configuration.
 fn is_as_chosen(fact: &PodFact, held: &Reservation) -> bool {
     let Some(written) = &fact.placement else { return false };
     let chosen = &held.placement;
@@ -287,7 +290,7 @@ fn is_as_chosen(fact: &PodFact, held: &Reservation) -> bool {
     };
     let are_same_devices = written.node == chosen.node
         && written.devices.iter().map(|it| &it.id).eq(chosen.devices.iter().map(|it| &it.id));
-    written == chosen || (is_same_request && are_same_devices)
+    written == chosen || (fact.bound_by_us && is_same_request && are_same_devices)
 }
 
 /// The pods that ended last, so that a late event cannot book them again.

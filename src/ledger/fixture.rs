@@ -129,6 +129,7 @@ pub(crate) fn bound(pod_uid: &str, node: &str, device: &str, millionths: u64) ->
             devices: vec![PlacedDevice { id, demand }],
             protection: Protection::None,
         }),
+        bound_by_us: true,
     }
 }
 

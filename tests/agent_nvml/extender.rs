@@ -72,6 +72,7 @@ impl Extender {
             wants_gpu: true,
             request: None,
             placement: Some(placement),
+            bound_by_us: true,
         };
         self.app.ledger.see_pod(&fact, self.app.clock.now());
     }

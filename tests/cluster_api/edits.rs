@@ -23,6 +23,7 @@ type Edit = Box<dyn FnOnce(&mut BTreeMap<String, String>)>;
 
 const PLACEMENT: &str = "placed.gpupack.dev/placement";
 const DEVICES: &str = "placed.gpupack.dev/devices";
+const TOUCH: &str = "placed.gpupack.dev/touch";
 const DRIVER_MEMORY: &str = "placed.gpupack.dev/driver-memory-limit";
 
 /// The pod as the watch shows it now.
@@ -37,11 +38,15 @@ fn fact(fake: &Fake) -> PodFact {
         is_terminal: false,
         wants_gpu: true,
         request: None,
+        bound_by_us: true,
     }
 }
 
+/// All but the one that says who wrote the others: an edit of it means nothing.
 fn annotations(fake: &Fake) -> BTreeMap<String, String> {
-    fake.world(|world| world.pod.as_ref().unwrap().annotations.clone())
+    let mut all = fake.world(|world| world.pod.as_ref().unwrap().annotations.clone());
+    all.remove(TOUCH);
+    all
 }
 
 fn edit(fake: &Fake, change: impl FnOnce(&mut BTreeMap<String, String>)) {
@@ -242,6 +247,9 @@ async fn what_a_binding_of_ours_was_to_write_is_no_measure_where_another_one_lan
         ("GPU-b", 40_000, "40000", true),
         // The same placement by a process with another configuration.
         ("GPU-a", 5_000, "4000", false),
+        // Its devices with other amounts.
+        ("GPU-a", 4_000, "4000", false),
+        ("GPU-a", 4_000, "4000", true),
     ] {
         let fake = Fake::with_pod();
         let bed = with_two_gpus(&fake).await;
@@ -255,13 +263,17 @@ async fn what_a_binding_of_ours_was_to_write_is_no_measure_where_another_one_lan
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             if is_shown_first {
-                drop(bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now()));
+                let mut pod = pod_of(&fake);
+                pod["spec"]["nodeName"] = "n1".into();
+                bed.app.see_bound(&SeenPod::from_json(&pod.to_string()).unwrap());
                 show_written(&bed, &fake);
             }
         };
         let (error, ()) = tokio::join!(bed.bind(), watch);
         assert_eq!((error.as_str(), requests(&fake, "/binding")), ("", 1), "bound to the node");
-        assert_eq!(edits_seen(&bed).as_deref(), Some("0"), "{device} {is_shown_first}");
+        assert_eq!(edits_seen(&bed).as_deref(), Some("0"), "{device} {mib} {is_shown_first}");
+        let held = bed.app.ledger.reservation(&PodUid::new("u1")).unwrap();
+        assert_eq!(held.placement.devices[0].demand.memory.mib(), mib, "{device} {is_shown_first}");
         edits::restore_edited(&bed.app).await;
         assert_eq!(annotations(&fake), theirs);
         // From here on an edit is one.

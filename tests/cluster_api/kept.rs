@@ -73,6 +73,7 @@ async fn start(bed: &Bed, at: u64) -> PodUid {
         wants_gpu: true,
         request: None,
         placement: Some(placement),
+        bound_by_us: true,
     };
     assert_eq!(app.ledger.see_pod(&fact, now), []);
     app.pod(&bound);

@@ -60,6 +60,7 @@ fn facts_of_pod(at: usize, (node, share, is_placed, ends): (usize, u64, bool, bo
         request: None,
         wants_gpu: true,
         placement: is_placed.then_some(placement),
+        bound_by_us: false,
     };
     let pending = PodFact { node: None, placement: None, ..bound.clone() };
     let mut facts = vec![Fact::Bound(pending), Fact::Bound(bound.clone())];
@@ -166,6 +167,7 @@ fn wild_pod() -> impl Strategy<Value = PodFact> {
                     request: None,
                     wants_gpu: true,
                     placement,
+                    bound_by_us: false,
                 })
         })
         .boxed()

@@ -348,6 +348,7 @@ impl Player {
                 request: held.request,
                 wants_gpu: is_placed,
                 placement: Some(held.placement).filter(|_| is_placed),
+                bound_by_us: true,
             });
         }
         let fact = self.bound.get(&uid)?;
@@ -365,6 +366,7 @@ impl Player {
             request: None,
             wants_gpu: true,
             placement: None,
+            bound_by_us: false,
         });
         Some(self.ledger.see_pod(fact, self.now))
     }

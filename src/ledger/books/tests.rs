@@ -190,8 +190,10 @@ fn a_placement_edited_before_it_is_read_for_the_first_time_changes_nothing() {
     assert_eq!(free(&ledger), [100, 1000]);
     assert_eq!(ledger.reservation(&uid("p")).unwrap().state, ReservationState::Confirmed);
     assert_eq!(ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(2)), []);
-    // A Binding of another process: other devices, or for another request.
+    // A Binding of another process: other devices, for another request, or with other amounts.
+    let theirs = PodFact { bound_by_us: false, ..bound("q", "n", "B", 50_000) };
     for (other, left) in [
+        (PodFact { request: asked(), ..theirs }, [100, 950]),
         (PodFact { request: asked(), ..bound("q", "n", "A", 50_000) }, [50, 1000]),
         (bound("q", "n", "B", 50_000), [100, 950]),
     ] {

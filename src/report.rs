@@ -49,7 +49,8 @@ pub struct Report {
     /// The session that the extender issued; none says hello and must carry the inventory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<u64>,
-    /// Grows with every report of one run of the agent.
+    /// Grows with the reports of one run of the agent. One that is sent again in place of a report without an
+    /// answer has the same: the extender takes in one of them.
     pub sequence: u64,
     /// Everything that the node owns: with hello, when it changed and when the extender asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -110,8 +110,12 @@ impl Session {
     }
 
     /// The report to send about `sample`. It carries the inventory unless the extender has it.
+    ///
+    /// After the first failure it has the number of the report before, and hello has it after each: of reports
+    /// with one number the extender takes in one.
     pub fn report(&mut self, sample: &Sample) -> Report {
-        self.sequence += 1;
+        let is_again = self.failures == 1 || (self.failures > 1 && self.number.is_none());
+        self.sequence += u64::from(!is_again);
         let is_known = self.known.as_ref().is_some_and(|known| known.is_in(sample));
         let is_told = self.number.is_some() && is_known;
         let owned =
@@ -131,10 +135,10 @@ impl Session {
 
     /// What `sample` shows. Without its lists where it was taken before a pod was known to drain, or what
     /// drains may be news that got lost: the agent has not looked then for what is left of that pod, and two
-    /// such lists would free its room.
+    /// such lists would free its room. Of the reports with lists at most one is taken in between two replies.
     fn uses(&self, sample: &Sample) -> Vec<DeviceUse> {
         let mut uses = sample.uses.clone();
-        let may_lack_news = self.number.is_some() && self.failures > 0;
+        let may_lack_news = self.number.is_some() && self.failures > 1;
         if may_lack_news || !self.draining.is_subset(&sample.draining) {
             for device in &mut uses {
                 device.processes = None;

@@ -1,7 +1,9 @@
 //! The memory that daemons and clients of MPS share, as files: it is emptied when no client is left.
 //!
 //! Clients that end without tidying up leave their files behind, and the folder is everybody's. Which client
-//! made a file cannot be told, so nothing is removed while any client lives. What they left may be as deep as
+//! made a file cannot be told, so nothing is removed while any client lives. Where it cannot be told whether a
+//! process is one, since it has too many mounts, what it has open or mapped stays, and no more: else the owner
+//! of one container could keep the memory of the node from being emptied. What they left may be as deep as
 //! they like, and somebody new may change it meanwhile: folders are opened one at a time and never through a
 //! link, and what is in them is moved up instead of being followed down.
 
@@ -14,7 +16,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, renameat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, StatxFlags, openat, renameat, statat, statx,
+    unlinkat,
+};
 use rustix::io::Errno;
 
 use super::mounts::{Mounts, Place};
@@ -26,7 +31,8 @@ const MAX_REMOVED: usize = 10_000;
 /// Most bytes of a process's list of mapped files that are read.
 const MAX_MAPS_BYTES: u64 = 4 << 20;
 
-/// Most bytes of the mounts of a process that are read. A node of hundreds of pods makes 1 MiB.
+/// Most bytes of the mounts of a process that are read. A node of hundreds of pods makes 1 MiB; a container may
+/// make a hundred thousand mounts of its own.
 const MAX_MOUNTS_BYTES: u64 = 8 << 20;
 
 /// Where a container has its shared memory.
@@ -37,7 +43,7 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// has open. Answers how many entries were removed.
 ///
 /// # Errors
-/// What the operating system says, also where it cannot be told whether a process is a client.
+/// What the operating system says, also where a process may not be looked at.
 pub(super) fn sweep(folder: &Path, proc_root: &Path, spared: Duration) -> io::Result<usize> {
     let own = proc_root.join("self");
     let container = fs::read_link(own.join("ns/mnt"))?;
@@ -53,17 +59,22 @@ pub(super) fn sweep(folder: &Path, proc_root: &Path, spared: Duration) -> io::Re
         let is_client = match known.get(&view) {
             Some(is_client) => *is_client,
             None => {
-                let mounts = absent(Mounts::of(&process, MAX_MOUNTS_BYTES))?;
-                let Some(mounts) = mounts else { continue };
-                let is_client = are_clients(&mounts, &shared, host.as_ref() == Some(&of));
+                let is_client = match absent(Mounts::of(&process, MAX_MOUNTS_BYTES)) {
+                    Ok(Some(mounts)) => {
+                        Some(are_clients(&mounts, &shared, host.as_ref() == Some(&of)))
+                    }
+                    Ok(None) => continue,
+                    Err(error) if error.kind() == ErrorKind::InvalidData => None, // too many
+                    Err(error) => return Err(error),
+                };
                 known.insert(view, is_client);
                 is_client
             }
         };
         match is_client {
-            true if of == container => used.extend(used_by(&process)),
-            true => return Ok(0),
-            false => {}
+            Some(true) if of != container => return Ok(0),
+            Some(true) | None => used.extend(used_by(&process)),
+            Some(false) => {}
         }
     }
     let mut broom =
@@ -170,7 +181,10 @@ fn processes(proc_root: &Path) -> io::Result<Vec<PathBuf>> {
 /// The inodes of the files that a process has open or mapped; too many rather than too few.
 fn used_by(process: &Path) -> BTreeSet<u64> {
     let open = fs::read_dir(process.join("fd")).into_iter().flatten().filter_map(Result::ok);
-    let open = open.filter_map(|entry| fs::metadata(entry.path()).ok()).map(|found| found.ino());
+    // A file system of a tenant may never answer, so what the kernel knows of the file has to do.
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let found = |entry: fs::DirEntry| statx(CWD, entry.path(), flags, StatxFlags::INO).ok();
+    let open = open.filter_map(found).map(|found| found.stx_ino);
     let mut text = Vec::new();
     if let Ok(maps) = File::open(process.join("maps")) {
         // What could be read of it counts.
@@ -279,12 +293,34 @@ mod tests {
         fs::remove_dir_all(proc.join("81")).unwrap();
         process(world.path(), "82", "other", "mnt:[5]");
         let mounts = proc.join("82/mountinfo");
-        fs::write(&mounts, vec![b'\n'; 10 << 20]).unwrap();
-        assert!(sweep(&shm, &proc, Duration::ZERO).is_err(), "half of them is not all");
         fs::remove_file(&mounts).unwrap();
         fs::create_dir(&mounts).unwrap();
         assert!(sweep(&shm, &proc, Duration::ZERO).is_err(), "they may not be read");
         assert_eq!(fs::read_dir(shm).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_process_with_too_many_mounts_keeps_what_it_uses_and_no_more() {
+        let world = world();
+        let (shm, proc) = (world.path().join("shm"), world.path().join("proc"));
+        for pid in ["81", "82"] {
+            process(world.path(), pid, "other", "mnt:[5]");
+            fs::write(proc.join(pid).join("mountinfo"), vec![b'\n'; 10 << 20]).unwrap();
+        }
+        for name in ["b", "c"] {
+            fs::write(shm.join(name), name).unwrap();
+        }
+        let inode = fs::metadata(shm.join("a")).unwrap().ino();
+        let maps = format!("7f00-7f01 rw-s 00000000 00:17 {inode} /dev/shm/a\n");
+        fs::write(proc.join("81/maps"), maps).unwrap();
+        symlink(shm.join("b"), proc.join("82/fd/3")).unwrap();
+        process(world.path(), "83", "shm", "mnt:[6]");
+        assert_eq!(swept(world.path(), 0), (0, 5), "a client is there");
+        fs::remove_dir_all(proc.join("83")).unwrap();
+        assert_eq!(swept(world.path(), 0), (4, 2));
+        assert!(shm.join("a").exists() && shm.join("b").exists());
+        fs::remove_dir_all(proc.join("81")).unwrap();
+        assert_eq!(swept(world.path(), 0), (1, 1));
     }
 
     #[test]

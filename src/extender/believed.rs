@@ -86,10 +86,16 @@ impl App {
         }
     }
 
+    /// Whether what became of a question may be noted with the pods that wait. A pod that the watch shows
+    /// without a GPU may ask for one since: like one that it does not show yet, it counts once it is shown so.
+    fn may_wait(&self, uid: &PodUid, question: &Question) -> bool {
+        self.without_gpu.contains(uid) || self.may_note(uid, Some(question))
+    }
+
     /// Notes that a pod is asked about: what it held back before is seen again, and its request is learnt from.
     pub(super) fn note_asked(&self, pod: &SeenPod, question: &Question, now: Timestamp) {
         let uid = &pod.pod.uid;
-        if self.may_note(uid, Some(question)) {
+        if self.may_wait(uid, question) {
             self.waiting.ask(Self::waiting_pod(pod, question.clone()), now);
         }
         if !self.is_known_to_wait(uid, question) {
@@ -111,7 +117,7 @@ impl App {
         misfits: BTreeMap<Misfit, usize>,
         asked: Option<AskedNodes>,
     ) {
-        if self.may_note(uid, Some(question)) {
+        if self.may_wait(uid, question) {
             self.requeued(self.waiting.refuse(uid, misfits, asked));
         }
         if self.is_known_to_wait(uid, question) {
@@ -122,7 +128,7 @@ impl App {
 
     /// Notes that some node fits a pod.
     pub(super) fn note_fits(&self, uid: &PodUid, question: &Question) {
-        if self.may_note(uid, Some(question)) {
+        if self.may_wait(uid, question) {
             self.requeued(self.waiting.fits(uid));
         }
         if self.is_known_to_wait(uid, question) {

@@ -139,6 +139,29 @@ async fn what_was_asked_before_the_watch_shows_the_pod_counts_once_it_does() {
 }
 
 #[tokio::test]
+async fn a_refusal_counts_once_the_watch_shows_that_the_pod_asks_for_a_gpu_now() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let without = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+    fake.world(|world| {
+        let annotations = &mut world.pod.as_mut().unwrap().annotations;
+        annotations.insert("gpu-memory".to_owned(), "99999".to_owned());
+    });
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
+    let counts = || (bed.app.waiting.refused_count(), bed.app.waiting.count());
+    assert_eq!(counts(), (0, 1));
+    bed.watch(&fake);
+    assert_eq!(counts(), (1, 1), "room that appears is looked for");
+    // It was made up.
+    bed.app.pod(&without);
+    bed.filter(&pod_of(&fake)).await;
+    bed.app.pod(&without);
+    assert_eq!(counts(), (0, 0));
+}
+
+#[tokio::test]
 async fn a_refused_request_is_told_once_the_watch_shows_the_pod() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "7"})).await;
@@ -205,7 +228,8 @@ async fn made_up_pods_push_out_nothing_that_was_passed_for_a_pod_without_a_gpu()
     }
     bed.filter(&forged(&fake, json!({"gpu-fraction": "0.1"}))).await;
     assert_eq!(verdict(), Verdict::Passed);
-    assert_eq!(bed.app.waiting.count(), 0, "what others say of it is not noted");
+    let waits = (bed.app.waiting.refused_count(), bed.app.waiting.all().len());
+    assert_eq!(waits, (0, 0), "what others say of it does not count");
     bed.app.pod_ended(&PodUid::new("u1"));
     assert_eq!(bed.app.entries()["without a GPU"], 0);
 }

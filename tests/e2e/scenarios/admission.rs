@@ -49,6 +49,7 @@ fn pods_of_all_makers_are_completed_and_placed() {
         refused_with_the_mend(&stage).await;
         debug_containers(&stage, &names[0]).await;
         edits(&stage, &names[0]).await;
+        many_containers(&stage).await;
         closed_without_the_webhook(&stage, &mut webhook).await;
         nobody_takes_gpus_once_it_is_gone(&stage, &names[0]).await;
         stage.judge().await;
@@ -327,6 +328,26 @@ async fn edits(stage: &Stage, name: &str) {
     stage.figure(
         "9 edits of what is ours refused, on pod and status; the user's own and kubelet's pass",
     );
+}
+
+/// The conditions look through the limits of a hundred containers at most: more cost the API server seconds.
+async fn many_containers(stage: &Stage) {
+    let api = stage.cluster.pods();
+    let limits: serde_json::Map<String, Value> =
+        (0..99).map(|at| (format!("e.io/{at}"), "1".into())).collect();
+    let mut took = Vec::new();
+    for (count, is_sent) in [(100, false), (900, true)] {
+        let mut pod = json!(PodPlan::new("long").for_scheduler("nobody").to_pod());
+        let container = |at| json!({"name": format!("c-{at}"), "image": "local/none", "resources": {"limits": limits}});
+        pod["spec"]["containers"] = (0..count).map(container).collect();
+        let pod: Pod = serde_json::from_value(pod).expect("still a pod");
+        let started = clock::now();
+        let answer = dry_run(&api, &pod).await;
+        took.push(clock::ms(started.elapsed()));
+        let by_webhook = answer.is_err_and(|error| error.contains("pods.gpupack.dev"));
+        assert_eq!(by_webhook, is_sent, "{count}: the webhook refuses so many limits");
+    }
+    stage.figure(&format!("pods of 100 and 900 containers, 99 limits each: {took:?} ms"));
 }
 
 /// A Binding brings annotations past every check of the pod but the policy's.

@@ -1,20 +1,21 @@
 //! **gpupack**: a fraction-aware GPU scheduler extender for Kubernetes.
 //!
 //! kube-scheduler asks over HTTP where a pod fits (`filter`), where it fits best (`prioritize`) and
-//! hands over the final step (`bind`). The answers come from an in-memory model of every GPU of the
-//! cluster. Facts flow in (the API server's pods and nodes, the agents' reports), decisions flow out
-//! (a Binding that names node and device in one write); both meet only in the [`ledger`].
+//! hands over the final step (`bind`); `preempt` keeps it from evicting pods for a GPU pod. The
+//! answers come from an in-memory ledger of every GPU of the cluster. Facts flow in (the API server's
+//! pods and nodes, the agents' reports), decisions flow out (a Binding that names node and device in
+//! one write, annotations that requeue or fence waiting pods); both meet only in the [`ledger`].
 //!
-//! Read the modules in this order; each layer looks only at those above it in this list:
+//! Read the modules in this order; each uses only modules that come before it in this list:
 //!
-//! 1. [`packing`]: pure values. What fits, where, and how good a place is.
-//! 2. [`ledger`]: the books of all nodes, concurrent.
+//! 1. [`packing`]: pure values. What fits, where, and how good a placement is.
+//! 2. [`ledger`]: the state of all nodes, concurrent.
 //! 3. [`clock`], [`config`], [`metrics`], [`report`], [`cluster`]: the edges. Time, settings,
-//!    Prometheus, what agents say, Kubernetes.
-//! 4. [`extender`], [`agent`], [`sim`]: the services.
+//!    Prometheus, what agents report, Kubernetes.
+//! 4. [`extender`], [`agent`], [`sim`]: the extender and its webhook, the agent, the simulator.
 //! 5. `cli`: printing and flags.
 
-/// What fits, where, and how good a place is: pure values, no clock, no lock, no I/O.
+/// What fits, where, and how good a placement is: pure values, no clock, no lock, no I/O.
 pub mod packing {
     pub mod units;
     pub mod device;
@@ -47,7 +48,7 @@ pub mod packing {
     mod fixture;
 }
 
-/// The books of all nodes, concurrent: facts and commands in, effects and copies out.
+/// The state of all nodes, concurrent: facts and commands in, ledger events and copies out.
 pub mod ledger {
     pub mod books;
     mod pools;
@@ -86,7 +87,7 @@ pub mod config;
 pub mod metrics;
 pub mod report;
 
-/// Kubernetes: what pods ask for in their annotations, what is watched, and the only writer.
+/// Kubernetes: what pods ask for, what is watched, admission, events, and the only writer of pods.
 pub mod cluster {
     pub mod bounded;
     pub mod quantity;
@@ -120,7 +121,7 @@ pub mod cluster {
     pub mod admission;
 }
 
-/// The service that kube-scheduler calls.
+/// The service that kube-scheduler, agents and people call, and the admission webhook.
 pub mod extender {
     mod names;
     mod wire;
@@ -178,7 +179,7 @@ pub mod extender {
     pub mod tls;
 }
 
-/// What runs on every GPU node: reads the GPUs and reports them to every replica of the extender.
+/// What runs on every GPU node: reads the GPUs and reports them to the extender.
 pub mod agent {
     pub mod health;
     pub mod probe;
@@ -203,7 +204,7 @@ pub mod agent {
     pub mod run;
 }
 
-/// The simulator: replays public workload traces and draws the result.
+/// The simulator: replays workload traces, public ones or snapshots, and draws the result.
 pub mod sim {
     pub mod trace;
     mod table;
@@ -231,7 +232,7 @@ pub mod sim {
     mod chart_layout;
 }
 
-/// Flags and printing; everything else is asked of the layers above.
+/// Flags and printing; everything else is in the modules above.
 pub mod cli {
     pub mod logging;
     mod signals;

@@ -7,6 +7,7 @@
 //! because unscored nodes lose ties; prioritize is not called for a single node, so filter claims it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::app::{App, Truth};
 use super::names::Names;
@@ -76,8 +77,12 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let (names, are_plain) = (|| args.nodes.names(), args.nodes.are_plain());
     if let Err(error) = &pod.request {
         app.metrics.refused_request();
-        if app.pending.contains_key(&pod.pod.uid) {
-            app.tell(&pod.pod, NoticeReason::GpuRequestRefused, error.to_string());
+        // What a caller says of a pod is no reason for an event on it: what the watch shows is.
+        let shown = app.pending.get(&pod.pod.uid).map(|shown| Arc::clone(&shown));
+        if let Some(shown) = shown
+            && let Err(error) = &shown.request
+        {
+            app.tell(&shown.pod, NoticeReason::GpuRequestRefused, error.to_string());
         }
         let result = ExtenderFilterResult {
             passed: passed(&args.nodes, &[]),

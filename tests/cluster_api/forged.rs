@@ -48,6 +48,10 @@ async fn calls_in_the_name_of_a_pod_take_nothing_from_it() {
             assert_eq!(claims(&bed), 1, "{path} {pod}");
         }
     }
+    // Nor is a text of the caller told about the pod.
+    let (unreadable, told) = (forged(&fake, json!({"gpu-fraction": "tell this"})), notices(&bed));
+    bed.send("POST", "/v1/filter", &json!({"Pod": unreadable, "NodeNames": ["n2"]})).await;
+    assert_eq!(notices(&bed), told);
     let state = bed.app.waiting.pod(&PodUid::new("u1")).unwrap();
     let shown = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
     assert_eq!(Some(state.waiting.question), bed.app.question(&shown));

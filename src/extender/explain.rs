@@ -14,6 +14,7 @@ use super::proposals::{MoveView, views};
 use super::waiting::{LineView, Lines, since};
 use crate::ledger::questions::Answer;
 use crate::ledger::waiting::WaitingState;
+use crate::packing::device::DeviceClass;
 use crate::packing::fit::Misfit;
 use crate::packing::moves::MOST_MOVES;
 use crate::packing::node::{NodeLedger, NodeState};
@@ -221,7 +222,7 @@ fn gpus(node: &NodeLedger) -> String {
     let mut alike: BTreeMap<(String, u64), usize> = BTreeMap::new();
     for books in node.devices() {
         let device = books.device();
-        let product = device.class(node.rule()).product().to_string();
+        let product = DeviceClass::of(device, node.rule()).product().to_string();
         *alike.entry((product, device.capacity().mib())).or_default() += 1;
     }
     let of_kind = |((product, mib), count)| format!("{count} × {product} ({mib} MiB)");

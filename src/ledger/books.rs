@@ -116,7 +116,7 @@ impl World {
     }
 
     fn compile(&mut self) {
-        let mix = self.mix.compile_without(self.left_out, &self.classes, &self.census);
+        let mix = CompiledMix::without(self.left_out, &self.mix, &self.classes, &self.census);
         self.compiled = Arc::new(mix);
         self.mix_generation += 1;
     }
@@ -158,7 +158,7 @@ impl Ledger {
         let classes = DeviceClasses::default();
         let mix = Mix::default();
         let census = Census::default();
-        let compiled = Arc::new(mix.compile(&classes, &census));
+        let compiled = Arc::new(CompiledMix::of(&mix, &classes, &census));
         Self {
             settings,
             slots: RwLock::default(),

@@ -261,7 +261,7 @@ impl Ledger {
             }
         }
         let ask = question.ask(&classes);
-        let mix = mix.compile(&classes, &census);
+        let mix = CompiledMix::of(&mix, &classes, &census);
         let prices = self.prices(&mix, question);
         let answer = |at: usize| {
             let node = judged.contains(at).then(|| make(at, &mut classes)).flatten();

@@ -168,7 +168,7 @@ impl Ledger {
             if gauge.basis != Some(basis) {
                 gauge.compiled = match &gauge.mix {
                     None => Arc::clone(&world.compiled),
-                    Some(mix) => Arc::new(mix.compile(&world.classes, &Census::default())),
+                    Some(mix) => Arc::new(CompiledMix::of(mix, &world.classes, &Census::default())),
                 };
                 (gauge.basis, gauge.nodes) = (Some(basis), PerNode::default());
             }
@@ -182,7 +182,7 @@ impl Ledger {
 
     /// For each GPU, in no particular order: the free share that the requests of `mix` cannot use.
     pub fn stranded_against(&self, mix: &Mix) -> Vec<Share> {
-        let mix = mix.compile(&self.world().classes, &Census::default());
+        let mix = CompiledMix::of(&mix, &self.world().classes, &Census::default());
         let slots = self.slots();
         let of_node = |slot: &Arc<Slot>| stranded_by_device(&slot.read(), &mix);
         slots.iter().flat_map(of_node).map(|(_, share)| share).collect()

@@ -169,25 +169,6 @@ impl Device {
     pub fn capacity(&self) -> MemMib {
         self.total.checked_sub(self.reserved).unwrap_or(MemMib::ZERO)
     }
-
-    /// The class of this device in a pool with this rule.
-    pub fn class(&self, rule: PoolRule) -> DeviceClass {
-        let kind = match (&self.kind, rule.instances) {
-            (DeviceKind::Gpu, _) => ClassKind::Gpu,
-            (DeviceKind::MigParent, _) => ClassKind::MigParent,
-            (DeviceKind::MigInstance { profile, .. }, InstanceUse::Whole) => {
-                ClassKind::MigInstance(profile.clone())
-            }
-            (DeviceKind::MigInstance { profile, .. }, InstanceUse::Shared) => {
-                ClassKind::SharedInstance(profile.clone())
-            }
-        };
-        let replicas = match kind {
-            ClassKind::Gpu | ClassKind::SharedInstance(_) => rule.replicas,
-            ClassKind::MigParent | ClassKind::MigInstance(_) => None,
-        };
-        DeviceClass { model: self.model.clone(), capacity: self.capacity(), kind, replicas }
-    }
 }
 
 /// What a request sees of a device: two devices of one class take the same demand.
@@ -206,6 +187,25 @@ pub struct DeviceClass {
 }
 
 impl DeviceClass {
+    /// The class of a device in a pool with this rule.
+    pub fn of(device: &Device, rule: PoolRule) -> Self {
+        let kind = match (&device.kind, rule.instances) {
+            (DeviceKind::Gpu, _) => ClassKind::Gpu,
+            (DeviceKind::MigParent, _) => ClassKind::MigParent,
+            (DeviceKind::MigInstance { profile, .. }, InstanceUse::Whole) => {
+                ClassKind::MigInstance(profile.clone())
+            }
+            (DeviceKind::MigInstance { profile, .. }, InstanceUse::Shared) => {
+                ClassKind::SharedInstance(profile.clone())
+            }
+        };
+        let replicas = match kind {
+            ClassKind::Gpu | ClassKind::SharedInstance(_) => rule.replicas,
+            ClassKind::MigParent | ClassKind::MigInstance(_) => None,
+        };
+        Self { model: device.model.clone(), capacity: device.capacity(), kind, replicas }
+    }
+
     /// Whether such a device may have several tenants.
     pub fn is_shareable(&self) -> bool {
         match self.kind {

@@ -5,7 +5,7 @@
 use litemap::LiteMap;
 
 use self::leftovers::Leftover;
-use super::device::{ClassId, Device, DeviceId, DeviceKind, Health, PodUid};
+use super::device::{ClassId, Device, DeviceClass, DeviceId, DeviceKind, Health, PodUid};
 use super::fit::{Company, Room};
 use super::pool::PoolRule;
 use super::request::{Demand, Isolation};
@@ -269,7 +269,7 @@ impl DeviceBooks {
     /// Slots, and how many of them are free; none where the device is not cut into slots.
     pub fn slots(&self) -> Option<(u32, u32)> {
         let capacity = self.device.capacity();
-        let replicas = self.device.class(self.rule).replicas?;
+        let replicas = DeviceClass::of(&self.device, self.rule).replicas?;
         Some((replicas.count(), replicas.slots_in(self.free(), capacity)))
     }
 

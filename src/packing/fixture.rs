@@ -198,5 +198,5 @@ pub(crate) fn mix(text: &str) -> Mix {
 pub(crate) fn compiled(text: &str, node: &NodeLedger, classes: &DeviceClasses) -> CompiledMix {
     let mut census = Census::default();
     census.count(node);
-    mix(text).compile(classes, &census)
+    CompiledMix::of(&mix(text), classes, &census)
 }

@@ -117,26 +117,6 @@ impl Mix {
     pub fn typical(&self) -> &[(RequestType, Tally)] {
         &self.types[..self.typical]
     }
-
-    /// Works out what each type means on each class of device, and what is to be expected of a
-    /// cluster with the nodes of `census`.
-    pub fn compile(&self, classes: &DeviceClasses, census: &Census) -> CompiledMix {
-        self.compile_without(None, classes, census)
-    }
-
-    /// The same with a part of the judgement left out.
-    pub fn compile_without(
-        &self,
-        left_out: Option<Term>,
-        classes: &DeviceClasses,
-        census: &Census,
-    ) -> CompiledMix {
-        let typical = self.typical().iter().map(|(kind, tally)| (kind, tally.pods));
-        CompiledMix {
-            typical: MixRows::of(typical, classes),
-            forecast: Forecast::new(&self.types, classes, census, left_out),
-        }
-    }
 }
 
 /// A mix worked out for every class of device.
@@ -149,9 +129,29 @@ pub struct CompiledMix {
 }
 
 impl CompiledMix {
+    /// Works out what each type means on each class of device, and what is to be expected of a
+    /// cluster with the nodes of `census`.
+    pub fn of(mix: &Mix, classes: &DeviceClasses, census: &Census) -> Self {
+        Self::without(None, mix, classes, census)
+    }
+
+    /// The same with a part of the judgement left out.
+    pub fn without(
+        left_out: Option<Term>,
+        mix: &Mix,
+        classes: &DeviceClasses,
+        census: &Census,
+    ) -> Self {
+        let typical = mix.typical().iter().map(|(kind, tally)| (kind, tally.pods));
+        Self {
+            typical: MixRows::of(typical, classes),
+            forecast: Forecast::new(&mix.types, classes, census, left_out),
+        }
+    }
+
     /// No mix at all, for questions that need none.
     pub fn none() -> Self {
-        Mix::default().compile(&DeviceClasses::default(), &Census::default())
+        Self::of(&Mix::default(), &DeviceClasses::default(), &Census::default())
     }
 
     /// What the cluster is short of, with what is free of it now.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::device::{DeviceClasses, DeviceId, NodeInventory};
+use super::super::device::{DeviceClass, DeviceClasses, DeviceId, NodeInventory};
 use super::super::device_books::{DeviceBooks, Evidence};
 use super::super::pool::PoolRule;
 use super::super::reservation::Reservation;
@@ -28,7 +28,7 @@ impl NodeLedger {
             .iter()
             .map(|device| {
                 let before = old.remove(&device.id);
-                let class = classes.id_of(device.class(self.rule));
+                let class = classes.id_of(DeviceClass::of(&device, self.rule));
                 DeviceBooks::new(device.clone(), class, self.rule, before)
             })
             .collect();
@@ -54,7 +54,7 @@ impl NodeLedger {
     pub fn share_by(&mut self, rule: PoolRule, classes: &mut DeviceClasses) {
         self.rule = rule;
         for books in &mut self.devices {
-            books.class = classes.id_of(books.device.class(rule));
+            books.class = classes.id_of(DeviceClass::of(&books.device, rule));
             books.rule = rule;
         }
         self.recompute_rooms();

@@ -1,6 +1,7 @@
 //! When what becomes dear.
 
 use super::super::fixture;
+use super::super::mix::CompiledMix;
 use super::super::node::NodeLedger;
 use super::super::supply::NodeSupply;
 use super::*;
@@ -21,7 +22,7 @@ fn cluster(nodes: &[&str]) -> (Vec<NodeLedger>, DeviceClasses, Census, Supply) {
 
 fn prices(nodes: &[&str], mix: &str, has_gpu: bool) -> Prices {
     let (_, classes, census, supply) = cluster(nodes);
-    fixture::mix(mix).compile(&classes, &census).prices(&supply, has_gpu)
+    CompiledMix::of(&fixture::mix(mix), &classes, &census).prices(&supply, has_gpu)
 }
 
 const PAIR: &str = "A:1000/1000 B:1000/1000";

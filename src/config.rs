@@ -190,8 +190,8 @@ impl Config {
             _ => return Err(one("the file must be a mapping of keys to values".to_owned())),
         };
         let mut reader = Reader { mapping, section: String::new(), faults: Vec::new() };
-        let config = reader.config();
-        reader.check_timeouts(&config);
+        let config = read(&mut reader);
+        check_timeouts(&mut reader, &config);
         reader.unknown_keys(&KEYS);
         if reader.faults.is_empty() {
             Ok(config)
@@ -201,75 +201,76 @@ impl Config {
     }
 }
 
+/// The whole document.
+fn read(reader: &mut Reader) -> Config {
+    let default = Config::default();
+    let webhook = reader.section("webhook.", &webhook::KEYS, WebhookConfig::read);
+    let max_body = reader.number("max_body_mib", 1..=1024, 32) << 20;
+    let max_body_bytes = usize::try_from(max_body).unwrap_or(default.max_body_bytes);
+    Config {
+        listen: reader.parsed("listen", "an address such as `0.0.0.0:8080`", default.listen),
+        port: PortConfig::read(reader, max_body_bytes),
+        kubeconfig: reader.text("kubeconfig").map(PathBuf::from),
+        scheduler_names: reader.names("scheduler_names", default.scheduler_names),
+        policy: reader.parsed("policy", "`binpack`, `spread` or `fragmentation`", default.policy),
+        pool_label: reader.text("pool_label").unwrap_or(default.pool_label),
+        keep_best: match reader.number_or_none("keep_best", 0..=10_000) {
+            Some(most) => usize::try_from(most).ok().and_then(NonZeroUsize::new),
+            None => default.keep_best,
+        },
+        domain_label: reader.text("domain_label").unwrap_or(default.domain_label),
+        requests: RequestRules::read(reader),
+        claim_for: reader.seconds("claim_seconds", 1..=300, default.claim_for),
+        stale_after: reader.seconds("report_stale_seconds", 2..=3600, default.stale_after),
+        warm_up: reader.seconds("warm_up_seconds", 0..=60, default.warm_up),
+        drain_limit: reader.seconds("drain_seconds", 1..=600, default.drain_limit),
+        api_timeout: reader.seconds("api_timeout_seconds", 1..=60, default.api_timeout),
+        scheduler_timeout: reader.seconds(
+            "scheduler_timeout_seconds",
+            2..=120,
+            default.scheduler_timeout,
+        ),
+        unmanaged_tolerance: MemMib::new(reader.number(
+            "unmanaged_tolerance_mib",
+            0..=65_536,
+            default.unmanaged_tolerance.mib(),
+        )),
+        max_body_bytes,
+        log_level: reader.text("log_level").unwrap_or(default.log_level),
+        log_format: reader.word(
+            "log_format",
+            &[("text", LogFormat::Text), ("json", LogFormat::Json)],
+            default.log_format,
+        ),
+        guard: reader.section("guard.", &guard::KEYS, GuardConfig::read),
+        advice: reader.section("advice.", &advice::KEYS, AdviceConfig::read),
+        pools: pools::read(reader, webhook.memory_limit),
+        webhook,
+    }
+}
+
+/// A Binding is posted only while its answer can still reach kube-scheduler in time.
+fn check_timeouts(reader: &mut Reader, config: &Config) {
+    let (api, scheduler) = (config.api_timeout.as_secs(), config.scheduler_timeout.as_secs());
+    if scheduler <= api {
+        reader.faults.push(format!(
+            "`scheduler_timeout_seconds: {scheduler}` is not allowed: it must be more than \
+             `api_timeout_seconds: {api}`, and is the `httpTimeout` of kube-scheduler"
+        ));
+    }
+}
+
 /// Takes values out of the document and collects what is wrong with them.
-struct Reader {
-    mapping: Mapping,
+pub(crate) struct Reader {
+    pub(crate) mapping: Mapping,
     /// What stands before its keys in messages.
-    section: String,
-    faults: Vec<String>,
+    pub(crate) section: String,
+    pub(crate) faults: Vec<String>,
 }
 
 impl Reader {
-    fn config(&mut self) -> Config {
-        let default = Config::default();
-        let webhook = self.section("webhook.", &webhook::KEYS, WebhookConfig::read);
-        let max_body = self.number("max_body_mib", 1..=1024, 32) << 20;
-        let max_body_bytes = usize::try_from(max_body).unwrap_or(default.max_body_bytes);
-        Config {
-            listen: self.parsed("listen", "an address such as `0.0.0.0:8080`", default.listen),
-            port: PortConfig::read(self, max_body_bytes),
-            kubeconfig: self.text("kubeconfig").map(PathBuf::from),
-            scheduler_names: self.names("scheduler_names", default.scheduler_names),
-            policy: self.parsed("policy", "`binpack`, `spread` or `fragmentation`", default.policy),
-            pool_label: self.text("pool_label").unwrap_or(default.pool_label),
-            keep_best: match self.number_or_none("keep_best", 0..=10_000) {
-                Some(most) => usize::try_from(most).ok().and_then(NonZeroUsize::new),
-                None => default.keep_best,
-            },
-            domain_label: self.text("domain_label").unwrap_or(default.domain_label),
-            requests: RequestRules::read(self),
-            claim_for: self.seconds("claim_seconds", 1..=300, default.claim_for),
-            stale_after: self.seconds("report_stale_seconds", 2..=3600, default.stale_after),
-            warm_up: self.seconds("warm_up_seconds", 0..=60, default.warm_up),
-            drain_limit: self.seconds("drain_seconds", 1..=600, default.drain_limit),
-            api_timeout: self.seconds("api_timeout_seconds", 1..=60, default.api_timeout),
-            scheduler_timeout: self.seconds(
-                "scheduler_timeout_seconds",
-                2..=120,
-                default.scheduler_timeout,
-            ),
-            unmanaged_tolerance: MemMib::new(self.number(
-                "unmanaged_tolerance_mib",
-                0..=65_536,
-                default.unmanaged_tolerance.mib(),
-            )),
-            max_body_bytes,
-            log_level: self.text("log_level").unwrap_or(default.log_level),
-            log_format: self.word(
-                "log_format",
-                &[("text", LogFormat::Text), ("json", LogFormat::Json)],
-                default.log_format,
-            ),
-            guard: self.section("guard.", &guard::KEYS, GuardConfig::read),
-            advice: self.section("advice.", &advice::KEYS, AdviceConfig::read),
-            pools: pools::read(self, webhook.memory_limit),
-            webhook,
-        }
-    }
-
-    /// A Binding is posted only while its answer can still reach kube-scheduler in time.
-    fn check_timeouts(&mut self, config: &Config) {
-        let (api, scheduler) = (config.api_timeout.as_secs(), config.scheduler_timeout.as_secs());
-        if scheduler <= api {
-            self.faults.push(format!(
-                "`scheduler_timeout_seconds: {scheduler}` is not allowed: it must be more than \
-                 `api_timeout_seconds: {api}`, and is the `httpTimeout` of kube-scheduler"
-            ));
-        }
-    }
-
     /// The keys of a section, each with its default where the section does not name it.
-    fn section<T>(
+    pub(crate) fn section<T>(
         &mut self,
         section: &'static str,
         keys: &[&str],
@@ -291,7 +292,7 @@ impl Reader {
         values
     }
 
-    fn unknown_keys(&mut self, known: &[&str]) {
+    pub(crate) fn unknown_keys(&mut self, known: &[&str]) {
         for key in self.mapping.keys() {
             let key = key.as_str().map_or_else(|| format!("{key:?}"), str::to_owned);
             let (section, known) = (&self.section, known.join(", "));
@@ -299,18 +300,18 @@ impl Reader {
         }
     }
 
-    fn take(&mut self, key: &str) -> Option<Value> {
+    pub(crate) fn take(&mut self, key: &str) -> Option<Value> {
         self.mapping.remove(key).filter(|value| !value.is_null())
     }
 
-    fn fault(&mut self, key: &str, value: &Value, allowed: &str) {
+    pub(crate) fn fault(&mut self, key: &str, value: &Value, allowed: &str) {
         let shown = serde_yaml_ng::to_string(value).unwrap_or_default();
         let shown = shown.trim().replace('\n', " ");
         let section = &self.section;
         self.faults.push(format!("`{section}{key}: {shown}` is not allowed: it must be {allowed}"));
     }
 
-    fn text(&mut self, key: &str) -> Option<String> {
+    pub(crate) fn text(&mut self, key: &str) -> Option<String> {
         let value = self.take(key)?;
         match value.as_str() {
             Some(text) if !text.trim().is_empty() => Some(text.to_owned()),
@@ -321,7 +322,12 @@ impl Reader {
         }
     }
 
-    fn parsed<T: std::str::FromStr>(&mut self, key: &str, allowed: &str, default: T) -> T {
+    pub(crate) fn parsed<T: std::str::FromStr>(
+        &mut self,
+        key: &str,
+        allowed: &str,
+        default: T,
+    ) -> T {
         let Some(value) = self.take(key) else { return default };
         match value.as_str().and_then(|text| text.parse().ok()) {
             Some(parsed) => parsed,
@@ -332,11 +338,20 @@ impl Reader {
         }
     }
 
-    fn number(&mut self, key: &str, range: std::ops::RangeInclusive<u64>, default: u64) -> u64 {
+    pub(crate) fn number(
+        &mut self,
+        key: &str,
+        range: std::ops::RangeInclusive<u64>,
+        default: u64,
+    ) -> u64 {
         self.number_or_none(key, range).unwrap_or(default)
     }
 
-    fn number_or_none(&mut self, key: &str, range: std::ops::RangeInclusive<u64>) -> Option<u64> {
+    pub(crate) fn number_or_none(
+        &mut self,
+        key: &str,
+        range: std::ops::RangeInclusive<u64>,
+    ) -> Option<u64> {
         let value = self.take(key)?;
         let number = value.as_u64().filter(|number| range.contains(number));
         if number.is_none() {
@@ -346,7 +361,7 @@ impl Reader {
         number
     }
 
-    fn seconds(
+    pub(crate) fn seconds(
         &mut self,
         key: &str,
         range: std::ops::RangeInclusive<u64>,
@@ -355,7 +370,7 @@ impl Reader {
         Duration::from_secs(self.number(key, range, default.as_secs()))
     }
 
-    fn names(&mut self, key: &str, default: Vec<String>) -> Vec<String> {
+    pub(crate) fn names(&mut self, key: &str, default: Vec<String>) -> Vec<String> {
         let Some(value) = self.take(key) else { return default };
         let names: Option<Vec<String>> = value
             .as_sequence()
@@ -370,7 +385,7 @@ impl Reader {
     }
 
     /// One of a few words.
-    fn word<T: Copy>(&mut self, key: &str, words: &[(&str, T)], default: T) -> T {
+    pub(crate) fn word<T: Copy>(&mut self, key: &str, words: &[(&str, T)], default: T) -> T {
         let Some(value) = self.take(key) else { return default };
         let found = words.iter().find(|(word, _)| value.as_str() == Some(word));
         if found.is_none() {
@@ -382,7 +397,7 @@ impl Reader {
     }
 
     /// What `false` and `true` stand for.
-    fn switch<T: Copy>(&mut self, key: &str, meanings: [T; 2], default: T) -> T {
+    pub(crate) fn switch<T: Copy>(&mut self, key: &str, meanings: [T; 2], default: T) -> T {
         let Some(value) = self.take(key) else { return default };
         let [off, on] = meanings;
         match value.as_bool() {

@@ -135,6 +135,7 @@ pub mod extender {
     pub mod app;
     mod believed;
     pub mod template;
+    mod pod_events;
     pub mod verbs;
     pub mod preempt;
     pub mod bind_error;

@@ -99,7 +99,7 @@ fn keys(text: &str, indent: usize) -> Vec<&str> {
 #[tokio::test(flavor = "multi_thread")]
 async fn top_shows_nodes_gpus_and_tenants_and_hides_none() {
     let bed = busy().await;
-    let url = format!("http://{}", served(bed.router.clone()).await);
+    let url = format!("http://{}", served(bed.router()).await);
     let nodes = printed(&["top", "nodes", "--server", &url]);
     let rows: Vec<Vec<&str>> =
         nodes.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -138,7 +138,7 @@ async fn top_shows_nodes_gpus_and_tenants_and_hides_none() {
 #[tokio::test(flavor = "multi_thread")]
 async fn json_has_a_kind_whole_numbers_and_the_documented_keys_in_order() {
     let bed = busy().await;
-    let url = format!("http://{}", served(bed.router.clone()).await);
+    let url = format!("http://{}", served(bed.router()).await);
     for (what, kind, expected) in [
         (
             "nodes",
@@ -205,7 +205,7 @@ fn assert_is_whole(value: &Value, kind: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_waits_is_listed_and_explained_in_the_same_words() {
     let bed = busy().await;
-    let url = format!("http://{}", served(bed.router.clone()).await);
+    let url = format!("http://{}", served(bed.router()).await);
     let list = printed(&["waiting", "--server", &url]);
     fits_80_columns(&list);
     let mend = "end team/half (0.5 GPU): it fits on node gpu-a then";
@@ -243,7 +243,7 @@ async fn a_hostile_name_reaches_no_terminal() {
     let bed = Bed::warm().await;
     let hostile = "a\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}b\r\nteam/fake  0s";
     bed.filter(pod(hostile, json!({"gpu-memory": "90000"})), &["gpu-a"]).await;
-    let url = format!("http://{}", served(bed.router.clone()).await);
+    let url = format!("http://{}", served(bed.router()).await);
     for output in ["table", "json"] {
         let text = printed(&["waiting", "-o", output, "--server", &url]);
         let is_command = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
@@ -282,7 +282,7 @@ async fn absurd_figures_are_shown_and_stop_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_way_to_fail_has_its_line_and_exit_code() {
     let bed = Bed::warm().await;
-    let url = format!("http://{}", served(bed.router.clone()).await);
+    let url = format!("http://{}", served(bed.router()).await);
     let line = refused(5, &["explain", "team/nobody", "--server", &url]);
     assert!(line.contains("`team/nobody` is not known here"), "{line}");
     let line = refused(2, &["explain", "team/No Body?x", "--server", &url]);
@@ -341,7 +341,7 @@ fn status(code: StatusCode, message: &str) -> (StatusCode, Json<Value>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_server_is_asked_with_the_users_own_kubeconfig() {
     let bed = busy().await;
-    let router = Router::new().nest(PROXIED, bed.router.clone());
+    let router = Router::new().nest(PROXIED, bed.router());
     let router = router.route(
         "/api/v1/namespaces/gpu-system/services/gpupack:closed/proxy/v1/waiting",
         get(|| async { status(StatusCode::SERVICE_UNAVAILABLE, "no endpoints available") }),
@@ -408,7 +408,7 @@ impl Drop for Running {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_is_appended_where_there_is_no_terminal_and_colours_are_asked_for() {
     let bed = busy().await;
-    let url = format!("http://{}", served(bed.router.clone()).await);
+    let url = format!("http://{}", served(bed.router()).await);
     let child = Command::new(env!("CARGO_BIN_EXE_gpupack"))
         .args(["top", "nodes", "--watch", "1", "--server", &url])
         .stdout(Stdio::piped())
@@ -465,7 +465,7 @@ fn completions_and_manual_pages_are_made_from_the_flags() {
 #[tokio::test(flavor = "multi_thread")]
 async fn advise_names_who_holds_without_need() {
     let bed = busy().await;
-    let url = format!("http://{}", served(bed.router.clone()).await);
+    let url = format!("http://{}", served(bed.router()).await);
     let early = printed(&["advise", "--server", &url]);
     assert_eq!(early, "No pod has been watched for 10m yet: come back then.\n");
     let pod = |name: &str, is_idle: bool| {

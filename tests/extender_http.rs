@@ -262,7 +262,7 @@ async fn no_page_of_another_site_can_have_a_browser_ask() {
             request = request.header(*name, *value);
         }
         let request = request.body(Body::from(body.clone())).unwrap();
-        let answer = bed.router.clone().oneshot(request).await.unwrap();
+        let answer = bed.router().oneshot(request).await.unwrap();
         assert_eq!(answer.headers()["x-content-type-options"], "nosniff");
         answer.status().as_u16()
     };
@@ -276,7 +276,7 @@ async fn no_page_of_another_site_can_have_a_browser_ask() {
     assert_eq!(asked(&[own, json, ("origin", "http://evil.example")]).await, 403);
     for path in ["/nowhere", "/healthz", "/", "/v1/state"] {
         let request = Request::get(path).body(Body::empty()).unwrap();
-        let answer = bed.router.clone().oneshot(request).await.unwrap();
+        let answer = bed.router().oneshot(request).await.unwrap();
         assert_eq!(answer.headers()["x-content-type-options"], "nosniff", "{path}");
     }
 }

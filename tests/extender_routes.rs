@@ -248,7 +248,7 @@ async fn verbs_and_page_are_apart_and_only_this_machine_changes_the_log_level() 
             "debug" => Ok(()),
             _ => Err(format!("log level `{level}` is unknown")),
         });
-        let service = Service { app: bed.app.clone(), set_log_level };
+        let service = Service::new(bed.app.clone(), set_log_level);
         let serving = tokio::spawn(serve_apart(service, listeners, stopped));
         let ask = async |address, method: &str, path: &str, body: &str| {
             exchange((address, "localhost"), method, path, body).await.0
@@ -307,7 +307,7 @@ async fn parameters_longer_than_any_name_are_refused() {
 async fn the_page_loads_nothing_from_elsewhere_and_has_no_script_in_it() {
     let bed = Bed::cold();
     let request = Request::get("/").body(Body::empty()).unwrap();
-    let answer = bed.router.clone().oneshot(request).await.unwrap();
+    let answer = bed.router().oneshot(request).await.unwrap();
     let policy = answer.headers()["content-security-policy"].to_str().unwrap().to_owned();
     assert!(policy.contains("default-src 'none'") && policy.contains("script-src 'self'"));
     let (_, page) = bed.get("/").await;

@@ -96,7 +96,7 @@ async fn the_books_of_an_extender_come_back_as_a_trace() {
     }
     let model = json!({"gpu-fraction": "0.3", "gpupack.dev/gpu-model": "B200|H100"});
     bed.filter(asked("waits", model, "2"), &all).await;
-    let from = format!("http://{}", served(bed.router.clone()).await);
+    let from = format!("http://{}", served(bed.router()).await);
     let folder = tempfile::tempdir().unwrap();
     let (nodes, pods, said) = written(&folder, &["--from", &from]);
     assert_eq!(

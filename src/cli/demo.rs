@@ -175,7 +175,7 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let app = Arc::new(app(args, listen, clock));
     let board = Arc::new(Board::default());
     let (stop, stopped) = watch::channel(false);
-    let service = Service { app: Arc::clone(&app), set_log_level };
+    let service = Service::new(Arc::clone(&app), set_log_level);
     let serving = tokio::spawn(serve(service, listener, stopped.clone()));
     let beating = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
     let told = stop.clone();

@@ -128,7 +128,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices }));
         let app = Arc::new(App::new(ledger, clock, config, truth));
         let (stop, stopped) = watch::channel(false);
-        let service = Service { app: Arc::clone(&app), set_log_level };
+        let service = Service::new(Arc::clone(&app), set_log_level);
         let writing = tokio::spawn(notice_writer.run());
         let beating = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
         let watching = tokio::spawn(cluster_watch::run(

@@ -9,8 +9,7 @@ use std::time::Duration;
 use dashmap::{DashMap, DashSet};
 use tokio::sync::watch;
 
-use super::edits::{Edits, see_written};
-use super::live::Live;
+use super::edits::Edits;
 use super::other_touches::OtherTouches;
 use super::outbox::Outbox;
 use super::passed::PassedPods;
@@ -23,13 +22,10 @@ use crate::cluster::placement::DEVICES;
 use crate::cluster::pod::SeenPod;
 use crate::cluster::start_failure::StartFailure;
 use crate::cluster::target::PodKey;
-use crate::cluster::watch::Sink;
 use crate::cluster::write::ApiWriter;
 use crate::config::Config;
 use crate::config::webhook::MemoryLimit;
 use crate::ledger::books::Ledger;
-use crate::ledger::effect::Effect;
-use crate::ledger::facts::PodFact;
 use crate::ledger::protection::DriverLimits;
 use crate::ledger::questions::Question;
 use crate::ledger::reading::Readiness;
@@ -101,8 +97,6 @@ pub struct App {
     pub edits: Edits,
     /// What would help the pods that wait.
     pub reasons: Reasons,
-    /// What the page shows.
-    pub live: Live,
     /// Whether Bindings of an earlier run can land no more.
     is_fenced: AtomicBool,
     /// Whether the process was asked to stop.
@@ -135,7 +129,6 @@ impl App {
             outbox: Outbox::default(),
             edits: Edits::default(),
             reasons: Reasons::default(),
-            live: Live::new(&clock),
             is_fenced: AtomicBool::new(false),
             stopping: watch::Sender::new(false),
         }
@@ -180,17 +173,6 @@ impl App {
     /// Whether a pod is for one of our schedulers.
     pub fn is_ours(&self, pod: &SeenPod) -> bool {
         self.config.scheduler_names.contains(&pod.scheduler_name)
-    }
-
-    /// Takes a bound pod into the books that was read beside the watch, before that shows it.
-    pub fn see_bound(&self, seen: &SeenPod) {
-        let request = seen.request.as_ref().ok().cloned().flatten().map(Arc::new);
-        let fact = PodFact { bound_by_us: self.is_bound_by_us(seen), ..seen.fact(request) };
-        let effects = self.ledger.see_pod(&fact, self.clock.now());
-        self.outbox.push(effects);
-        if !seen.is_terminal {
-            Sink::pod(self, seen);
-        }
     }
 
     /// Notes how a touch ended, where one did: the room may be for another pod now.
@@ -336,86 +318,5 @@ impl App {
     /// Notes that Bindings of an earlier run can land no more.
     pub fn set_fenced(&self) {
         self.is_fenced.store(true, Ordering::Release);
-    }
-}
-
-impl Sink for App {
-    fn effects(&self, effects: Vec<Effect>) {
-        self.outbox.push(effects);
-    }
-
-    fn is_bound_by_us(&self, pod: &SeenPod) -> bool {
-        match &self.truth {
-            Truth::Cluster(cluster) => {
-                pod.touched_by.is_some() && cluster.writer.touched(pod).is_eq()
-            }
-            Truth::Books => true,
-        }
-    }
-
-    fn pod(&self, pod: &SeenPod) {
-        // Of a pod that holds devices the ledger tells that its placement was edited.
-        if let Err(error) = &pod.placement
-            && self.ledger.reservation(&pod.pod.uid).is_none()
-        {
-            let note = format!("its placement counts for nothing: {error}");
-            self.tell(&pod.pod, NoticeReason::PlacementUnreadable, note);
-        }
-        see_written(self, pod);
-        self.teams.see(pod);
-        if pod.node.is_some()
-            && let Some((_, accepted)) = self.unseen_binds.remove(&pod.pod.uid)
-        {
-            self.metrics.watch_lagged(self.clock.precise().saturating_sub(accepted));
-        }
-        if pod.start_failure.is_none() {
-            self.start_failures.remove(&pod.pod.uid);
-        }
-        let uid = &pod.pod.uid;
-        let waits = pod.node.is_none() && !pod.is_deleting && self.is_ours(pod);
-        if !waits {
-            self.forget_waiting(uid);
-            return self.settle_pod(uid);
-        }
-        self.see_touch(pod);
-        let mut pod = pod.clone();
-        pod.judge(&self.config.requests);
-        if pod.request == Ok(None) {
-            self.without_gpu.insert(uid.clone());
-            self.passed.see(uid);
-            return self.settle_pod(uid);
-        }
-        self.without_gpu.remove(uid);
-        let pod = Arc::new(pod);
-        if pod.is_gated {
-            // What was noted of a pod that the watch did not show yet is newer than this.
-            if self.pending.remove(uid).is_some() {
-                self.waiting.remove(uid);
-            }
-            self.gated.insert(uid.clone(), pod);
-            return;
-        }
-        self.gated.remove(uid);
-        self.pending.insert(uid.clone(), Arc::clone(&pod));
-        self.see_waiting(&pod);
-    }
-
-    fn start_failed(&self, pod: &SeenPod, failure: &StartFailure) {
-        self.tell(&pod.pod, NoticeReason::GpuStartFailed, failure.note());
-        if !pod.is_terminal {
-            self.start_failures.insert(pod.pod.uid.clone(), failure.clone());
-        }
-    }
-
-    fn pod_ended(&self, uid: &PodUid) {
-        self.start_failures.remove(uid);
-        self.edits.forget(uid);
-        self.forget_waiting(uid);
-        self.settle_pod(uid);
-        self.unseen_binds.remove(uid);
-    }
-
-    fn watched(&self, resource: &'static str, is_failure: bool) {
-        self.metrics.watched(resource, is_failure);
     }
 }

@@ -14,7 +14,6 @@ use super::bind_error::BindError;
 use super::edits::{restoring, tell_edited};
 use super::guard::{Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected};
 use super::history::recalling;
-use super::live;
 use super::outbox::rooms;
 use super::proposals::{Proposals, proposals};
 use super::reasons::explaining;
@@ -75,7 +74,6 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
         () = proposing(&app) => {}
         () = guarding(&app) => {}
         () = explaining(&app) => {}
-        () = live::run(&app) => {}
         () = async { recalling(&app).await; std::future::pending::<()>().await } => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }

@@ -152,7 +152,10 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
     let misfits: BTreeSet<Misfit> = answers.iter().filter_map(|answer| answer.err()).collect();
     let closest = misfits.iter().copied().max_by_key(|misfit| misfit.closeness());
     let (way, remedies) = match fits_on.len() {
-        0 => (app.ledger.moves(question, MOST_MOVES), app.reasons.found(app, question)),
+        0 => (
+            app.ledger.moves(question, MOST_MOVES),
+            app.reasons.found(&app.ledger, question, app.clock.now()),
+        ),
         _ => (None, Vec::new()),
     };
     let of_operator = misfits.iter().copied().filter(|_| fits_on.is_empty());

@@ -303,7 +303,7 @@ impl FleetMap {
 }
 
 /// Looks for changes while browsers listen, and adds a point to the trend now and then.
-pub(super) async fn run(app: &Arc<App>) {
+pub async fn run(app: &Arc<App>, live: &Arc<Live>) {
     let mut beat = tokio::time::interval(LOOK_EVERY);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut pointed: Option<Timestamp> = None;
@@ -314,14 +314,14 @@ pub(super) async fn run(app: &Arc<App>) {
         if is_point_due {
             pointed = Some(now);
         }
-        if is_point_due || app.live.has_listeners() {
-            let app = Arc::clone(app);
+        if is_point_due || live.has_listeners() {
+            let (app, live) = (Arc::clone(app), Arc::clone(live));
             let looked = tokio::task::spawn_blocking(move || {
                 if is_point_due {
-                    app.live.add_point(&app);
+                    live.add_point(&app);
                 }
-                if app.live.has_listeners() {
-                    app.live.refresh(&app);
+                if live.has_listeners() {
+                    live.refresh(&app);
                 }
             });
             if let Err(fault) = looked.await {

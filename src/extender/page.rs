@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Path, Query, State};
@@ -71,8 +72,9 @@ fn file(name: &str, headers: &HeaderMap) -> Response {
 /// Everything that the page shows at first. The tag is the name of the snapshot.
 async fn summary(State(service): State<Service>, headers: HeaderMap) -> Response {
     let asked = headers.clone();
+    let live = Arc::clone(&service.live);
     let answer = look(&service.app, move |app| {
-        let (snapshot, at) = app.live.snapshot(app);
+        let (snapshot, at) = live.snapshot(app);
         let tag = format!("W/\"{at}\"");
         if headers
             .get(header::IF_NONE_MATCH)

@@ -188,7 +188,7 @@ mod tests {
     async fn queries_that_take_long_wait_for_their_turn() {
         let ledger = Arc::new(Ledger::new(settings()));
         let app = App::new(ledger, Clock::start(), Config::default(), Truth::Books);
-        let routes = router(Service { app: Arc::new(app), set_log_level: Arc::new(|_| Ok(())) });
+        let routes = router(Service::new(Arc::new(app), Arc::new(|_| Ok(()))));
         let ask = |path: &str| {
             let request = axum::http::Request::get(path).body(Body::empty()).unwrap();
             routes.clone().oneshot(request)

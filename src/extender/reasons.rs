@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use super::app::App;
 use super::mends;
 use crate::cluster::events::NoticeReason;
+use crate::ledger::books::Ledger;
 use crate::ledger::questions::Question;
 use crate::ledger::remedies::Remedy;
 use crate::packing::device::PodUid;
@@ -39,8 +40,8 @@ const MOST_REQUESTS: usize = 20;
 #[derive(Default)]
 pub struct Reasons {
     kept: Mutex<BTreeMap<Question, (Timestamp, Vec<Remedy>)>>,
-    untold: Mutex<BTreeSet<PodUid>>,
-    refused: Notify,
+    pub(super) untold: Mutex<BTreeSet<PodUid>>,
+    pub(super) refused: Notify,
 }
 
 impl Reasons {
@@ -60,36 +61,35 @@ impl Reasons {
 
     /// The remedies that are kept of a request, without those that no longer help; none where nothing is
     /// kept, or nothing of it helps any more. Looks at one node for each.
-    pub fn known(&self, app: &App, question: &Question) -> Option<Vec<Remedy>> {
+    pub fn known(&self, ledger: &Ledger, question: &Question) -> Option<Vec<Remedy>> {
         let mut known = locked(&self.kept).get(question)?.1.clone();
         let were = known.len();
-        known.retain(|remedy| app.ledger.still_helps(question, remedy));
+        known.retain(|remedy| ledger.still_helps(question, remedy));
         (were == 0 || !known.is_empty()).then_some(known)
     }
 
     /// The remedies for a request as they are now. Looks at every node some ten times.
-    pub fn found(&self, app: &App, question: &Question) -> Vec<Remedy> {
-        let remedies = app.ledger.remedies(question);
+    pub fn found(&self, ledger: &Ledger, question: &Question, now: Timestamp) -> Vec<Remedy> {
+        let remedies = ledger.remedies(question);
         let mut kept = locked(&self.kept);
         if kept.len() >= MOST_KEPT && !kept.contains_key(question) {
             let oldest = kept.iter().min_by_key(|(_, (at, _))| *at).map(|(known, _)| known.clone());
             oldest.and_then(|oldest| kept.remove(&oldest));
         }
-        kept.insert(question.clone(), (app.clock.now(), remedies.clone()));
+        kept.insert(question.clone(), (now, remedies.clone()));
         remedies
     }
 
     /// The same, or what was found a moment ago and still helps.
-    pub fn recent(&self, app: &App, question: &Question) -> Vec<Remedy> {
-        let now = app.clock.now();
+    pub fn recent(&self, ledger: &Ledger, question: &Question, now: Timestamp) -> Vec<Remedy> {
         let is_fresh = |at: Timestamp| now.since(at) < FRESH_FOR;
         let is_fresh = locked(&self.kept).get(question).is_some_and(|(at, _)| is_fresh(*at));
-        let known = if is_fresh { self.known(app, question) } else { None };
-        known.unwrap_or_else(|| self.found(app, question))
+        let known = if is_fresh { self.known(ledger, question) } else { None };
+        known.unwrap_or_else(|| self.found(ledger, question, now))
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -129,7 +129,7 @@ fn tell(app: &App, uid: &PodUid) {
     let Some(state) = app.waiting.pod(uid) else { return };
     let Some(misfits) = state.refused.filter(|misfits| !misfits.is_empty()) else { return };
     let question = &state.waiting.question;
-    let remedies = app.reasons.recent(app, question);
+    let remedies = app.reasons.recent(&app.ledger, question, app.clock.now());
     let mends = mends::mends(question, &remedies, misfits.keys().copied());
     app.tell(&state.waiting.pod, NoticeReason::NoGpuFits, mends::sentence(&misfits, &mends));
 }
@@ -139,6 +139,6 @@ fn look_again(app: &App) {
     let questions = waiting.take(KEPT_FRESH).map(|state| state.waiting.question);
     let different: BTreeSet<Question> = questions.collect();
     for question in different.iter().take(MOST_REQUESTS) {
-        app.reasons.recent(app, question);
+        app.reasons.recent(&app.ledger, question, app.clock.now());
     }
 }

@@ -17,6 +17,7 @@ use super::app::App;
 use super::browser;
 use super::exchange::PeerAddress;
 use super::limits::Limits;
+use super::live::{self, Live};
 use super::log_limit::LogLimit;
 use super::protocol::{ProtocolError, to_json};
 use super::queries::{scrape as scraped, too_long};
@@ -65,8 +66,18 @@ pub type SetLogLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;
 pub struct Service {
     /// The extender.
     pub app: Arc<App>,
+    /// What the page shows.
+    pub live: Arc<Live>,
     /// Changes the log level.
     pub set_log_level: Arc<SetLogLevel>,
+}
+
+impl Service {
+    /// A service of this extender with a page that shows nothing yet.
+    pub fn new(app: Arc<App>, set_log_level: Arc<SetLogLevel>) -> Self {
+        let live = Arc::new(Live::new(&app.clock));
+        Self { app, live, set_log_level }
+    }
 }
 
 /// All routes: for a demo, whose one listener has everything.
@@ -103,7 +114,7 @@ fn guarded(routes: Router<Service>, service: Service) -> Router {
 pub async fn serve(service: Service, listener: TcpListener, stop: watch::Receiver<bool>) {
     let limits = verb_limits(&service);
     let serving = connections::serve(listener, router(service.clone()), limits, stop.clone());
-    until_answered(&service.app, serving, stop).await;
+    until_answered(&service, serving, stop).await;
 }
 
 /// The listeners of the service.
@@ -125,7 +136,7 @@ pub async fn serve_apart(service: Service, listeners: Listeners, stop: watch::Re
     let serving = async move {
         tokio::join!(verbs, page);
     };
-    until_answered(&service.app, serving, stop).await;
+    until_answered(&service, serving, stop).await;
 }
 
 fn verb_limits(service: &Service) -> Limits {
@@ -134,17 +145,18 @@ fn verb_limits(service: &Service) -> Limits {
 }
 
 async fn until_answered(
-    app: &App,
+    service: &Service,
     serving: impl Future<Output = ()>,
     mut stop: watch::Receiver<bool>,
 ) {
     let late = async {
         let _ = stop.wait_for(|stop| *stop).await;
-        app.live.close(); // a browser would listen for ever
+        service.live.close(); // a browser would listen for ever
         tokio::time::sleep(LAST_ANSWERS_WITHIN).await;
     };
     tokio::select! {
         () = serving => {}
+        () = live::run(&service.app, &service.live) => {}
         () = late => tracing::warn!("somebody does not take an answer: not waiting any longer"),
     }
 }
@@ -352,7 +364,7 @@ mod tests {
     async fn the_log_level_is_changed_from_the_loopback_interface_alone() {
         let ledger = Arc::new(Ledger::new(settings()));
         let app = App::new(ledger, Clock::start(), Config::default(), Truth::Books);
-        let routes = router(Service { app: Arc::new(app), set_log_level: Arc::new(|_| Ok(())) });
+        let routes = router(Service::new(Arc::new(app), Arc::new(|_| Ok(()))));
         for (from, status) in
             [("127.0.0.1", 200), ("::1", 200), ("10.0.0.1", 403), ("fd00::1", 403)]
         {

@@ -11,7 +11,6 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::app::App;
 use super::live::{LOOK_EVERY, News};
 use super::server::{Service, refusal};
 
@@ -37,8 +36,7 @@ pub(super) async fn events(
     Query(query): Query<EventsQuery>,
     headers: HeaderMap,
 ) -> Response {
-    let app = &service.app;
-    let Some(place) = app.live.listen() else {
+    let Some(place) = service.live.listen() else {
         let error = "too many browsers listen, or the service stops: ask /v1/summary now and then";
         let refused = refusal(StatusCode::SERVICE_UNAVAILABLE, error);
         return ([(header::RETRY_AFTER, "30")], refused).into_response();
@@ -46,7 +44,7 @@ pub(super) async fn events(
     let resumed = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let after = resumed.or(query.after).unwrap_or_default();
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(feed(Arc::clone(app), after, sender, place));
+    tokio::spawn(feed(service, after, sender, place));
     let events = futures::stream::unfold(receiver, |mut receiver| async {
         Some((Ok::<Event, Infallible>(receiver.recv().await?), receiver))
     });
@@ -58,12 +56,13 @@ pub(super) async fn events(
 
 /// Makes each message only when the one before has been taken.
 async fn feed(
-    app: Arc<App>,
+    service: Service,
     mut after: String,
     sender: mpsc::Sender<Event>,
     _place: OwnedSemaphorePermit,
 ) {
-    let (mut news, mut closing) = (app.live.news(), app.live.closing());
+    let Service { app, live, .. } = service;
+    let (mut news, mut closing) = (live.news(), live.closing());
     let jitter = Duration::from_millis(u64::from(app.clock.precise().subsec_micros()) % 2_000);
     if sender.send(Event::default().retry(RETRY + jitter).comment("gpupack")).await.is_err() {
         return;
@@ -74,8 +73,8 @@ async fn feed(
             return;
         };
         news.borrow_and_update();
-        let (asked, from) = (Arc::clone(&app), after.clone());
-        let found = tokio::task::spawn_blocking(move || asked.live.since(&asked, &from)).await;
+        let (asked, shown, from) = (Arc::clone(&app), Arc::clone(&live), after.clone());
+        let found = tokio::task::spawn_blocking(move || shown.since(&asked, &from)).await;
         match found {
             Ok(News::Nothing) => drop(room),
             Ok(News::Delta(delta, at)) => {

@@ -155,7 +155,8 @@ pub(super) fn refused(app: &App, most: usize) -> Vec<WaitingView> {
     let pods = lines.pods().iter().zip(places);
     pods.map(|(state, line)| {
         let question = &state.waiting.question;
-        let mend = app.reasons.known(app, question).and_then(|known| mends_of(state, &known));
+        let mend =
+            app.reasons.known(&app.ledger, question).and_then(|known| mends_of(state, &known));
         WaitingView { mend, line, ..view(state, false, now) }
     })
     .collect()
@@ -198,8 +199,8 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
         }
         let known = match looked.get(question) {
             Some(true) => None,
-            Some(false) => Some(app.reasons.recent(app, question)),
-            None => app.reasons.known(app, question),
+            Some(false) => Some(app.reasons.recent(&app.ledger, question, app.clock.now())),
+            None => app.reasons.known(&app.ledger, question),
         };
         let mend = known.and_then(|known| mends_of(state, &known));
         let line = places.get(&state.waiting.pod.uid).copied().flatten();

@@ -40,7 +40,7 @@ impl Extender {
         ledger.set_listed(clock.now());
         let app = Arc::new(App::new(ledger, clock, config, Truth::Books));
         app.set_fenced();
-        let router = router(Service { app: Arc::clone(&app), set_log_level: Arc::new(|_| Ok(())) });
+        let router = router(Service::new(Arc::clone(&app), Arc::new(|_| Ok(()))));
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();
@@ -103,7 +103,7 @@ impl Extender {
 
     fn router(&self) -> axum::Router {
         let set_log_level = Arc::new(|_: &str| Ok(()));
-        router(Service { app: Arc::clone(&self.app), set_log_level })
+        router(Service::new(Arc::clone(&self.app), set_log_level))
     }
 
     /// Waits until `done` finds something in the node, and gives it.

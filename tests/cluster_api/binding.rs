@@ -90,7 +90,7 @@ impl Bed {
         app.ledger.see_node(&NodeName::new("n1"), host, PoolName::new(""));
         app.ledger.set_listed(app.clock.now());
         let set_log_level = Arc::new(|_: &str| Ok(()));
-        let router = router(Service { app: Arc::clone(&app), set_log_level });
+        let router = router(Service::new(Arc::clone(&app), set_log_level));
         let bed = Self { app, router, notices: Some(writer) };
         let uses: Vec<Value> = inventory.as_array().into_iter().flatten().map(|device| {
             json!({"uuid": device["uuid"], "used_mib": 0, "healthy": true, "processes": []})

@@ -1,14 +1,13 @@
 //! What the page asks, as a browser meets it: files, snapshot, events, the request that lights GPUs up,
 //! search; good and bad input.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::Response;
-use gpupack::extender::background;
-use gpupack::extender::server::{Service, serve};
+use gpupack::extender::server::serve;
+use gpupack::extender::{background, live};
 use http_body_util::BodyExt;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -28,7 +27,7 @@ async fn ask(bed: &Bed, path: &str, headers: &[(&str, &str)]) -> Response {
         request = request.header(*name, *value);
     }
     let request = request.body(Body::empty()).expect("a request of constants");
-    bed.router.clone().oneshot(request).await.expect("a router cannot fail")
+    bed.router().oneshot(request).await.expect("a router cannot fail")
 }
 
 async fn json_of(bed: &Bed, path: &str) -> Value {
@@ -257,6 +256,8 @@ async fn running() -> (Bed, watch::Sender<bool>) {
     let bed = Bed::warm().await;
     let (stop, stopped) = watch::channel(false);
     tokio::spawn(background::run(bed.app.clone(), stopped));
+    let service = bed.service.clone();
+    tokio::spawn(async move { live::run(&service.app, &service.live).await });
     (bed, stop)
 }
 
@@ -352,7 +353,7 @@ async fn so_many_browsers_may_listen_and_all_are_let_go_at_the_end() {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
-    bed.app.live.close();
+    bed.service.live.close();
     assert_eq!(last.next().await, None);
     assert_eq!(ask(&bed, "/v1/events", &[]).await.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
@@ -363,8 +364,7 @@ async fn a_browser_that_listens_does_not_hold_the_end_up() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
-    let service = Service { app: bed.app.clone(), set_log_level: Arc::new(|_: &str| Ok(())) };
-    let serving = tokio::spawn(serve(service, listener, stopped));
+    let serving = tokio::spawn(serve(bed.service.clone(), listener, stopped));
     let mut browser = TcpStream::connect(address).await.unwrap();
     let at = json_of(&bed, "/v1/summary").await["at"].as_str().unwrap().to_owned();
     let asked = format!("GET /v1/events?after={at} HTTP/1.1\r\nHost: localhost\r\n\r\n");

@@ -21,7 +21,7 @@ use tower::ServiceExt;
 /// An extender whose own books are the truth.
 pub(crate) struct Bed {
     pub(crate) app: Arc<App>,
-    pub(crate) router: Router,
+    pub(crate) service: Service,
 }
 
 pub(crate) fn data(name: &str) -> Vec<u8> {
@@ -30,6 +30,11 @@ pub(crate) fn data(name: &str) -> Vec<u8> {
 }
 
 impl Bed {
+    /// Its routes.
+    pub(crate) fn router(&self) -> Router {
+        router(self.service.clone())
+    }
+
     /// An extender that knows no node and has listed nothing.
     pub(crate) fn cold() -> Self {
         Self::cold_with(Config::default())
@@ -47,8 +52,8 @@ impl Bed {
             "info" | "debug" => Ok(()),
             _ => Err(format!("log level `{level}` is unknown")),
         });
-        let router = router(Service { app: Arc::clone(&app), set_log_level });
-        Self { app, router }
+        let service = Service::new(Arc::clone(&app), set_log_level);
+        Self { app, service }
     }
 
     /// An extender with the nodes of the recorded bodies: `gpu-a` has a T4, `gpu-b` two A100 and
@@ -87,7 +92,7 @@ impl Bed {
         let request = Request::builder().method(method).uri(path);
         let request = request.header("content-type", "application/json").body(body.into());
         let request = request.expect("a request of constants");
-        let answer = self.router.clone().oneshot(request).await.expect("a router cannot fail");
+        let answer = self.router().oneshot(request).await.expect("a router cannot fail");
         let status = answer.status();
         (status, answer.into_body().collect().await.expect("a whole body").to_bytes().to_vec())
     }

@@ -13,10 +13,10 @@ use std::hint::black_box;
 
 use common::{Cluster, asks, cluster};
 use criterion::Criterion;
-use gpupack::ledger::questions::Question;
-use gpupack::packing::policy::Policy;
-use gpupack::packing::request::{Amount, GpuRequest};
-use gpupack::packing::units::MemMib;
+use gpupack::hardware::units::MemMib;
+use gpupack::ledger::query::questions::Question;
+use gpupack::model::policy::Policy;
+use gpupack::model::request::{Amount, GpuRequest};
 use runs::SIZES;
 use typical::hundred_typical;
 

@@ -44,7 +44,7 @@ use std::path::Path;
 use std::process::Command;
 
 use gpupack::clock::Clock;
-use gpupack::sim::chart::{Chart, Curve, write_svg};
+use gpupack::sim::chart::draw::{Chart, Curve, write_svg};
 
 /// Sizes of the clusters, in nodes of 8 GPUs.
 const NODES: [usize; 4] = [100, 1_000, 5_000, 20_000];

@@ -15,8 +15,8 @@ use std::hint::black_box;
 use bodies::bodies;
 use criterion::Criterion;
 use extender::extender;
-use gpupack::extender::app::App;
-use gpupack::extender::verbs;
+use gpupack::control::shared::app::App;
+use gpupack::server::scheduler::verbs;
 use runs::SIZES;
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ fn check(app: &App, body: &[u8]) {
     let (answer, _) = verbs::prioritize(app, body).expect("a body as kube-scheduler sends it");
     let answer: Value = serde_json::from_slice(&answer).expect("an answer is JSON");
     let asked: Value = serde_json::from_slice(body).expect("a body is JSON");
-    let pod = gpupack::cluster::pod::SeenPod::from_json(&asked["Pod"].to_string());
+    let pod = gpupack::kube_api::pod::seen_pod::SeenPod::from_json(&asked["Pod"].to_string());
     let pod = pod.expect("a sound pod");
     app.ledger.drop_claim(&pod.pod.uid); // it held the best place back
     let question = app.question(&pod).expect("it asks for a GPU");

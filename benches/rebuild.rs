@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use common::{Cluster, cluster, empty, hello, host};
 use criterion::{BatchSize, Criterion};
-use gpupack::ledger::books::Ledger;
-use gpupack::ledger::facts::PodFact;
-use gpupack::ledger::reports::NodeReport;
-use gpupack::packing::device::{NodeName, PoolName};
-use gpupack::packing::units::Timestamp;
+use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::units::Timestamp;
+use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::Ledger;
 use runs::SIZES;
 
 /// What the API server and the agents say of a cluster.
@@ -27,7 +27,7 @@ struct Facts {
 fn facts(of: &Cluster) -> Facts {
     let books = of.ledger.nodes();
     let pods = books.iter().flat_map(|node| {
-        let fact = |held: &gpupack::packing::reservation::Reservation| PodFact {
+        let fact = |held: &gpupack::model::reservation::Reservation| PodFact {
             pod: held.pod.clone(),
             node: Some(node.name().clone()),
             host: held.host,
@@ -54,7 +54,8 @@ fn rebuild(facts: &Facts) -> Ledger {
         ledger.see_pod(fact, Timestamp::START);
     }
     let requests = facts.pods.iter().map(|fact| {
-        let kind = gpupack::packing::mix::RequestType::new(fact.request.as_deref(), fact.host.cpu);
+        let kind =
+            gpupack::waste::request_mix::RequestType::new(fact.request.as_deref(), fact.host.cpu);
         (fact.pod.uid.clone(), kind, fact.host.memory)
     });
     ledger.recall(requests);

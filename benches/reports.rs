@@ -15,9 +15,9 @@ use std::hint::black_box;
 use common::hello;
 use criterion::Criterion;
 use extender::extender;
-use gpupack::extender::app::App;
-use gpupack::extender::reports;
-use gpupack::ledger::reports::NodeReport;
+use gpupack::control::shared::app::App;
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::server::api::reports;
 use runs::SIZES;
 use serde_json::{Value, json};
 

@@ -11,8 +11,8 @@ use std::hint::black_box;
 
 use common::{Cluster, asks, cluster, pod, some_request};
 use criterion::Criterion;
-use gpupack::packing::policy::Policy;
-use gpupack::packing::units::Timestamp;
+use gpupack::hardware::units::Timestamp;
+use gpupack::model::policy::Policy;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use runs::SIZES;

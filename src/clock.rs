@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::packing::units::Timestamp;
+use crate::hardware::units::Timestamp;
 
 /// The clock of this process, started once in `main` and copied to whoever runs a loop.
 #[derive(Clone, Copy, Debug)]

@@ -1,272 +1,479 @@
 //! **gpupack**: a fraction-aware GPU scheduler extender for Kubernetes.
 //!
 //! kube-scheduler asks over HTTP where a pod fits (`filter`), where it fits best (`prioritize`) and
-//! hands over the final step (`bind`); `preempt` keeps it from evicting pods for a GPU pod. The
-//! answers come from an in-memory ledger of every GPU of the cluster. Facts flow in (the API server's
-//! pods and nodes, the agents' reports), decisions flow out (a Binding that names node and device in
-//! one write, annotations that requeue or fence waiting pods); both meet only in the [`ledger`].
+//! hands over the final step (`bind`). The answers come from an in-memory model of every GPU of the
+//! cluster. Facts flow in (the API server's pods and nodes, the agents' reports), decisions flow out
+//! (a Binding that names node and device in one write); both meet only in the [`ledger`].
 //!
-//! Read the modules in this order; each uses only modules that come before it in this list:
-//!
-//! 1. [`packing`]: pure values. What fits, where, and how good a placement is.
-//! 2. [`ledger`]: the state of all nodes, concurrent.
-//! 3. [`clock`], [`config`], [`metrics`], [`report`], [`cluster`]: the edges. Time, settings,
-//!    Prometheus, what agents report, Kubernetes.
-//! 4. [`extender`], [`agent`], [`sim`]: the extender and its webhook, the agent, the simulator.
-//! 5. `cli`: printing and flags.
+//! Read this file from top to bottom: **each file imports only files that stand above it here.** The
+//! test `rules` holds the code to that.
 
-/// What fits, where, and how good a placement is: pure values, no clock, no lock, no I/O.
-pub mod packing {
+pub(crate) mod causes;
+pub mod clock;
+
+/// What a node owns: GPUs, MIG instances, their classes, and where they sit. Pure values.
+pub mod hardware {
     pub mod units;
     pub mod device;
     pub mod pool;
-    pub mod details;
+    pub mod device_class;
     pub mod mig;
-    pub mod nearness;
+    pub mod topology;
     pub mod inventory;
-    pub mod request;
-    pub mod reservation;
-    pub mod device_books;
-    pub mod node;
-    pub mod misfit;
-    pub mod fit;
-    pub mod supply;
-    pub mod mix;
-    pub mod term;
-    pub mod holes;
-    pub mod prices;
-    pub mod forecast;
-    pub mod fragmentation;
-    pub mod figures;
-    pub mod outlook;
-    pub mod rank;
-    pub mod policy;
-    pub mod baseline;
-    pub mod plan;
-    pub mod moves;
-    #[cfg(test)]
-    mod fixture;
 }
 
-/// The state of all nodes, concurrent: facts and commands in, ledger events and copies out.
-pub mod ledger {
-    pub mod books;
-    mod pools;
-    mod changes;
-    pub mod choice;
-    mod slot;
-    mod slots;
-    mod ranking;
-    mod shapes;
-    mod kept;
-    pub mod effect;
-    pub mod facts;
-    pub mod commands;
-    pub mod questions;
-    pub mod reports;
-    pub mod sightings;
-    pub mod usage;
-    pub mod advice;
-    pub mod evictions;
-    pub mod protection;
-    pub mod details;
-    pub mod reading;
-    pub mod fleet;
-    pub mod viewing;
-    pub mod moves;
-    pub mod remedies;
-    pub mod requeue;
-    pub mod waiting;
+/// What pods ask for, what they get, and whether it fits. Pure values: no clock, no lock, no I/O.
+pub mod model {
+    pub mod rejection;
+    pub mod policy;
+    pub mod request;
+    pub mod fit;
+    pub mod reservation;
+    pub mod device_state;
+    pub mod isolation;
+    pub mod node_state;
+    pub mod event;
+}
+
+/// The request mix, and how much waste it lets one expect of free room.
+pub mod waste {
+    pub(crate) mod numbers;
+    pub mod supply;
+    pub mod term;
+    pub(crate) mod demand;
+    pub mod request_mix;
+    pub(crate) mod mix_rows;
+    pub(crate) mod residual;
+    pub mod scarcity;
+    pub(crate) mod expected_waste;
+    pub mod compiled_mix;
+}
+
+/// Which of the placements that fit is best.
+pub mod scoring {
+    pub mod fragmentation;
+    pub mod context;
+    pub mod cost;
+    pub mod baseline;
+    pub mod efficiency;
+    pub(crate) mod node_waste;
+    pub mod strategy;
+    pub mod plan;
     #[cfg(test)]
     pub(crate) mod fixture;
 }
 
-mod causes;
-pub mod clock;
-pub mod config;
-pub mod metrics;
-pub mod report;
-
-/// Kubernetes: what pods ask for, what is watched, admission, events, and the only writer of pods.
-pub mod cluster {
-    pub mod bounded;
-    pub mod quantity;
-    pub mod request_error;
-    pub mod resources;
-    mod values;
-    pub mod annotations;
-    pub mod other_keys;
-    pub mod placement;
-    pub mod written;
-    pub mod mps;
-    pub mod host;
-    pub mod start_failure;
-    mod pod_fields;
-    pub mod pod;
-    pub mod labels;
-    pub mod target;
-    pub mod outcome;
-    pub mod write;
-    pub mod evict;
-    pub mod events;
-    mod watched;
-    pub mod watch;
-    pub mod list;
-    pub mod admission_error;
-    mod containers;
-    mod pod_security;
-    mod confinement;
-    pub mod injection;
-    pub mod review;
-    pub mod admission;
+/// What pods were seen to use, and what keeps them apart. Pure values.
+pub mod usage {
+    pub mod isolation;
+    pub mod samples;
+    pub mod history;
+    pub mod node_details;
+    pub mod over_limit;
 }
 
-/// The service that kube-scheduler, agents and people call, and the admission webhook.
-pub mod extender {
-    mod names;
-    mod wire;
-    pub mod protocol;
-    pub mod turns;
-    pub mod edits;
-    mod log_limit;
-    pub mod passed;
-    pub mod other_touches;
-    pub mod outbox;
-    pub mod app;
-    mod believed;
-    pub mod template;
-    mod pod_events;
-    pub mod verbs;
-    pub mod preempt;
-    pub mod bind_error;
-    mod bind_limits;
-    pub mod settle;
-    pub mod bind;
-    pub mod reports;
-    pub mod proposals;
-    pub mod guard;
-    mod mends;
-    pub mod reasons;
-    pub mod details;
-    pub mod sharing;
-    pub mod tenants;
-    pub mod inspect;
-    pub mod pods;
-    pub mod waiting;
-    pub mod explain;
-    pub mod summary;
-    pub mod cells;
-    mod trend;
-    pub mod live;
-    mod fits;
-    mod search;
-    mod stream;
-    mod page;
-    mod queries;
-    mod limits;
-    mod bell;
-    mod exchange;
-    mod connections;
-    pub mod browser;
-    pub mod wakes;
-    mod series;
-    mod history;
-    pub mod background;
+/// All nodes in memory: facts and commands in, events and copies out.
+pub mod ledger {
+    #[cfg(test)]
+    pub(crate) mod fixture;
+
+    /// The state of all nodes, and what is kept ready for the next question.
+    pub mod nodes {
+        pub(crate) mod changes;
+        pub(crate) mod node_entry;
+        pub(crate) mod table;
+        pub(crate) mod ranking;
+        pub(crate) mod answer_cache;
+        pub mod narrowing;
+        pub mod per_node;
+        pub mod state;
+    }
+
+    /// Questions: what fits where, and how well the cluster is packed.
+    pub mod query {
+        pub(crate) mod fleet;
+        pub mod questions;
+        pub mod reading;
+        pub(crate) mod viewing;
+    }
+
+    /// What changes the ledger: facts, commands, reports.
+    pub mod change {
+        pub mod commits;
+        pub mod facts;
+        pub(crate) mod pools;
+        pub mod reports;
+    }
+
+    /// What reports say beside the amounts.
+    pub mod usage {
+        pub mod advice;
+        pub(crate) mod observed;
+    }
+
+    /// What would help the pods that wait, and which of them to requeue.
+    pub mod suggest {
+        pub mod displacement;
+        pub mod moves;
+        pub mod requeue;
+        pub mod waiting;
+        pub(crate) mod requeue_attempts;
+        pub mod search;
+        pub(crate) mod suggestions;
+    }
+}
+
+/// The configuration file.
+pub mod config {
+    pub(crate) mod reader;
     pub mod advice;
-    mod scrape;
-    pub mod teams;
-    pub mod server;
+    pub mod allowed;
+    pub mod guard;
     pub mod webhook;
-    pub mod tls;
+    pub mod pools;
+    pub mod port;
+    pub mod requests;
+    pub mod file;
 }
 
-/// What runs on every GPU node: reads the GPUs and reports them to the extender.
-pub mod agent {
-    pub mod health;
-    pub mod probe;
-    pub mod nvml;
-    mod draining;
-    pub mod processes;
-    mod mounts;
-    mod mps_clients;
-    mod mps_memory;
-    mod mps_control;
-    pub mod mps;
+/// Prometheus.
+pub mod metrics {
+    pub(crate) mod make;
     pub mod fleet;
-    pub mod mixed;
-    pub mod simulated;
-    pub mod kubelet;
-    pub mod cadence;
-    pub mod session;
-    pub mod client;
-    pub mod metrics;
-    mod link;
-    mod sampler;
-    pub mod run;
+    pub mod demand;
+    pub mod labels;
+    pub mod guard;
+    pub mod registry;
 }
 
-/// The simulator: replays workload traces, public ones or snapshots, and draws the result.
+/// What agents report.
+pub mod report {
+    pub mod condition;
+    pub mod wire;
+    pub mod bounds;
+    pub(crate) mod details;
+    pub mod checked;
+}
+
+/// Kubernetes: what pods ask for, what is watched, and the only writer.
+pub mod kube_api {
+    /// Annotations and resources, in both directions.
+    pub mod request {
+        pub mod request_error;
+        pub mod quantity;
+        pub mod resources;
+        pub(crate) mod values;
+        pub mod annotations;
+        pub mod bounded;
+        pub mod other_keys;
+        pub mod placement;
+        pub mod written;
+    }
+
+    /// What containers get of a placement.
+    pub mod containers {
+        pub mod admission_error;
+        pub mod container_view;
+        pub mod mps;
+        pub mod injection;
+    }
+
+    /// Pods and nodes, as the API server shows them.
+    pub mod pod {
+        pub mod host;
+        pub mod labels;
+        pub(crate) mod pod_fields;
+        pub mod start_failure;
+        pub mod seen_pod;
+        pub mod list;
+        pub(crate) mod watched;
+        pub mod watch;
+    }
+
+    /// Everything that is written.
+    pub mod write {
+        pub mod target;
+        pub mod events;
+        pub mod outcome;
+        pub mod writer;
+        pub mod evict;
+    }
+
+    /// The rules of the webhook.
+    pub mod admission {
+        pub(crate) mod pod_security;
+        pub(crate) mod confinement;
+        pub mod review;
+        pub mod rules;
+    }
+}
+
+/// The bodies of kube-scheduler's calls.
+pub mod protocol {
+    pub mod bounds;
+    pub mod names;
+    pub mod wire;
+    pub mod messages;
+}
+
+/// What is decided beside the ledger: binding, requeues, evictions.
+pub mod control {
+    /// What all of it shares.
+    pub mod shared {
+        pub mod bind_error;
+        pub mod bind_locks;
+        pub mod edited;
+        pub mod kept_suggestions;
+        pub mod other_fences;
+        pub mod outbox;
+        pub mod passed;
+        pub mod team_names;
+        pub mod app;
+        pub(crate) mod log_limit;
+    }
+
+    /// A Binding, from its call to the proof that it landed.
+    pub mod bind {
+        pub(crate) mod limits;
+        pub mod settle;
+        pub mod binding;
+        pub mod edits;
+    }
+
+    /// Pods that wait, and pods that use more than they may.
+    pub mod pods {
+        pub(crate) mod known_pods;
+        pub mod memory_guard;
+        pub(crate) mod pod_events;
+        pub mod proposals;
+        pub(crate) mod wording;
+        pub(crate) mod reasons;
+        pub mod requeue;
+        pub mod teams;
+    }
+}
+
+/// The service that kube-scheduler calls.
+pub mod server {
+    /// Connections, their limits, and what browsers may do.
+    pub mod http {
+        pub(crate) mod bell;
+        pub(crate) mod respond;
+        pub mod browser;
+        pub(crate) mod limits;
+        pub(crate) mod exchange;
+        pub(crate) mod connections;
+        pub mod tls;
+    }
+
+    /// The verbs *filter*, *prioritize* and *preempt*.
+    pub mod scheduler {
+        pub mod preempt;
+        pub mod template;
+        pub mod verbs;
+    }
+
+    /// The answers to people's questions.
+    pub mod views {
+        pub mod advice;
+        pub mod details;
+        pub mod pods;
+        pub mod waiting;
+        pub mod explain;
+        pub(crate) mod fits;
+        pub mod sharing;
+        pub mod tenants;
+        pub mod inspect;
+        pub(crate) mod search;
+    }
+
+    /// The page in the browser.
+    pub mod page {
+        pub mod cells;
+        pub mod summary;
+        pub(crate) mod trend;
+        pub mod live;
+        pub mod service;
+        pub(crate) mod stream;
+        pub(crate) mod routes;
+    }
+
+    /// What Prometheus knows of the time before the start.
+    pub mod history {
+        pub(crate) mod series;
+        pub(crate) mod recall;
+    }
+
+    /// The routes, and the loops beside them.
+    pub mod api {
+        pub mod background;
+        pub(crate) mod queries;
+        pub mod reports;
+        pub(crate) mod scrape;
+        pub mod server;
+        pub mod webhook;
+    }
+}
+
+/// What runs on every GPU node: reads the GPUs and reports them.
+pub mod agent {
+    /// What is read of GPUs.
+    pub mod gpu {
+        pub mod health;
+        pub mod probe;
+    }
+
+    /// Which pod a process belongs to.
+    pub mod processes {
+        pub mod pods;
+        pub(crate) mod draining;
+        pub(crate) mod mounts;
+    }
+
+    /// The daemons of NVIDIA MPS.
+    pub mod mps {
+        pub(crate) mod clients;
+        pub(crate) mod control;
+        pub(crate) mod memory;
+        pub mod daemons;
+    }
+
+    /// NVIDIA's library.
+    pub mod nvml {
+        pub(crate) mod limits;
+        pub(crate) mod raw;
+        pub(crate) mod trouble;
+        pub(crate) mod details;
+        pub(crate) mod utilization;
+        pub(crate) mod sweep;
+        pub mod probe;
+    }
+
+    /// Nodes without GPUs, for demos and tests.
+    pub mod simulated {
+        pub mod fleet;
+        pub mod mixed;
+        pub mod probe;
+    }
+
+    /// The agent itself.
+    pub mod node {
+        pub mod cadence;
+        pub mod session;
+        pub mod client;
+        pub mod metrics;
+        pub mod config;
+        pub mod kubelet;
+        pub(crate) mod link;
+        pub(crate) mod sampler;
+        pub mod run;
+    }
+}
+
+/// The simulator: replays public workload traces and draws the result.
 pub mod sim {
-    pub mod trace;
-    mod table;
-    pub mod go_rand;
-    mod go_rand_table;
-    pub mod workload;
-    mod exponential;
-    pub mod schedule;
-    pub mod churn;
-    pub mod timeline;
-    pub mod policy;
-    pub mod curve;
-    mod cluster;
-    mod queue;
-    pub mod service;
-    pub mod engine;
-    #[cfg(feature = "bound")]
-    mod lp;
-    #[cfg(feature = "bound")]
-    mod relaxation;
-    pub mod bound;
-    pub mod snapshot;
-    pub mod replace;
-    pub mod chart;
-    mod chart_layout;
+    /// Traces, and how pods arrive.
+    pub mod trace {
+        pub(crate) mod exponential;
+        pub mod table;
+        pub mod read;
+        pub(crate) mod go_rand_table;
+        pub mod go_rand;
+        pub mod workload;
+        pub mod schedule;
+        pub mod churn;
+    }
+
+    /// One run.
+    pub mod run {
+        pub mod policy;
+        pub(crate) mod cluster;
+        pub mod curve;
+        pub(crate) mod queue;
+        pub mod service;
+        pub mod engine;
+        pub mod timeline;
+    }
+
+    /// How well any policy could do.
+    pub mod bound {
+        #[cfg(feature = "bound")]
+        pub(crate) mod lp;
+        #[cfg(feature = "bound")]
+        pub(crate) mod relaxation;
+        pub mod upper_bound;
+    }
+
+    /// A cluster's state in a file.
+    pub mod snapshot {
+        pub mod replace;
+        pub mod state;
+    }
+
+    /// Pictures.
+    pub mod chart {
+        pub(crate) mod chart_layout;
+        pub mod draw;
+    }
 }
 
-/// Flags and printing; everything else is in the modules above.
+/// Flags and printing; everything else is asked of the rooms above.
 pub mod cli {
-    pub mod logging;
-    mod signals;
-    pub mod failure;
-    mod plain;
-    mod connect;
-    pub mod extender;
-    pub mod agent;
-    pub mod webhook;
-    pub mod webhook_cert;
-    pub mod simulate;
-    mod simulate_jobs;
-    mod figures;
-    mod simulate_bound;
-    mod simulate_report;
-    mod simulate_timed_figures;
-    mod simulate_timed_json;
-    mod simulate_timed;
-    mod simulate_charts;
-    pub mod snapshot;
-    mod snapshot_state;
-    mod top_state;
-    mod top_rows;
-    pub mod top;
-    pub mod explain;
-    pub mod advise;
-    pub mod waiting;
-    pub mod completion;
-    mod demo_pods;
-    mod demo_board;
-    mod demo_scheduler;
-    mod demo_drive;
-    mod demo_view;
-    mod demo_summary;
-    pub mod demo;
+    /// What all commands share.
+    pub mod base {
+        pub mod failure;
+        pub(crate) mod connect;
+        pub mod logging;
+        pub(crate) mod plain;
+        pub(crate) mod signals;
+    }
+
+    /// `gpupack extender`, `agent` and `webhook`
+    pub mod serve {
+        pub mod agent;
+        pub mod extender;
+        pub mod webhook;
+        pub mod webhook_cert;
+    }
+
+    /// Questions to a running extender.
+    pub mod ask {
+        pub mod advise;
+        pub mod completion;
+        pub mod explain;
+        pub(crate) mod snapshot_state;
+        pub mod snapshot;
+        pub mod waiting;
+    }
+
+    /// `gpupack simulate`
+    pub mod simulate {
+        pub(crate) mod figures;
+        pub(crate) mod bound;
+        pub mod jobs;
+        pub(crate) mod charts;
+        pub(crate) mod report;
+        pub(crate) mod timed_figures;
+        pub(crate) mod timed_json;
+        pub(crate) mod timed;
+        pub mod command;
+    }
+
+    /// `gpupack demo`
+    pub mod demo {
+        pub(crate) mod board;
+        pub(crate) mod pods;
+        pub(crate) mod scheduler;
+        pub(crate) mod drive;
+        pub(crate) mod view;
+        pub(crate) mod summary;
+        pub mod command;
+    }
+
+    /// `gpupack top`
+    pub mod top {
+        pub(crate) mod state;
+        pub(crate) mod rows;
+        pub mod command;
+    }
 }

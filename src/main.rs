@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use gpupack::cli::failure::Failure;
-use gpupack::cli::{
-    advise, agent, completion, demo, explain, extender, simulate, snapshot, top, waiting, webhook,
-    webhook_cert,
-};
+use gpupack::cli::ask::{advise, completion, explain, snapshot, waiting};
+use gpupack::cli::base::failure::Failure;
+use gpupack::cli::serve::{agent, extender, webhook, webhook_cert};
+use gpupack::cli::{demo, simulate, top};
 use gpupack::clock::Clock;
 
 /// Takes a quarter less time for reports than that of the C library (`docs/performance.md`).
@@ -35,7 +34,7 @@ enum Command {
     /// Print a certificate for the webhook as a Secret, for clusters without cert-manager
     WebhookCert(webhook_cert::WebhookCertArgs),
     /// Show what nodes, GPUs and tenants have, hold and use now
-    Top(top::TopArgs),
+    Top(top::command::TopArgs),
     /// Say why a pod waits, and what would help
     Explain(explain::ExplainArgs),
     /// List the pods that wait, with what is in the way of each
@@ -43,9 +42,9 @@ enum Command {
     /// Say who holds GPUs without need, and what request would have been enough
     Advise(advise::AdviseArgs),
     /// Watch it work: a simulated fleet and stream of pods, no Kubernetes and no GPU needed
-    Demo(demo::DemoArgs),
+    Demo(demo::command::DemoArgs),
     /// Replay a public GPU trace through the packing code and compare policies
-    Simulate(simulate::SimulateArgs),
+    Simulate(simulate::command::SimulateArgs),
     /// Write the nodes and pods of a running cluster down as a trace for simulate
     Snapshot(snapshot::SnapshotArgs),
     /// Print completions for a shell
@@ -71,9 +70,9 @@ fn main() -> ExitCode {
         Command::Agent(args) => ended(agent::run(args, Clock::start()), 1),
         Command::Webhook(args) => ended(webhook::run(&args), 1),
         Command::WebhookCert(args) => ended(webhook_cert::run(&args, Clock::start()), 1),
-        Command::Demo(args) => ended(demo::run(&args, Clock::start()), 1),
+        Command::Demo(args) => ended(demo::command::run(&args, Clock::start()), 1),
         Command::Snapshot(args) => ended(snapshot::run(&args), 1),
-        Command::Top(args) => answered(top::run(&args)),
+        Command::Top(args) => answered(top::command::run(&args)),
         Command::Explain(args) => answered(explain::run(&args)),
         Command::Waiting(args) => answered(waiting::run(&args)),
         Command::Advise(args) => answered(advise::run(&args)),
@@ -82,7 +81,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Command::Man(args) => answered(completion::man(&args, named())),
-        Command::Simulate(args) => match simulate::run(&args) {
+        Command::Simulate(args) => match simulate::command::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 let code = error.exit_code();

@@ -4,12 +4,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::cluster::admission::Admission;
-use gpupack::cluster::annotations::{ContainerAsk, ContainerKind, parse_request};
-use gpupack::cluster::resources::{MARKER_MEMORY, MARKER_SHARE, MIG_PREFIX, SHARED_SLOT, WHOLE};
-use gpupack::config::WebhookConfig;
-use gpupack::config::webhook::{Allowed, MemoryLimit, ThreadCap, Unmanaged, WholeGpus};
-use gpupack::packing::mig::GEOMETRIES;
+use gpupack::config::allowed::Allowed;
+use gpupack::config::webhook::{MemoryLimit, ThreadCap, Unmanaged, WebhookConfig, WholeGpus};
+use gpupack::hardware::mig::GEOMETRIES;
+use gpupack::kube_api::admission::rules::Admission;
+use gpupack::kube_api::request::annotations::parse_request;
+use gpupack::kube_api::request::resources::{
+    ContainerAsk, ContainerKind, MARKER_MEMORY, MARKER_SHARE, MIG_PREFIX, SHARED_SLOT, WHOLE,
+};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use serde_json::{Value, json};

@@ -13,13 +13,14 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::put;
 use axum::{Json, Router};
-use gpupack::agent::fleet::Fleet;
-use gpupack::agent::nvml::NvmlProbe;
-use gpupack::agent::processes::PodsByProcess;
-use gpupack::agent::run::{AgentConfig, run_fleet, run_node};
+use gpupack::agent::node::config::AgentConfig;
+use gpupack::agent::node::run::{run_fleet, run_node};
+use gpupack::agent::nvml::probe::NvmlProbe;
+use gpupack::agent::processes::pods::PodsByProcess;
+use gpupack::agent::simulated::fleet::Fleet;
 use gpupack::clock::Clock;
 use gpupack::report::checked::CheckedReport;
-use gpupack::report::{
+use gpupack::report::wire::{
     BookedDevice, Booking, BookingState, Outcome, Refusal, Reply, Report, SCHEMA_VERSION,
 };
 use tokio::runtime::Runtime;

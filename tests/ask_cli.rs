@@ -10,8 +10,8 @@ use std::process::{Child, Command, Output, Stdio};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
 use axum::{Json, Router};
-use gpupack::packing::device::{NodeName, PoolName};
-use gpupack::packing::units::{HostAmount, MemMib, MilliCpu};
+use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use http_bed::{Bed, pod, read};
 use serde_json::{Value, json};
 

@@ -11,15 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{DEVICE_MIB, add_node, asks, fraction, gpus, host, pod, seconds, seen, settings};
-use gpupack::ledger::books::Ledger;
-use gpupack::ledger::facts::PodFact;
-use gpupack::ledger::questions::Question;
-use gpupack::ledger::reports::NodeReport;
-use gpupack::packing::device::{NodeName, PodUid, PoolName};
-use gpupack::packing::policy::Policy;
-use gpupack::packing::request::Demand;
-use gpupack::packing::reservation::Placement;
-use gpupack::packing::units::HostAmount;
+use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::units::{Demand, HostAmount};
+use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::ledger::query::questions::Question;
+use gpupack::model::policy::Policy;
+use gpupack::model::reservation::Placement;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 

@@ -144,7 +144,7 @@ fn every_alert_has_its_chapter_and_two_tests() {
             file("deploy/prometheus/rules.yaml").contains(&format!("#{}\n", alert.to_lowercase()))
         );
     }
-    let events = file("src/cluster/events.rs");
+    let events = file("src/kube_api/write/events.rs");
     for reason in runbook.split("reason=").skip(1) {
         let reason: String = reason.chars().take_while(char::is_ascii_alphanumeric).collect();
         let is_known = reason == "FailedScheduling" || events.contains(&format!("\"{reason}\""));

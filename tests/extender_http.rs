@@ -3,8 +3,8 @@
 
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
-use gpupack::packing::device::{NodeName, PoolName};
-use gpupack::packing::units::{HostAmount, MemMib, MilliCpu};
+use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use http_bed::{Bed, data, hello, pod, read};
 use serde_json::{Value, json};
 use tower::ServiceExt;

@@ -1,14 +1,14 @@
 //! Bodies of the extender protocol as kube-scheduler sends them, and answers byte for byte.
 
-use gpupack::extender::protocol::{
+use gpupack::hardware::device::NodeName;
+use gpupack::hardware::units::{MemMib, Share};
+use gpupack::model::policy::Policy;
+use gpupack::model::rejection::Misfit;
+use gpupack::model::request::{Amount, Limit};
+use gpupack::protocol::messages::{
     ExtenderArgs, ExtenderBindingArgs, ExtenderBindingResult, ExtenderFilterResult, HostPriority,
     NodesArg, Passed, host_priorities_json,
 };
-use gpupack::packing::device::NodeName;
-use gpupack::packing::fit::Misfit;
-use gpupack::packing::policy::Policy;
-use gpupack::packing::request::{Amount, Limit};
-use gpupack::packing::units::{MemMib, Share};
 
 fn data(name: &str) -> Vec<u8> {
     let path = format!("{}/tests/data/extender/{name}", env!("CARGO_MANIFEST_DIR"));

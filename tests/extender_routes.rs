@@ -2,10 +2,11 @@
 
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
-use gpupack::cluster::pod::SeenPod;
-use gpupack::cluster::watch::Sink;
-use gpupack::extender::server::{Listeners, Service, serve_apart};
-use gpupack::extender::teams::account;
+use gpupack::control::pods::teams::account;
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::server::api::server::{Listeners, serve_apart};
+use gpupack::server::page::service::Service;
 use http_bed::{Bed, data, hello, pod, read};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

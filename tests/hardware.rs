@@ -3,12 +3,12 @@
 
 use std::io::Write;
 
-use gpupack::agent::nvml::NvmlProbe;
-use gpupack::agent::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use gpupack::agent::processes::{PodsByProcess, pod_in_cgroup};
+use gpupack::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use gpupack::agent::nvml::probe::NvmlProbe;
+use gpupack::agent::processes::pods::{PodsByProcess, pod_in_cgroup};
 use gpupack::clock::Clock;
-use gpupack::packing::units::Timestamp;
-use gpupack::report::Kind;
+use gpupack::hardware::units::Timestamp;
+use gpupack::report::wire::Kind;
 use nvml_wrapper::Nvml;
 
 /// Says something where it is seen whether the test passes or not.

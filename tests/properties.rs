@@ -16,15 +16,15 @@ mod sharing;
 use std::collections::BTreeMap;
 
 use common::pod;
-use gpupack::ledger::books::Ledger;
-use gpupack::ledger::commands::ReserveError;
-use gpupack::ledger::effect::Effect;
-use gpupack::ledger::questions::Question;
-use gpupack::packing::device::NodeName;
-use gpupack::packing::fit::Misfit;
-use gpupack::packing::node::{DeviceBooks, NodeLedger};
-use gpupack::packing::request::Demand;
-use gpupack::packing::units::{MemMib, Timestamp};
+use gpupack::hardware::device::NodeName;
+use gpupack::hardware::units::{Demand, MemMib, Timestamp};
+use gpupack::ledger::change::commits::ReserveError;
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::ledger::query::questions::Question;
+use gpupack::model::device_state::DeviceBooks;
+use gpupack::model::event::Effect;
+use gpupack::model::node_state::NodeLedger;
+use gpupack::model::rejection::Misfit;
 use history::{Event, NODES, Player, history, question};
 use proptest::prelude::*;
 

@@ -11,16 +11,16 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{DEVICE_MIB, add_node, asks, fraction, gpus, host, pod, seconds, seen, settings};
-use gpupack::ledger::books::Ledger;
-use gpupack::ledger::facts::PodFact;
-use gpupack::ledger::questions::Question;
-use gpupack::ledger::reports::NodeReport;
-use gpupack::packing::device::{NodeName, PodUid, PoolName};
-use gpupack::packing::node::NodeState;
-use gpupack::packing::policy::Policy;
-use gpupack::packing::request::Demand;
-use gpupack::packing::reservation::{PlacedDevice, Placement, Protection};
-use gpupack::packing::units::{HostAmount, MemMib, Share, Timestamp};
+use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::pool::Protection;
+use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
+use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::ledger::query::questions::Question;
+use gpupack::model::node_state::NodeState;
+use gpupack::model::policy::Policy;
+use gpupack::model::reservation::{PlacedDevice, Placement};
 
 const ROUNDS: u64 = 2000;
 

@@ -2,9 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpupack::packing::device::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
-use gpupack::report::Report;
-use gpupack::report::checked::MAX_PROCESSES_PER_DEVICE;
+use gpupack::hardware::device::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
+use gpupack::report::bounds::MAX_PROCESSES_PER_DEVICE;
+use gpupack::report::wire::Report;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

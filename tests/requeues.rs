@@ -15,16 +15,18 @@ use std::time::Duration;
 
 use common::{DEVICE_MIB, add_node, asks, fraction, gpus, pod, seconds, settings};
 use gpupack::clock::Clock;
-use gpupack::cluster::events::notices;
-use gpupack::cluster::pod::SeenPod;
-use gpupack::cluster::watch::Sink;
-use gpupack::cluster::write::ApiWriter;
-use gpupack::config::Config;
-use gpupack::extender::app::{App, ClusterTruth, Truth};
-use gpupack::extender::{background, bind, verbs};
-use gpupack::ledger::books::{Ledger, Settings};
-use gpupack::ledger::reading::Readiness;
-use gpupack::packing::policy::Policy;
+use gpupack::config::file::Config;
+use gpupack::control::bind::binding;
+use gpupack::control::shared::app::{App, ClusterTruth, Truth};
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::kube_api::write::events::notices;
+use gpupack::kube_api::write::writer::ApiWriter;
+use gpupack::ledger::nodes::state::{Ledger, Settings};
+use gpupack::ledger::query::reading::Readiness;
+use gpupack::model::policy::Policy;
+use gpupack::server::api::background;
+use gpupack::server::scheduler::verbs;
 use hyper::{Request, Response};
 use kube::Client;
 use kube::client::Body;
@@ -178,7 +180,7 @@ async fn schedule(bed: Arc<Bed>, mut asked: mpsc::UnboundedReceiver<String>) {
             let args =
                 json!({"PodName": name, "PodNamespace": "team", "PodUID": name, "Node": node});
             let (answer, _) =
-                bind::bind(&bed.app, args.to_string().as_bytes()).await.expect("a good body");
+                binding::bind(&bed.app, args.to_string().as_bytes()).await.expect("a good body");
             assert_eq!(String::from_utf8(answer).expect("text"), r#"{"Error":""}"#);
         }
     }

@@ -11,7 +11,7 @@ use axum::Router;
 use axum::extract::Query;
 use axum::response::Json;
 use axum::routing::get;
-use gpupack::sim::trace::{TraceNode, TracePod, read_nodes, read_pods};
+use gpupack::sim::trace::read::{TraceNode, TracePod, read_nodes, read_pods};
 use http_bed::{Bed, pod};
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -4,15 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
-use gpupack::agent::metrics::AgentMetrics;
-use gpupack::agent::probe::Sample;
-use gpupack::config::{KEYS, advice, guard, webhook};
-use gpupack::metrics::{Bearable, Fleet, Metrics, Queue, TeamUse, Waste};
-use gpupack::packing::device::{ModelName, PoolName};
-use gpupack::packing::figures::Figures;
-use gpupack::report::{
-    Ailment, BookedDevice, Booking, BookingState, DeviceReport, DeviceUse, Kind,
-};
+use gpupack::agent::gpu::probe::Sample;
+use gpupack::agent::node::metrics::AgentMetrics;
+use gpupack::config::file::KEYS;
+use gpupack::config::{advice, guard, webhook};
+use gpupack::hardware::device::{ModelName, PoolName};
+use gpupack::metrics::demand::{Bearable, Queue, TeamUse, Waste};
+use gpupack::metrics::fleet::Fleet;
+use gpupack::metrics::registry::Metrics;
+use gpupack::report::condition::Ailment;
+use gpupack::report::wire::{BookedDevice, Booking, BookingState, DeviceReport, DeviceUse, Kind};
+use gpupack::scoring::efficiency::Figures;
 use source::{SourceFile, files, words};
 
 mod source;

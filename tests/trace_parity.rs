@@ -13,11 +13,13 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use expect_test::expect_file;
-use gpupack::sim::engine::replay;
-use gpupack::sim::go_rand::GoRand;
-use gpupack::sim::policy::SimPolicy;
-use gpupack::sim::trace::{TraceNode, TracePod, parse_nodes, parse_pods, read_nodes, read_pods};
-use gpupack::sim::workload::Workload;
+use gpupack::sim::run::engine::replay;
+use gpupack::sim::run::policy::SimPolicy;
+use gpupack::sim::trace::go_rand::GoRand;
+use gpupack::sim::trace::read::{
+    TraceNode, TracePod, parse_nodes, parse_pods, read_nodes, read_pods,
+};
+use gpupack::sim::trace::workload::Workload;
 
 const LOAD: f64 = 1.3;
 

@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{Request, StatusCode};
-use gpupack::cluster::admission::Admission;
-use gpupack::cluster::pod::MAX_ANNOTATIONS;
-use gpupack::config::{Config, WebhookConfig};
-use gpupack::extender::tls::{CertificateFiles, TlsService};
-use gpupack::extender::webhook::router;
+use gpupack::config::file::Config;
+use gpupack::config::webhook::WebhookConfig;
+use gpupack::kube_api::admission::rules::Admission;
+use gpupack::kube_api::pod::seen_pod::MAX_ANNOTATIONS;
+use gpupack::server::api::webhook::router;
+use gpupack::server::http::tls::{CertificateFiles, TlsService};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;

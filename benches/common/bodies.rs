@@ -5,7 +5,7 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
 /// A Pod object of 4.4 KB as kube-scheduler 1.36 sends it, with `@…@` where pods differ.
-pub(crate) const POD: &str = include_str!("../../src/cli/demo_pod.json.in");
+pub(crate) const POD: &str = include_str!("../../src/cli/demo/pod.json.in");
 
 /// Orders of the nodes, one per body: kube-scheduler's differs from call to call.
 const ORDERS: usize = 16;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use gpupack::clock::Clock;
-use gpupack::config::Config;
-use gpupack::extender::app::{App, Truth};
-use gpupack::packing::units::Timestamp;
+use gpupack::config::file::Config;
+use gpupack::control::shared::app::{App, Truth};
+use gpupack::hardware::units::Timestamp;
 
 use super::common::{Cluster, cluster};
 

@@ -4,18 +4,19 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::ledger::books::{Ledger, Settings};
-use gpupack::ledger::questions::Question;
-use gpupack::ledger::reports::NodeReport;
-use gpupack::packing::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory, NodeName, PodUid,
-    PoolName,
+use gpupack::hardware::device::{
+    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
 };
-use gpupack::packing::fit::HostRule;
-use gpupack::packing::policy::{Policy, Strategy};
-use gpupack::packing::request::{Amount, GpuRequest};
-use gpupack::packing::reservation::PodRef;
-use gpupack::packing::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use gpupack::hardware::inventory::NodeInventory;
+use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::{Ledger, Settings};
+use gpupack::ledger::query::questions::Question;
+use gpupack::model::fit::HostRule;
+use gpupack::model::policy::Policy;
+use gpupack::model::request::{Amount, GpuRequest};
+use gpupack::model::reservation::PodRef;
+use gpupack::scoring::strategy::Strategy;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 

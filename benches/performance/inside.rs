@@ -4,13 +4,13 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpupack::clock::Clock;
-use gpupack::extender::app::App;
-use gpupack::extender::reports;
-use gpupack::ledger::reports::NodeReport;
-use gpupack::packing::policy::Policy;
-use gpupack::packing::request::{Amount, GpuRequest};
-use gpupack::packing::units::{MemMib, Share, Timestamp};
-use gpupack::sim::chart::Curve;
+use gpupack::control::shared::app::App;
+use gpupack::hardware::units::{MemMib, Share, Timestamp};
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::model::policy::Policy;
+use gpupack::model::request::{Amount, GpuRequest};
+use gpupack::server::api::reports;
+use gpupack::sim::chart::draw::Curve;
 
 use super::common::{Cluster, asks, cluster, hello, pod};
 use super::extender::extender;

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::cluster::placement::encode;
-use gpupack::packing::device::{DeviceId, NodeName};
-use gpupack::packing::request::Demand;
-use gpupack::packing::reservation::{PlacedDevice, Placement, Protection};
-use gpupack::packing::units::{MemMib, Share};
-use gpupack::report::{DeviceReport, DeviceUse, Kind, Neighbour, ProcessUse};
+use gpupack::hardware::device::{DeviceId, NodeName};
+use gpupack::hardware::pool::Protection;
+use gpupack::hardware::units::{Demand, MemMib, Share};
+use gpupack::kube_api::request::placement::encode;
+use gpupack::model::reservation::{PlacedDevice, Placement};
+use gpupack::report::wire::{DeviceReport, DeviceUse, Kind, Neighbour, ProcessUse};
 use serde_json::json;
 
 use super::bodies::{POD, filled, usual};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hyper::Uri;
 
-use super::Reader;
+use crate::config::reader::Reader;
 
 /// Checked section `advice`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub const KEYS: [&str; 2] = ["prometheus_url", "look_back_hours"];
 
 impl AdviceConfig {
     /// Takes the section's keys out of `reader`.
-    pub(super) fn read(reader: &mut Reader) -> Self {
+    pub(crate) fn read(reader: &mut Reader) -> Self {
         let hours = reader.number("look_back_hours", 1..=168, 24);
         let look_back = Duration::from_secs(hours * 3_600);
         let given = reader.take("prometheus_url");
@@ -51,8 +51,8 @@ fn plain_address(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Config;
     use super::*;
+    use crate::config::file::Config;
 
     #[test]
     fn every_key_is_read_and_nobody_is_asked_unless_named() {

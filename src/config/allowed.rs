@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::Reader;
+use crate::config::reader::Reader;
 
 /// A path without empty parts, `.` and `..`, and with `/var/run` as what it is a link to.
 pub fn plain(path: &str) -> String {
@@ -28,7 +28,7 @@ pub struct HostFolder(String);
 
 impl HostFolder {
     /// Where MPS has its folder unless it is told otherwise.
-    pub(super) fn mps() -> Self {
+    pub(crate) fn mps() -> Self {
         Self("/run/gpupack/mps".to_owned())
     }
 
@@ -142,7 +142,7 @@ fn list<T: FromStr>(
 
 impl Allowed {
     /// Takes its keys out of `reader`. `runtime_class` is the one that hands out GPUs.
-    pub(super) fn read(reader: &mut Reader, runtime_class: Option<&str>) -> Self {
+    pub(crate) fn read(reader: &mut Reader, runtime_class: Option<&str>) -> Self {
         let default = Self::default();
         let is_word = |text: &str, extra: &str| {
             let is_legal = |c: char| c.is_ascii_alphanumeric() || extra.contains(c);
@@ -217,8 +217,8 @@ impl Allowed {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Config;
     use super::*;
+    use crate::config::file::Config;
 
     #[test]
     fn what_would_open_a_way_to_every_gpu_cannot_be_allowed() {

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::Reader;
-use crate::packing::units::MemMib;
+use crate::config::reader::Reader;
+use crate::hardware::units::MemMib;
 
 /// What is done about an over-user beside telling it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub const KEYS: [&str; 4] = ["evict", "after_sightings", "tolerance_mib", "grace
 
 impl GuardConfig {
     /// Takes the section's keys out of `reader`.
-    pub(super) fn read(reader: &mut Reader) -> Self {
+    pub(crate) fn read(reader: &mut Reader) -> Self {
         let default = Self::default();
         let sightings =
             reader.number("after_sightings", 2..=1_000, u64::from(default.after_sightings));
@@ -62,8 +62,8 @@ impl GuardConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Config;
     use super::*;
+    use crate::config::file::Config;
 
     #[test]
     fn every_key_is_read_and_nothing_is_evicted_unless_asked_for() {

@@ -2,16 +2,16 @@
 
 use serde_yaml_ng::Value;
 
-use super::Reader;
-use super::webhook::MemoryLimit;
-use crate::packing::device::PoolName;
-use crate::packing::pool::{Guard, InstanceUse, PoolRule, PoolRules, Replicas};
+use crate::config::reader::Reader;
+use crate::config::webhook::MemoryLimit;
+use crate::hardware::device::PoolName;
+use crate::hardware::pool::{Guard, InstanceUse, PoolRule, PoolRules, Replicas};
 
 /// All keys of one pool, in the order of their documentation.
 pub const KEYS: [&str; 3] = ["replicas", "mig_instances", "protection"];
 
 /// Takes the rules of all pools out of `reader`. `limit` is what admission hands to the driver.
-pub(super) fn read(reader: &mut Reader, limit: MemoryLimit) -> PoolRules {
+pub(crate) fn read(reader: &mut Reader, limit: MemoryLimit) -> PoolRules {
     let allowed = "a mapping of pool names to `replicas`, `mig_instances` and `protection`";
     let pools = match reader.take("pools") {
         None => return PoolRules::default(),
@@ -64,7 +64,7 @@ fn rule(reader: &mut Reader, limit: MemoryLimit) -> PoolRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::config::file::Config;
 
     fn rule_of(text: &str) -> PoolRule {
         let text = format!("webhook: {{memory_limit: driver}}\npools: {{a: {text}}}");

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::Reader;
+use crate::config::reader::Reader;
 
 /// Who may change the log level while the service runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Default for PortConfig {
 
 impl PortConfig {
     /// Takes the keys out of `reader`. A body must fit in twice: it is copied when it is whole.
-    pub(super) fn read(reader: &mut Reader, max_body_bytes: usize) -> Self {
+    pub(crate) fn read(reader: &mut Reader, max_body_bytes: usize) -> Self {
         let default = Self::default();
         let mut hosts = reader.names("allowed_hosts", default.allowed_hosts);
         hosts.iter_mut().for_each(|host| host.make_ascii_lowercase());
@@ -78,8 +78,8 @@ impl PortConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Config;
     use super::*;
+    use crate::config::file::Config;
 
     #[test]
     fn every_key_is_read() {

@@ -2,8 +2,8 @@
 
 use serde_yaml_ng::Value;
 
-use super::Reader;
-use crate::packing::units::{MemMib, Share};
+use crate::config::reader::Reader;
+use crate::hardware::units::{MemMib, Share};
 
 /// Checked rules for requests. The webhook and the extender read them from one configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl Default for RequestRules {
 
 impl RequestRules {
     /// Takes its keys out of `reader`.
-    pub(super) fn read(reader: &mut Reader) -> Self {
+    pub(crate) fn read(reader: &mut Reader) -> Self {
         let default = Self::default();
         let min_memory = reader.number("min_memory_mib", 1..=65_536, default.min_memory.mib());
         Self {
@@ -95,8 +95,8 @@ fn decimal(text: &str) -> Option<Share> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Config;
     use super::*;
+    use crate::config::file::Config;
 
     fn read(text: &str) -> Result<RequestRules, String> {
         Config::from_yaml(text).map(|config| config.requests).map_err(|faults| faults.to_string())

@@ -4,8 +4,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::Reader;
-pub use super::allowed::{Allowed, HostFolder, HostNetwork, ResourceClaims};
+use crate::config::allowed::{Allowed, HostFolder};
+use crate::config::reader::Reader;
 
 /// Whose pods are those that ask for `nvidia.com/gpu` and name no scheduler of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,7 +122,7 @@ pub const KEYS: [&str; 17] = [
 
 impl WebhookConfig {
     /// Takes the section's keys out of `reader`.
-    pub(super) fn read(reader: &mut Reader) -> Self {
+    pub(crate) fn read(reader: &mut Reader) -> Self {
         let default = Self::default();
         let file = |text: Option<String>, default| text.map_or(default, PathBuf::from);
         let runtime_class = reader
@@ -177,8 +177,9 @@ impl WebhookConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Config;
     use super::*;
+    use crate::config::allowed::{HostNetwork, ResourceClaims};
+    use crate::config::file::Config;
 
     #[test]
     fn every_key_is_read() {

@@ -2,20 +2,23 @@
 
 use std::time::Duration;
 
-use super::books::{Ledger, Settings};
-use super::facts::PodFact;
-use super::questions::Question;
-use super::reports::{NodeReport, Receipt, ReportRefusal};
-use crate::packing::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory, NodeName, PodUid,
-    PoolName,
+use crate::hardware::device::{
+    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
 };
-use crate::packing::fit::HostRule;
-use crate::packing::node::{DeviceUse, NodeLedger, ProcessUse};
-use crate::packing::policy::{Policy, Strategy};
-use crate::packing::request::{Amount, Demand, GpuRequest};
-use crate::packing::reservation::{PlacedDevice, Placement, PodRef, Protection};
-use crate::packing::units::{HostAmount, MemMib, Share, Timestamp};
+use crate::hardware::inventory::NodeInventory;
+use crate::hardware::pool::Protection;
+use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
+use crate::ledger::change::facts::PodFact;
+use crate::ledger::change::reports::{NodeReport, Receipt, ReportRefusal};
+use crate::ledger::nodes::state::{Ledger, Settings};
+use crate::ledger::query::questions::Question;
+use crate::model::device_state::{DeviceUse, ProcessUse};
+use crate::model::fit::HostRule;
+use crate::model::node_state::NodeLedger;
+use crate::model::policy::Policy;
+use crate::model::request::{Amount, GpuRequest};
+use crate::model::reservation::{PlacedDevice, Placement, PodRef};
+use crate::scoring::strategy::Strategy;
 
 /// Claims last 5 s, nodes are silent after 10 s, drains end after 30 s.
 pub(crate) fn settings() -> Settings {

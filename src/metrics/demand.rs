@@ -5,12 +5,12 @@ use std::sync::{Mutex, PoisonError};
 
 use prometheus::{CounterVec, GaugeVec, HistogramVec, IntGaugeVec};
 
-use super::fleet::OTHER;
-use super::make::{Make, bytes, count, ratio, whole};
-use crate::packing::device::PoolName;
-use crate::packing::figures::{OTHER_SIZES, SIZES};
-use crate::packing::fit::Misfit;
-use crate::packing::units::{MemMib, Share};
+use crate::hardware::device::PoolName;
+use crate::hardware::units::{MemMib, Share};
+use crate::metrics::fleet::OTHER;
+use crate::metrics::make::{Make, bytes, count, ratio, whole};
+use crate::model::rejection::Misfit;
+use crate::scoring::efficiency::{OTHER_SIZES, SIZES};
 
 /// Why a pod waits of which no node was asked about.
 const NOT_ASKED: &str = "not_asked";
@@ -83,7 +83,7 @@ impl Bearable {
 }
 
 /// All families of the demand.
-pub(super) struct DemandFamilies {
+pub(crate) struct DemandFamilies {
     waiting: IntGaugeVec,
     waiting_share: GaugeVec,
     oldest: GaugeVec,
@@ -128,7 +128,7 @@ fn reasons() -> impl Iterator<Item = &'static str> {
 
 impl DemandFamilies {
     /// Makes all families; those of sizes and obstacles have each series at zero.
-    pub(super) fn new(make: &Make<'_>) -> Self {
+    pub(crate) fn new(make: &Make<'_>) -> Self {
         let of_team = ["namespace", "priority_class", "kind"];
         let families = Self {
             waiting: make.int_gauges(
@@ -192,7 +192,7 @@ impl DemandFamilies {
     }
 
     /// Sets the gauges of what waits.
-    pub(super) fn show(&self, queue: &Queue) {
+    pub(crate) fn show(&self, queue: &Queue) {
         for size in sizes() {
             for reason in reasons() {
                 let obstacle = Some(reason).filter(|reason| *reason != NOT_ASKED);
@@ -211,12 +211,12 @@ impl DemandFamilies {
     }
 
     /// Notes that a pod was placed so many seconds after its creation.
-    pub(super) fn placed(&self, size: &'static str, after_seconds: u64) {
+    pub(crate) fn placed(&self, size: &'static str, after_seconds: u64) {
         self.placement.with_label_values(&[size]).observe(whole(after_seconds));
     }
 
     /// Adds what the pods of a namespace and priority class held and used.
-    pub(super) fn used(&self, namespace: &str, class: &str, used: TeamUse) {
+    pub(crate) fn used(&self, namespace: &str, class: &str, used: TeamUse) {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let namespace = names.0.label(namespace, MOST_NAMESPACES);
         let class = names.1.label(class, MOST_CLASSES);
@@ -233,7 +233,7 @@ impl DemandFamilies {
     }
 
     /// Sets what each namespace holds without need. Namespaces that are gone lose their series.
-    pub(super) fn show_waste(&self, teams: &BTreeMap<String, Waste>) {
+    pub(crate) fn show_waste(&self, teams: &BTreeMap<String, Waste>) {
         let mut shown: BTreeMap<&str, Waste> = BTreeMap::new();
         {
             let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
@@ -254,7 +254,7 @@ impl DemandFamilies {
     }
 
     /// Sets what each pool could bear; gives how many have no series of their own.
-    pub(super) fn show_bearable(&self, pools: &BTreeMap<PoolName, Bearable>) -> i64 {
+    pub(crate) fn show_bearable(&self, pools: &BTreeMap<PoolName, Bearable>) -> i64 {
         self.bearable.reset();
         let own = pools.iter().take(MOST_POOLS).map(|(pool, bearable)| (pool.as_str(), *bearable));
         let rest = pools.values().skip(MOST_POOLS).copied().reduce(Bearable::and);
@@ -270,7 +270,7 @@ impl DemandFamilies {
     }
 
     /// Namespaces and priority classes without series of their own.
-    pub(super) fn folded(&self) -> (i64, i64) {
+    pub(crate) fn folded(&self) -> (i64, i64) {
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         (names.0.folded(), names.1.folded())
     }

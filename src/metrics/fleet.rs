@@ -4,18 +4,17 @@ use std::collections::BTreeMap;
 
 use prometheus::{Gauge, GaugeVec, IntGauge, IntGaugeVec};
 
-use super::NodeCounts;
-use super::make::{Make, bytes, count, ratio};
-use crate::packing::device::{ModelName, PoolName};
-use crate::packing::figures::{DeviceState, FREE_STEPS, Figures, SIZES, TENANT_STEPS};
-use crate::packing::fragmentation::Packing;
-use crate::packing::units::Share;
+use crate::hardware::device::{ModelName, PoolName};
+use crate::hardware::units::Share;
+use crate::metrics::make::{Make, bytes, count, ratio};
+use crate::scoring::efficiency::{DeviceState, FREE_STEPS, Figures, SIZES, TENANT_STEPS};
+use crate::scoring::fragmentation::Packing;
 
 /// Models in pools that have series of their own; the rest are one, called [`OTHER`].
 const MOST_KINDS: usize = 200;
 
 /// The label of all that has no series of its own.
-pub(super) const OTHER: &str = "other";
+pub(crate) const OTHER: &str = "other";
 
 /// Labels of every series of a kind of device.
 const KIND: [&str; 2] = ["model", "pool"];
@@ -34,7 +33,7 @@ pub struct Fleet {
 }
 
 /// All families of the fleet.
-pub(super) struct FleetFamilies {
+pub(crate) struct FleetFamilies {
     typical_requests: IntGauge,
     nodes: IntGaugeVec,
     efficiency: Gauge,
@@ -51,12 +50,12 @@ pub(super) struct FleetFamilies {
     largest_memory: GaugeVec,
     fitting: IntGaugeVec,
     stranded: GaugeVec,
-    pub(super) folded: IntGaugeVec,
+    pub(crate) folded: IntGaugeVec,
 }
 
 impl FleetFamilies {
     /// Makes all families. Those by model and pool have no series until there are devices.
-    pub(super) fn new(make: &Make<'_>) -> Self {
+    pub(crate) fn new(make: &Make<'_>) -> Self {
         let by = |more: &'static str| [KIND[0], KIND[1], more];
         let families = Self {
             typical_requests: make.int_gauge("gpupack_typical_requests",
@@ -123,7 +122,7 @@ impl FleetFamilies {
     }
 
     /// Sets all gauges. Kinds that are gone lose their series.
-    pub(super) fn show(&self, fleet: &Fleet) {
+    pub(crate) fn show(&self, fleet: &Fleet) {
         self.typical_requests.set(i64::try_from(fleet.typical_requests).unwrap_or(i64::MAX));
         let NodeCounts { reporting, silent, never } = fleet.nodes;
         for (state, value) in [("reporting", reporting), ("silent", silent), ("never", never)] {
@@ -212,3 +211,14 @@ const FREE: [&str; FREE_STEPS] =
 
 /// Labels of numbers of tenants.
 const TENANTS: [&str; TENANT_STEPS] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "more"];
+
+/// Nodes by the state of their agent, for the gauge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeCounts {
+    /// Reports in time.
+    pub reporting: i64,
+    /// Reports no longer.
+    pub silent: i64,
+    /// Never reported since the start.
+    pub never: i64,
+}

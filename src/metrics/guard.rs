@@ -2,9 +2,9 @@
 
 use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::labels::EditResult;
-use super::make::{Make, bytes};
-use crate::packing::units::MemMib;
+use crate::hardware::units::MemMib;
+use crate::metrics::labels::EditResult;
+use crate::metrics::make::{Make, bytes};
 
 /// How an eviction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct OutsideFigures {
 }
 
 /// All families of the guard.
-pub(super) struct GuardFamilies {
+pub(crate) struct GuardFamilies {
     over_users: IntGauge,
     outside: GaugeVec,
     evictions: IntCounterVec,
@@ -54,7 +54,7 @@ pub(super) struct GuardFamilies {
 
 impl GuardFamilies {
     /// Makes all families, each series at zero.
-    pub(super) fn new(make: &Make<'_>) -> Self {
+    pub(crate) fn new(make: &Make<'_>) -> Self {
         let families = Self {
             over_users: make.int_gauge("gpupack_over_users",
                 "Pods that use more memory of a GPU than they may, beyond the tolerance.",
@@ -99,7 +99,7 @@ impl GuardFamilies {
     }
 
     /// Sets the gauges.
-    pub(super) fn show(&self, figures: OutsideFigures) {
+    pub(crate) fn show(&self, figures: OutsideFigures) {
         self.over_users.set(i64::try_from(figures.over_users).unwrap_or(i64::MAX));
         for (kind, memory) in [("overuse", figures.excess), ("foreign", figures.foreign)] {
             self.outside.with_label_values(&[kind]).set(bytes(memory));
@@ -107,7 +107,7 @@ impl GuardFamilies {
     }
 
     /// Sets how many tenants a mode is meant to protect, and is known to.
-    pub(super) fn show_tenants(&self, mode: &str, (intended, verified): (u64, u64)) {
+    pub(crate) fn show_tenants(&self, mode: &str, (intended, verified): (u64, u64)) {
         for (standing, tenants) in [("intended", intended), ("verified", verified)] {
             let gauge = self.tenants.with_label_values(&[standing, mode]);
             gauge.set(i64::try_from(tenants).unwrap_or(i64::MAX));
@@ -115,17 +115,17 @@ impl GuardFamilies {
     }
 
     /// Notes an edit of a placement, or what came of writing it back.
-    pub(super) fn placement_edit(&self, result: EditResult) {
+    pub(crate) fn placement_edit(&self, result: EditResult) {
         self.placement_edits.with_label_values(&[result.label()]).inc();
     }
 
     /// Sets how many ended pods hold their room for longer than the time for that.
-    pub(super) fn show_overdue_drains(&self, pods: usize) {
+    pub(crate) fn show_overdue_drains(&self, pods: usize) {
         self.overdue_drains.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }
 
     /// Notes the end of an eviction.
-    pub(super) fn evicted(&self, result: EvictionResult) {
+    pub(crate) fn evicted(&self, result: EvictionResult) {
         self.evictions.with_label_values(&[result.label()]).inc();
     }
 }

@@ -6,34 +6,34 @@ use prometheus::{
     IntGauge, IntGaugeVec, Opts, Registry,
 };
 
-use crate::packing::units::{MemMib, Share};
+use crate::hardware::units::{MemMib, Share};
 
 /// A share as whoever reads a dashboard knows it: in GPUs.
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the books are not")]
-pub(super) fn ratio(share: Share) -> f64 {
+pub(crate) fn ratio(share: Share) -> f64 {
     share.millionths() as f64 / Share::WHOLE.millionths() as f64
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the books are not")]
-pub(super) fn bytes(memory: MemMib) -> f64 {
+pub(crate) fn bytes(memory: MemMib) -> f64 {
     memory.mib() as f64 * 1_048_576.0
 }
 
-pub(super) fn count(number: u64) -> i64 {
+pub(crate) fn count(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float; seconds are far below 2^53")]
-pub(super) fn whole(number: u64) -> f64 {
+pub(crate) fn whole(number: u64) -> f64 {
     number as f64
 }
 
-pub(super) fn valid<T>(made: prometheus::Result<T>) -> T {
+pub(crate) fn valid<T>(made: prometheus::Result<T>) -> T {
     made.expect("families are constants, and a test makes them")
 }
 
 /// Makes families, each of them registered at once.
-pub(super) struct Make<'a>(pub(super) &'a Registry);
+pub(crate) struct Make<'a>(pub(crate) &'a Registry);
 
 impl Make<'_> {
     fn registered<F: Collector + Clone + 'static>(&self, made: prometheus::Result<F>) -> F {
@@ -42,40 +42,40 @@ impl Make<'_> {
         family
     }
 
-    pub(super) fn counter(&self, name: &str, help: &str) -> IntCounter {
+    pub(crate) fn counter(&self, name: &str, help: &str) -> IntCounter {
         self.registered(IntCounter::new(name, help))
     }
 
-    pub(super) fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    pub(crate) fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
         self.registered(IntCounterVec::new(Opts::new(name, help), labels))
     }
 
-    pub(super) fn float_counters(&self, name: &str, help: &str, labels: &[&str]) -> CounterVec {
+    pub(crate) fn float_counters(&self, name: &str, help: &str, labels: &[&str]) -> CounterVec {
         self.registered(CounterVec::new(Opts::new(name, help), labels))
     }
 
-    pub(super) fn int_gauge(&self, name: &str, help: &str) -> IntGauge {
+    pub(crate) fn int_gauge(&self, name: &str, help: &str) -> IntGauge {
         self.registered(IntGauge::new(name, help))
     }
 
-    pub(super) fn int_gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+    pub(crate) fn int_gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
         self.registered(IntGaugeVec::new(Opts::new(name, help), labels))
     }
 
-    pub(super) fn gauge(&self, name: &str, help: &str) -> Gauge {
+    pub(crate) fn gauge(&self, name: &str, help: &str) -> Gauge {
         self.registered(Gauge::new(name, help))
     }
 
-    pub(super) fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+    pub(crate) fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
         self.registered(GaugeVec::new(Opts::new(name, help), labels))
     }
 
-    pub(super) fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
+    pub(crate) fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
         let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
         self.registered(Histogram::with_opts(opts))
     }
 
-    pub(super) fn histograms(
+    pub(crate) fn histograms(
         &self,
         (name, help): (&str, &str),
         buckets: &[f64],

@@ -5,143 +5,22 @@
 
 use std::collections::BTreeMap;
 
-use super::details;
-use super::{
-    Ailment, DeviceReport, DeviceUse, Kind, ProcessUse, Report, SCHEMA_VERSION, is_readable,
+use crate::hardware::device::{
+    Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, InventoryError, MAX_DEVICE_MEMORY,
+    MAX_DEVICES_PER_NODE, MigProfile, ModelName,
 };
-use crate::ledger::details::DetailsReport;
-use crate::ledger::reports::NodeReport;
-use crate::packing::details::DeviceDetails;
-use crate::packing::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, InventoryError, MAX_DEVICE_MEMORY,
-    MAX_DEVICES_PER_NODE, MigProfile, ModelName, NodeInventory, PodUid,
-};
-use crate::packing::node;
-use crate::packing::units::MemMib;
-
-/// Most processes of one device that are believed in one report.
-pub const MAX_PROCESSES_PER_DEVICE: usize = 4096;
-
-/// Longest instance id of an agent, pod UID and MIG profile.
-pub(super) const MAX_NAME_BYTES: usize = 64;
+use crate::hardware::inventory::NodeInventory;
+use crate::hardware::units::MemMib;
+use crate::ledger::change::reports::NodeReport;
+use crate::model::device_state;
+use crate::report::bounds::{MAX_NAME_BYTES, ReportError, text};
+use crate::report::details;
+use crate::report::details::{device_use, health};
+use crate::report::wire::{DeviceReport, DeviceUse, Kind, Report, is_readable};
+use crate::usage::node_details::DetailsReport;
 
 /// Longest product name of a GPU; NVML's own buffer has 96 bytes.
 const MAX_MODEL_BYTES: usize = 128;
-
-/// Why a report is not believed.
-#[derive(Debug, thiserror::Error)]
-pub enum ReportError {
-    /// Not JSON, or not a report.
-    #[error("the report cannot be read at `{at}`: {cause}")]
-    Malformed {
-        /// Where in the document.
-        at: String,
-        /// What the parser says.
-        cause: serde_json::Error,
-    },
-    /// Another generation of the schema.
-    #[error(
-        "schema version `{version}` is not understood, only {SCHEMA_VERSION} and its neighbours: \
-         bring agent and extender within one version of each other"
-    )]
-    Version {
-        /// The version of the report.
-        version: u32,
-    },
-    /// A name that cannot be one.
-    #[error("`{field}` has {bytes} bytes; 1 to {max} printable characters are allowed")]
-    Text {
-        /// Which name.
-        field: &'static str,
-        /// Its length.
-        bytes: usize,
-        /// The longest that is allowed.
-        max: usize,
-    },
-    /// A report without a session must carry the inventory.
-    #[error("a report without a session says hello and must carry the inventory")]
-    HelloWithoutInventory,
-    /// An instance without parent or profile, or a GPU with them.
-    #[error(
-        "device `{uuid}` of kind `{kind:?}`: parent and profile belong to instances, and to each"
-    )]
-    Kind {
-        /// The device.
-        uuid: DeviceId,
-        /// Its kind.
-        kind: Kind,
-    },
-    /// An inventory that cannot be one.
-    #[error(transparent)]
-    Inventory(#[from] InventoryError),
-    /// Use of more devices than a node can hold.
-    #[error("use of `{count}` devices is reported, at most {MAX_DEVICES_PER_NODE} are believed")]
-    TooManyDevices {
-        /// How many.
-        count: usize,
-    },
-    /// Use of one device, twice.
-    #[error("use of device `{uuid}` is reported twice")]
-    Twice {
-        /// The device.
-        uuid: DeviceId,
-    },
-    /// More memory than any device has.
-    #[error("use of `{mib} MiB` on device `{uuid}`, at most {MAX_DEVICE_MEMORY} are believed")]
-    Memory {
-        /// The device.
-        uuid: DeviceId,
-        /// The amount.
-        mib: u64,
-    },
-    /// More than all the time.
-    #[error("device `{uuid}` is busy `{percent}` percent of the time")]
-    Busy {
-        /// The device.
-        uuid: DeviceId,
-        /// The amount.
-        percent: u8,
-    },
-    /// A number that belongs to no device.
-    #[error("device `{uuid}`: `{value}` is no {field}")]
-    Detail {
-        /// The device.
-        uuid: DeviceId,
-        /// What it should be.
-        field: &'static str,
-        /// The number.
-        value: u32,
-    },
-    /// More processes than a GPU can serve.
-    #[error(
-        "`{count}` processes on device `{uuid}`, at most {MAX_PROCESSES_PER_DEVICE} are believed"
-    )]
-    TooManyProcesses {
-        /// The device.
-        uuid: DeviceId,
-        /// How many.
-        count: usize,
-    },
-}
-
-impl ReportError {
-    /// The label of this error in metrics.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Malformed { .. } => "malformed",
-            Self::Version { .. } => "version",
-            Self::HelloWithoutInventory => "no_inventory",
-            Self::Inventory(_) | Self::Kind { .. } => "inventory",
-            Self::Text { .. }
-            | Self::TooManyDevices { .. }
-            | Self::Twice { .. }
-            | Self::Memory { .. }
-            | Self::Busy { .. }
-            | Self::Detail { .. }
-            | Self::TooManyProcesses { .. } => "absurd",
-        }
-    }
-}
 
 /// A report that is believed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -229,14 +108,6 @@ fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ReportError> 
     Ok(value)
 }
 
-/// Checks that a name is short and can be printed.
-pub(super) fn text(field: &'static str, value: &str, max: usize) -> Result<(), ReportError> {
-    if value.is_empty() || value.len() > max || value.chars().any(char::is_control) {
-        return Err(ReportError::Text { field, bytes: value.len(), max });
-    }
-    Ok(())
-}
-
 /// Checks an inventory.
 fn inventory(
     devices: Vec<DeviceReport>,
@@ -289,13 +160,8 @@ fn device(report: DeviceReport) -> Result<Device, ReportError> {
     })
 }
 
-/// The flag of the wire as a type.
-fn health(healthy: bool) -> Health {
-    if healthy { Health::Healthy } else { Health::Unhealthy }
-}
-
 /// Checks the observed use of all devices.
-fn uses(devices: Vec<DeviceUse>) -> Result<Vec<node::DeviceUse>, ReportError> {
+fn uses(devices: Vec<DeviceUse>) -> Result<Vec<device_state::DeviceUse>, ReportError> {
     if devices.len() > MAX_DEVICES_PER_NODE {
         return Err(ReportError::TooManyDevices { count: devices.len() });
     }
@@ -306,52 +172,6 @@ fn uses(devices: Vec<DeviceUse>) -> Result<Vec<node::DeviceUse>, ReportError> {
     }
     let use_of = |device: DeviceUse| device_use(DeviceId::new(&device.uuid)?, device);
     devices.into_iter().map(use_of).collect()
-}
-
-/// Checks the observed use of one device.
-pub(super) fn device_use(id: DeviceId, device: DeviceUse) -> Result<node::DeviceUse, ReportError> {
-    let used = device.used_mib.map(|mib| memory(&id, mib)).transpose()?;
-    if let Some(percent) = device.busy_percent
-        && percent > 100
-    {
-        return Err(ReportError::Busy { uuid: id, percent });
-    }
-    if let Some(processes) = &device.processes
-        && processes.len() > MAX_PROCESSES_PER_DEVICE
-    {
-        return Err(ReportError::TooManyProcesses { uuid: id, count: processes.len() });
-    }
-    let processes = device.processes.map(|list| {
-        list.into_iter().map(|process| checked_process(&id, process)).collect::<Result<_, _>>()
-    });
-    Ok(node::DeviceUse {
-        used,
-        busy_percent: device.busy_percent,
-        health: match device.ailment {
-            Some(Ailment::KubeletOwned) if !device.healthy => Health::KubeletOwned,
-            _ => health(device.healthy),
-        },
-        processes: processes.transpose()?,
-        id,
-    })
-}
-
-/// Checks one process of the device `id`.
-fn checked_process(id: &DeviceId, process: ProcessUse) -> Result<node::ProcessUse, ReportError> {
-    if let Some(uid) = &process.pod_uid {
-        text("pod_uid", uid, MAX_NAME_BYTES)?;
-    }
-    let memory = process.memory_mib.map(|mib| memory(id, mib)).transpose()?;
-    Ok(node::ProcessUse { pod: process.pod_uid.map(PodUid::new), memory })
-}
-
-/// Checks an amount of memory on the device `id`.
-pub(super) fn memory(id: &DeviceId, mib: u64) -> Result<MemMib, ReportError> {
-    let memory = MemMib::new(mib);
-    if memory > MAX_DEVICE_MEMORY {
-        return Err(ReportError::Memory { uuid: id.clone(), mib });
-    }
-    Ok(memory)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ pub enum Ailment {
     DrainRequired,
     /// The driver says that it is not available.
     Unavailable,
-    /// An Xid that is no application's fault; the number is in [`DeviceUse::last_xid`](super::DeviceUse::last_xid).
+    /// An Xid that is no application's fault; the number is in [`DeviceUse::last_xid`](crate::report::wire::DeviceUse::last_xid).
     Xid,
     /// It does not answer, or not in full.
     NotAnswering,
@@ -91,9 +91,9 @@ impl MpsState {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DeviceUse, TenantReport};
     use super::*;
-    use crate::ledger::details::Condition;
+    use crate::report::wire::{DeviceUse, TenantReport};
+    use crate::usage::node_details::Condition;
 
     #[test]
     fn states_of_mps_are_spelt_as_on_the_wire_and_may_be_missing_or_newer() {

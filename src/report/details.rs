@@ -3,14 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::checked::{
-    MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, ReportError, device_use, memory, text,
+use crate::hardware::device::{
+    DeviceDetails, DeviceId, Health, MAX_DEVICES_PER_NODE, PodUid, Slot,
 };
-use super::{DeviceReport, DeviceUse, DriverReport, Kind};
-use crate::ledger::details::{Condition, Driver};
-use crate::ledger::protection::Told;
-use crate::packing::details::{DeviceDetails, Slot};
-use crate::packing::device::{DeviceId, MAX_DEVICES_PER_NODE, PodUid};
+use crate::model::device_state;
+use crate::report::bounds::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, ReportError, memory, text};
+use crate::report::condition::Ailment;
+use crate::report::wire::{DeviceReport, DeviceUse, DriverReport, Kind, ProcessUse};
+use crate::usage::isolation::Told;
+use crate::usage::node_details::{Condition, Driver};
 
 /// Longest version of a driver; NVML's own buffer has 80 bytes.
 const MAX_VERSION_BYTES: usize = 80;
@@ -65,7 +66,7 @@ impl DeviceUse {
 }
 
 /// Checks the driver of a node.
-pub(super) fn driver(report: DriverReport) -> Result<Driver, ReportError> {
+pub(crate) fn driver(report: DriverReport) -> Result<Driver, ReportError> {
     text("driver", &report.version, MAX_VERSION_BYTES)?;
     if let Some(cuda) = &report.cuda {
         text("cuda", cuda, MAX_VERSION_BYTES)?;
@@ -75,7 +76,7 @@ pub(super) fn driver(report: DriverReport) -> Result<Driver, ReportError> {
 
 /// Checks where each device of an inventory sits. A neighbour that the inventory does not have is left
 /// out: there is nobody to be close to.
-pub(super) fn devices(
+pub(crate) fn devices(
     inventory: &[DeviceReport],
 ) -> Result<BTreeMap<DeviceId, DeviceDetails>, ReportError> {
     let mut all = BTreeMap::new();
@@ -133,7 +134,7 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
 }
 
 /// What the driver tells of the tenants of each device whose processes were listed.
-pub(super) fn tenants(
+pub(crate) fn tenants(
     uses: &[DeviceUse],
 ) -> Result<BTreeMap<DeviceId, BTreeMap<PodUid, Told>>, ReportError> {
     let mut all = BTreeMap::new();
@@ -163,13 +164,13 @@ pub(super) fn tenants(
 }
 
 /// What ails the devices, as far as anything does or did.
-pub(super) fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condition>, ReportError> {
+pub(crate) fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condition>, ReportError> {
     let mut all = BTreeMap::new();
     for seen in uses {
         let condition = Condition {
-            ailment: seen.ailment.filter(|_| !seen.healthy).map(super::Ailment::name),
+            ailment: seen.ailment.filter(|_| !seen.healthy).map(Ailment::name),
             last_xid: seen.last_xid,
-            mps: seen.mps.map(super::MpsState::name),
+            mps: seen.mps.map(crate::report::condition::MpsState::name),
         };
         if condition != Condition::default() {
             all.insert(DeviceId::new(&seen.uuid)?, condition);
@@ -178,11 +179,60 @@ pub(super) fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condit
     Ok(all)
 }
 
+/// The flag of the wire as a type.
+pub(crate) fn health(healthy: bool) -> Health {
+    if healthy { Health::Healthy } else { Health::Unhealthy }
+}
+
+/// Checks the observed use of one device.
+pub(crate) fn device_use(
+    id: DeviceId,
+    device: DeviceUse,
+) -> Result<device_state::DeviceUse, ReportError> {
+    let used = device.used_mib.map(|mib| memory(&id, mib)).transpose()?;
+    if let Some(percent) = device.busy_percent
+        && percent > 100
+    {
+        return Err(ReportError::Busy { uuid: id, percent });
+    }
+    if let Some(processes) = &device.processes
+        && processes.len() > MAX_PROCESSES_PER_DEVICE
+    {
+        return Err(ReportError::TooManyProcesses { uuid: id, count: processes.len() });
+    }
+    let processes = device.processes.map(|list| {
+        list.into_iter().map(|process| checked_process(&id, process)).collect::<Result<_, _>>()
+    });
+    Ok(device_state::DeviceUse {
+        used,
+        busy_percent: device.busy_percent,
+        health: match device.ailment {
+            Some(Ailment::KubeletOwned) if !device.healthy => Health::KubeletOwned,
+            _ => health(device.healthy),
+        },
+        processes: processes.transpose()?,
+        id,
+    })
+}
+
+/// Checks one process of the device `id`.
+pub(crate) fn checked_process(
+    id: &DeviceId,
+    process: ProcessUse,
+) -> Result<device_state::ProcessUse, ReportError> {
+    if let Some(uid) = &process.pod_uid {
+        text("pod_uid", uid, MAX_NAME_BYTES)?;
+    }
+    let memory = process.memory_mib.map(|mib| memory(id, mib)).transpose()?;
+    Ok(device_state::ProcessUse { pod: process.pod_uid.map(PodUid::new), memory })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::{Ailment, Neighbour, TenantReport};
     use super::*;
-    use crate::packing::units::MemMib;
+    use crate::hardware::units::MemMib;
+    use crate::report::condition::Ailment;
+    use crate::report::wire::{Neighbour, TenantReport};
 
     fn gpu(uuid: &str) -> DeviceReport {
         DeviceReport::new(uuid.to_owned(), 0, "M".to_owned(), Kind::Gpu)
@@ -193,7 +243,7 @@ mod tests {
     }
 
     fn instance(slot: Option<(u32, u32)>, sm_count: Option<u32>) -> DeviceReport {
-        let slot = slot.map(|(start, size)| super::super::Slot { start, size });
+        let slot = slot.map(|(start, size)| crate::report::wire::Slot { start, size });
         DeviceReport { kind: Kind::MigInstance, slot, sm_count, ..gpu("MIG-a") }
     }
 

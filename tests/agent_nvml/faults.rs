@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use gpupack::agent::nvml::NvmlProbe;
-use gpupack::agent::probe::{ProbeError, Sample};
-use gpupack::agent::processes::PodsByProcess;
-use gpupack::report::{Ailment, Kind};
+use gpupack::agent::gpu::probe::{ProbeError, Sample};
+use gpupack::agent::nvml::probe::NvmlProbe;
+use gpupack::agent::processes::pods::PodsByProcess;
+use gpupack::report::condition::Ailment;
+use gpupack::report::wire::Kind;
 use serde_json::{Value, json};
 
 use super::world::{World, a100, ailments, h200_in_mig_mode, sample, t4, with};

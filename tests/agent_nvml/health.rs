@@ -1,9 +1,9 @@
 //! What events and the driver's wishes make of a device.
 
-use gpupack::agent::health::XidCounts;
-use gpupack::agent::nvml::NvmlProbe;
-use gpupack::agent::probe::{ProbeError, Sample};
-use gpupack::report::Ailment;
+use gpupack::agent::gpu::health::XidCounts;
+use gpupack::agent::gpu::probe::{ProbeError, Sample};
+use gpupack::agent::nvml::probe::NvmlProbe;
+use gpupack::report::condition::Ailment;
 use serde_json::{Value, json};
 
 use super::world::{World, a100, ailments, h200_in_mig_mode, sample, sample_at, t4, with};

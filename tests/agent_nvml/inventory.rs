@@ -1,9 +1,10 @@
 //! What is read of devices that work, and of drivers that say little.
 
-use gpupack::agent::nvml::NvmlProbe;
-use gpupack::agent::probe::{Probe, ProcessSampling};
-use gpupack::packing::units::Timestamp;
-use gpupack::report::{Ailment, BookedDevice, Booking, BookingState, Kind, Slot};
+use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
+use gpupack::agent::nvml::probe::NvmlProbe;
+use gpupack::hardware::units::Timestamp;
+use gpupack::report::condition::Ailment;
+use gpupack::report::wire::{BookedDevice, Booking, BookingState, Kind, Slot};
 use serde_json::{Value, json};
 
 use super::world::{POD, World, a100, ailments, h200_in_mig_mode, sample, sample_at, t4, with};

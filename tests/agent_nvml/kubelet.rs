@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
-use gpupack::agent::kubelet::{BesideKubelet, KubeletDevices, KubeletError, allocatable};
-use gpupack::agent::probe::{Probe, ProcessSampling};
-use gpupack::packing::units::Timestamp;
-use gpupack::report::Ailment;
+use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
+use gpupack::agent::node::kubelet::{BesideKubelet, KubeletDevices, KubeletError, allocatable};
+use gpupack::hardware::units::Timestamp;
+use gpupack::report::condition::Ailment;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::{HeaderMap, Request, Response};

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use gpupack::agent::nvml::NvmlProbe;
-use gpupack::agent::run::{AgentConfig, run_node};
+use gpupack::agent::node::config::AgentConfig;
+use gpupack::agent::node::run::run_node;
+use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::clock::Clock;
 use serde_json::{Value, json};
 

@@ -5,11 +5,11 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpupack::agent::mps::{Duty, MpsDaemons, MpsLoops, MpsSettings};
-use gpupack::agent::nvml::NvmlProbe;
-use gpupack::agent::probe::{Probe, ProcessSampling};
+use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
+use gpupack::agent::mps::daemons::{Duty, MpsDaemons, MpsLoops, MpsSettings};
+use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::clock::Clock;
-use gpupack::report::MpsState;
+use gpupack::report::condition::MpsState;
 use serde_json::{Value, json};
 
 use super::extender::Extender;

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use gpupack::agent::nvml::NvmlProbe;
-use gpupack::agent::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use gpupack::agent::processes::PodsByProcess;
-use gpupack::packing::units::Timestamp;
-use gpupack::report::{Ailment, Report, SCHEMA_VERSION};
+use gpupack::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use gpupack::agent::nvml::probe::NvmlProbe;
+use gpupack::agent::processes::pods::PodsByProcess;
+use gpupack::hardware::units::Timestamp;
+use gpupack::report::condition::Ailment;
+use gpupack::report::wire::{Report, SCHEMA_VERSION};
 use serde_json::{Value, json};
 
 /// The pod of every process that [`World::process`] adds.

@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::cluster::placement::{decode, encode};
-use gpupack::cluster::pod::SeenPod;
-use gpupack::cluster::watch::Sink;
-use gpupack::config::Config;
-use gpupack::extender::{background, edits};
-use gpupack::ledger::facts::PodFact;
-use gpupack::packing::device::{DeviceId, NodeName, PodUid};
-use gpupack::packing::request::Demand;
-use gpupack::packing::reservation::{PlacedDevice, Placement, PodRef, Protection};
-use gpupack::packing::units::{HostAmount, MemMib, Share};
+use gpupack::config::file::Config;
+use gpupack::control::bind::edits;
+use gpupack::hardware::device::{DeviceId, NodeName, PodUid};
+use gpupack::hardware::pool::Protection;
+use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::kube_api::request::placement::{decode, encode};
+use gpupack::ledger::change::facts::PodFact;
+use gpupack::model::reservation::{PlacedDevice, Placement, PodRef};
+use gpupack::server::api::background;
 use serde_json::json;
 
 use crate::binding::{Bed, node, pod_of, requests};

@@ -1,8 +1,8 @@
 //! Evictions: asked for once, and what each answer means.
 
-use gpupack::cluster::evict::EvictOutcome;
-use gpupack::cluster::target::PodKey;
-use gpupack::packing::device::PodUid;
+use gpupack::hardware::device::PodUid;
+use gpupack::kube_api::write::evict::EvictOutcome;
+use gpupack::kube_api::write::target::PodKey;
 
 use crate::fake::{Fake, Fault};
 

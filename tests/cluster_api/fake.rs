@@ -8,7 +8,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use gpupack::cluster::write::ApiWriter;
+use gpupack::kube_api::write::writer::ApiWriter;
 use hyper::{Request, Response};
 use kube::Client;
 use kube::client::Body;

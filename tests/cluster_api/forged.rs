@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use gpupack::cluster::pod::SeenPod;
-use gpupack::cluster::watch::Sink;
-use gpupack::config::Config;
-use gpupack::extender::app::Truth;
-use gpupack::extender::background;
-use gpupack::extender::passed::Verdict;
-use gpupack::packing::device::PodUid;
+use gpupack::config::file::Config;
+use gpupack::control::shared::app::Truth;
+use gpupack::control::shared::passed::Verdict;
+use gpupack::hardware::device::PodUid;
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::server::api::background;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 

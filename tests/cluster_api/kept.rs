@@ -1,13 +1,13 @@
 //! What is kept of pods that came and ended, counted table by table.
 
-use gpupack::cluster::events::NoticeReason;
-use gpupack::cluster::pod::SeenPod;
-use gpupack::cluster::watch::Sink;
-use gpupack::extender::passed::Verdict;
-use gpupack::extender::teams;
-use gpupack::ledger::facts::PodFact;
-use gpupack::packing::device::PodUid;
-use gpupack::packing::units::Timestamp;
+use gpupack::control::pods::teams;
+use gpupack::control::shared::passed::Verdict;
+use gpupack::hardware::device::PodUid;
+use gpupack::hardware::units::Timestamp;
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::kube_api::write::events::NoticeReason;
+use gpupack::ledger::change::facts::PodFact;
 use serde_json::{Value, json};
 
 use crate::binding::{Bed, pod_of};

@@ -19,15 +19,16 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use gpupack::cluster::events::{Notice, NoticeCounts, NoticeReason, notices};
-use gpupack::cluster::mps::ClientLimits;
-use gpupack::cluster::pod::SeenPod;
-use gpupack::cluster::target::{BindTarget, PodKey};
-use gpupack::cluster::write::{ApiWriter, BindOutcome, Cause, Settled, TouchOutcome};
-use gpupack::packing::device::{DeviceId, NodeName, PodUid};
-use gpupack::packing::request::Demand;
-use gpupack::packing::reservation::{PlacedDevice, Placement, Protection};
-use gpupack::packing::units::{MemMib, Share, Timestamp};
+use gpupack::hardware::device::{DeviceId, NodeName, PodUid};
+use gpupack::hardware::pool::Protection;
+use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
+use gpupack::kube_api::containers::mps::ClientLimits;
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::write::events::{Notice, NoticeCounts, NoticeReason, notices};
+use gpupack::kube_api::write::outcome::{BindOutcome, Cause, Settled, TouchOutcome};
+use gpupack::kube_api::write::target::{BindTarget, PodKey};
+use gpupack::kube_api::write::writer::ApiWriter;
+use gpupack::model::reservation::{PlacedDevice, Placement};
 
 use serde_json::Value;
 

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpupack::clock::Clock;
-use gpupack::cluster::pod::SeenPod;
-use gpupack::cluster::watch::Sink;
-use gpupack::config::Config;
-use gpupack::extender::app::App;
-use gpupack::extender::background;
-use gpupack::extender::other_touches::GONE_AFTER;
-use gpupack::ledger::effect::Effect;
-use gpupack::ledger::reading::Readiness;
-use gpupack::packing::device::NodeName;
-use gpupack::packing::reservation::ReservationState;
-use gpupack::packing::units::Timestamp;
+use gpupack::config::file::Config;
+use gpupack::control::shared::app::App;
+use gpupack::control::shared::other_fences::GONE_AFTER;
+use gpupack::hardware::device::NodeName;
+use gpupack::hardware::units::Timestamp;
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::ledger::query::reading::Readiness;
+use gpupack::model::event::Effect;
+use gpupack::model::reservation::ReservationState;
+use gpupack::server::api::background;
 use serde_json::{Map, json};
 use tokio::sync::watch;
 

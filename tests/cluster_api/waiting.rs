@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpupack::clock::Clock;
-use gpupack::cluster::pod::SeenPod;
-use gpupack::cluster::watch::Sink;
-use gpupack::config::Config;
-use gpupack::extender::background;
+use gpupack::config::file::Config;
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::server::api::background;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 

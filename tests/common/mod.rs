@@ -4,19 +4,20 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::ledger::books::{Ledger, Settings};
-use gpupack::ledger::questions::Question;
-use gpupack::ledger::reports::NodeReport;
-use gpupack::packing::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory, NodeName, PodUid,
-    PoolName,
+use gpupack::hardware::device::{
+    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
 };
-use gpupack::packing::fit::HostRule;
-use gpupack::packing::node::{DeviceUse, ProcessUse};
-use gpupack::packing::policy::{Policy, Strategy};
-use gpupack::packing::request::{Amount, GpuRequest};
-use gpupack::packing::reservation::PodRef;
-use gpupack::packing::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use gpupack::hardware::inventory::NodeInventory;
+use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::{Ledger, Settings};
+use gpupack::ledger::query::questions::Question;
+use gpupack::model::device_state::{DeviceUse, ProcessUse};
+use gpupack::model::fit::HostRule;
+use gpupack::model::policy::Policy;
+use gpupack::model::request::{Amount, GpuRequest};
+use gpupack::model::reservation::PodRef;
+use gpupack::scoring::strategy::Strategy;
 
 /// Memory of a device where a test does not care.
 pub(crate) const DEVICE_MIB: u64 = 10_000;

@@ -179,7 +179,7 @@ async fn instances_that_cannot_lie_on_their_gpu_take_nobody() {
         let answer = bed.filter(asked, &NODES[..1]).await;
         assert_eq!(answer["NodeNames"] == json!(["gpu-a"]), fits, "{profiles:?}: {answer}");
         assert_eq!(device(&bed, "gpu-a", 1).await["healthy"], fits);
-        bed.app.settle_pod(&gpupack::packing::device::PodUid::new("p"));
+        bed.app.settle_pod(&gpupack::hardware::device::PodUid::new("p"));
     }
 }
 

@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::ledger::books::Ledger;
-use gpupack::ledger::facts::PodFact;
-use gpupack::ledger::reading::Gauge;
-use gpupack::ledger::reports::NodeReport;
-use gpupack::packing::device::{
-    Device, DeviceIndex, DeviceKind, Health, ModelName, NodeInventory, NodeName, PodUid, PoolName,
+use gpupack::hardware::device::{
+    Device, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
 };
-use gpupack::packing::node::{DeviceUse, ProcessUse};
-use gpupack::packing::request::Demand;
-use gpupack::packing::reservation::{PlacedDevice, Placement, Protection};
-use gpupack::packing::units::{HostAmount, MemMib, MilliCpu, Share};
+use gpupack::hardware::inventory::NodeInventory;
+use gpupack::hardware::pool::Protection;
+use gpupack::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
+use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::per_node::Gauge;
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::model::device_state::{DeviceUse, ProcessUse};
+use gpupack::model::reservation::{PlacedDevice, Placement};
 use proptest::prelude::*;
 
 use crate::common::{DEVICE_MIB, add_node, device_id, gpus, host, pod, seconds, seen, settings};
@@ -116,7 +117,7 @@ fn settle(ledger: &Ledger) {
             uses: devices.devices().iter().map(|device| seen(&device.id, [])).collect(),
             inventory: Some(devices),
         };
-        if node.state() != gpupack::packing::node::NodeState::Gone {
+        if node.state() != gpupack::model::node_state::NodeState::Gone {
             ledger.report(name, &hello, seconds(50)).expect("a hello is accepted");
         }
     }

@@ -5,23 +5,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::ledger::books::Ledger;
-use gpupack::ledger::effect::Effect;
-use gpupack::ledger::facts::PodFact;
-use gpupack::ledger::questions::Question;
-use gpupack::ledger::reports::NodeReport;
-use gpupack::packing::baseline::Baseline;
-use gpupack::packing::device::{
-    Device, DeviceIndex, DeviceKind, Health, MigProfile, ModelName, NodeInventory, NodeName,
-    PodUid, PoolName,
+use gpupack::hardware::device::{
+    Device, DeviceIndex, DeviceKind, Health, MigProfile, ModelFilter, ModelName, NodeName, PodUid,
+    PoolName,
 };
-use gpupack::packing::node::{DeviceUse, NodeLedger, ProcessUse};
-use gpupack::packing::policy::{Policy, Strategy as Ranking};
-use gpupack::packing::pool::{Guard, InstanceUse, PoolRule, PoolRules, Replicas};
-use gpupack::packing::request::{Amount, GpuRequest, Isolation, ModelFilter};
-use gpupack::packing::reservation::Reservation;
-use gpupack::packing::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
-use gpupack::report::Booking;
+use gpupack::hardware::inventory::NodeInventory;
+use gpupack::hardware::pool::{Guard, InstanceUse, PoolRule, PoolRules, Replicas};
+use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::ledger::query::questions::Question;
+use gpupack::model::device_state::{DeviceUse, ProcessUse};
+use gpupack::model::event::Effect;
+use gpupack::model::node_state::NodeLedger;
+use gpupack::model::policy::Policy;
+use gpupack::model::request::{Amount, GpuRequest, Isolation};
+use gpupack::model::reservation::Reservation;
+use gpupack::report::wire::Booking;
+use gpupack::scoring::baseline::Baseline;
+use gpupack::scoring::strategy::Strategy as Ranking;
 use proptest::prelude::*;
 
 use crate::common::{device_id, fraction, host, pod, settings};
@@ -130,9 +133,9 @@ pub(crate) fn question() -> impl Strategy<Value = Question> {
             gpu,
             host: HostAmount { cpu: MilliCpu::new(cpu), memory: MemMib::new(cpu) },
             host_rule: if is_checked {
-                gpupack::packing::fit::HostRule::Checked
+                gpupack::model::fit::HostRule::Checked
             } else {
-                gpupack::packing::fit::HostRule::Trusted
+                gpupack::model::fit::HostRule::Trusted
             },
             strategy,
         },
@@ -452,14 +455,14 @@ pub(crate) fn snapshot(node: &NodeLedger) -> String {
             (d.device(), sums, d.health(), d.tenants(), d.company(), d.slots())
         })
         .collect();
-    let is_gone = node.state() == gpupack::packing::node::NodeState::Gone;
+    let is_gone = node.state() == gpupack::model::node_state::NodeState::Gone;
     // of a deleted node only the tenants count
     let rest = (!is_gone).then(|| (node.host_free(), node.pool(), devices));
     format!("{} {:?} {reservations:#?} {rest:#?}", node.name(), node.state())
 }
 
-fn state_name(state: gpupack::packing::reservation::ReservationState) -> &'static str {
-    use gpupack::packing::reservation::ReservationState;
+fn state_name(state: gpupack::model::reservation::ReservationState) -> &'static str {
+    use gpupack::model::reservation::ReservationState;
     match state {
         ReservationState::Assumed { .. } => "assumed",
         ReservationState::Confirmed => "confirmed",

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use gpupack::ledger::books::Ledger;
-use gpupack::ledger::questions::Question;
-use gpupack::ledger::remedies::{Change, Lever, Remedy};
-use gpupack::packing::device::PodUid;
-use gpupack::packing::node::ClaimRule;
-use gpupack::packing::request::{Amount, GpuRequest};
-use gpupack::packing::units::{MemMib, MilliCpu, Share, Timestamp};
+use gpupack::hardware::device::PodUid;
+use gpupack::hardware::units::{MemMib, MilliCpu, Share, Timestamp};
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::ledger::query::questions::Question;
+use gpupack::ledger::suggest::search::{Change, Lever, Remedy};
+use gpupack::model::device_state::ClaimRule;
+use gpupack::model::request::{Amount, GpuRequest};
 use proptest::prelude::*;
 
 use crate::common::pod;
@@ -174,7 +174,7 @@ proptest! {
                     _ => None,
                 });
                 let is_of_host = matches!(lever, Lever::Cpu | Lever::HostMemory);
-                if !is_of_host || question.host_rule == gpupack::packing::fit::HostRule::Checked {
+                if !is_of_host || question.host_rule == gpupack::model::fit::HostRule::Checked {
                     check_size(&player.ledger, question, lever, offered)?;
                 }
             }

@@ -2,9 +2,9 @@
 
 use std::num::NonZeroU32;
 
-use gpupack::ledger::books::Ledger;
-use gpupack::ledger::reports::NodeReport;
-use gpupack::packing::device::PodUid;
+use gpupack::hardware::device::PodUid;
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::Ledger;
 use proptest::prelude::*;
 
 use crate::common::{add_node, pod, seconds, settings};

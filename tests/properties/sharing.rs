@@ -1,15 +1,16 @@
 //! Pools with slots and protection: no slot twice, and nobody unheld beside those who need all held.
 
-use gpupack::ledger::books::Ledger;
-use gpupack::ledger::reports::NodeReport;
-use gpupack::packing::device::{Device, NodeInventory, NodeName, PoolName};
-use gpupack::packing::fit::Misfit;
-use gpupack::packing::node::{DeviceBooks, DeviceUse, NodeLedger};
-use gpupack::packing::policy::Policy;
-use gpupack::packing::pool::{Guard, InstanceUse, PoolRule, PoolRules, Replicas};
-use gpupack::packing::request::{Amount, Demand, GpuRequest, Isolation};
-use gpupack::packing::reservation::Protection;
-use gpupack::packing::units::{MemMib, Share};
+use gpupack::hardware::device::{Device, NodeName, PoolName};
+use gpupack::hardware::inventory::NodeInventory;
+use gpupack::hardware::pool::{Guard, InstanceUse, PoolRule, PoolRules, Protection, Replicas};
+use gpupack::hardware::units::{Demand, MemMib, Share};
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::model::device_state::{DeviceBooks, DeviceUse};
+use gpupack::model::node_state::NodeLedger;
+use gpupack::model::policy::Policy;
+use gpupack::model::rejection::Misfit;
+use gpupack::model::request::{Amount, GpuRequest, Isolation};
 use proptest::prelude::*;
 
 use crate::common::{add_node, asks, fraction, gpus, host, pod, seconds, seen, settings};

@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use gpupack::ledger::books::Ledger;
-use gpupack::ledger::facts::PodFact;
-use gpupack::ledger::reports::NodeReport;
-use gpupack::packing::device::{NodeInventory, NodeName, PodUid, PoolName};
-use gpupack::packing::node::{DeviceUse, ProcessUse};
-use gpupack::packing::request::Demand;
-use gpupack::packing::reservation::{PlacedDevice, Placement};
-use gpupack::packing::units::{MemMib, Timestamp};
+use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::inventory::NodeInventory;
+use gpupack::hardware::units::{Demand, MemMib, Timestamp};
+use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::model::device_state::{DeviceUse, ProcessUse};
+use gpupack::model::reservation::{PlacedDevice, Placement};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
@@ -227,7 +227,7 @@ impl Kubelets {
 
     /// What an agent of the node sees now.
     pub(crate) fn uses(&self, at: usize) -> Vec<DeviceUse> {
-        let seen_on = |id: &gpupack::packing::device::DeviceId| {
+        let seen_on = |id: &gpupack::hardware::device::DeviceId| {
             let mut total = MemMib::ZERO;
             let mut processes = Vec::new();
             for (uid, process) in &self.processes {

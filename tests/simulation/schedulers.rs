@@ -1,8 +1,8 @@
 //! Two kube-schedulers that drive filter, prioritize and bind through one ledger, and the Bindings that
 //! are on their way to the API server.
 
-use gpupack::packing::device::PodUid;
-use gpupack::packing::reservation::{Placement, ReservationState};
+use gpupack::hardware::device::PodUid;
+use gpupack::model::reservation::{Placement, ReservationState};
 use rand::Rng;
 
 use crate::cluster::NODES;

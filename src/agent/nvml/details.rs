@@ -8,11 +8,11 @@ use nvml_wrapper::struct_wrappers::device::PciInfo;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::NVML_AFFINITY_SCOPE_NODE;
 
-use super::super::processes::CGROUP_ROOT;
-use super::limits::MemoryLimits;
-use super::raw;
-use super::trouble::{Trouble, unless_lost};
-use crate::report::{DeviceReport, DriverReport, Neighbour, Slot};
+use crate::agent::nvml::limits::MemoryLimits;
+use crate::agent::nvml::raw;
+use crate::agent::nvml::trouble::{Trouble, unless_lost};
+use crate::agent::processes::pods::CGROUP_ROOT;
+use crate::report::wire::{DeviceReport, DriverReport, Neighbour, Slot};
 
 /// Most NVLinks of a GPU that are looked at; NVIDIA's own constant says 18.
 const LINKS_MAX: u32 = 36;
@@ -25,7 +25,7 @@ type PciAddress = (u32, u32, u32);
 
 /// What does not change about a device.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Details {
+pub(crate) struct Details {
     /// Its PCI address.
     pci: Option<PciAddress>,
     /// Active NVLinks by the address at their other end.
@@ -37,7 +37,7 @@ pub(super) struct Details {
     /// NUMA node of the host that it is attached to.
     numa_node: Option<u32>,
     /// Of a MIG instance: the id of its GPU instance.
-    pub(super) instance: Option<u32>,
+    pub(crate) instance: Option<u32>,
     /// Of a MIG instance: where it lies.
     slot: Option<Slot>,
     /// Of a MIG instance: its streaming multiprocessors.
@@ -48,7 +48,7 @@ pub(super) struct Details {
 
 impl Details {
     /// What does not change about a GPU.
-    pub(super) fn of_gpu(
+    pub(crate) fn of_gpu(
         nvml: &Nvml,
         gpu: &Device<'_>,
         limits: Option<&MemoryLimits>,
@@ -86,7 +86,7 @@ impl Details {
     }
 
     /// What does not change about a MIG instance of `gpu`.
-    pub(super) fn of_instance(
+    pub(crate) fn of_instance(
         nvml: &Nvml,
         gpu: &Device<'_>,
         instance: &Device<'_>,
@@ -102,7 +102,7 @@ impl Details {
     }
 
     /// Writes them into the report of the device.
-    pub(super) fn complete(&self, report: &mut DeviceReport) {
+    pub(crate) fn complete(&self, report: &mut DeviceReport) {
         report.minor = self.minor;
         report.numa_node = self.numa_node;
         report.slot = self.slot;
@@ -119,7 +119,7 @@ impl Details {
 }
 
 /// The GPUs that `uuid` reaches by NVLink, by UUID, as far as all are known.
-pub(super) fn neighbours(all: &BTreeMap<String, Details>, uuid: &str) -> Vec<Neighbour> {
+pub(crate) fn neighbours(all: &BTreeMap<String, Details>, uuid: &str) -> Vec<Neighbour> {
     let Some(here) = all.get(uuid) else { return Vec::new() };
     let others = all.iter().filter(|(other, _)| *other != uuid);
     let reached = others.map(|(other, details)| (other, here.links_to(details)));
@@ -130,7 +130,7 @@ pub(super) fn neighbours(all: &BTreeMap<String, Details>, uuid: &str) -> Vec<Nei
 }
 
 /// The driver of the node, where it tells its version.
-pub(super) fn driver(nvml: &Nvml) -> Option<DriverReport> {
+pub(crate) fn driver(nvml: &Nvml) -> Option<DriverReport> {
     let version = nvml.sys_driver_version().ok().filter(|version| !version.is_empty())?;
     // 1000 times the major version and 10 times the minor one.
     let cuda = nvml.sys_cuda_driver_version().ok().filter(|cuda| *cuda > 0);

@@ -16,9 +16,9 @@ use nvml_wrapper::Device;
 use nvml_wrapper::error::{NvmlError, nvml_try};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
-use super::super::processes::PodsByProcess;
-use crate::packing::device::MAX_DEVICE_MEMORY;
-use crate::report::{ProcessUse, TenantReport};
+use crate::agent::processes::pods::PodsByProcess;
+use crate::hardware::device::MAX_DEVICE_MEMORY;
+use crate::report::wire::{ProcessUse, TenantReport};
 
 /// What NVML writes where a control group has no limit.
 const UNLIMITED: u64 = u64::MAX;
@@ -35,7 +35,7 @@ struct Limits {
 type Read = unsafe extern "C" fn(nvmlDevice_t, *mut Limits) -> nvmlReturn_t;
 
 /// The call, where the driver has it.
-pub(super) struct MemoryLimits {
+pub(crate) struct MemoryLimits {
     read: Read,
     /// Keeps the symbol loaded.
     _library: Library,
@@ -43,7 +43,7 @@ pub(super) struct MemoryLimits {
 
 impl MemoryLimits {
     /// Looks the call up in the library that is open; none where the driver is older.
-    pub(super) fn find(library: &Path) -> Option<Self> {
+    pub(crate) fn find(library: &Path) -> Option<Self> {
         unsafe {
             let library = Library::new(library).ok()?;
             let read = *library.get::<Read>(b"nvmlDeviceGetMemoryLimits_v1\0").ok()?;
@@ -55,7 +55,7 @@ impl MemoryLimits {
     ///
     /// # Errors
     /// What the driver says, for instance that it has no limits here.
-    pub(super) fn hard(&self, gpu: &Device<'_>, group: &str) -> Result<Option<u64>, NvmlError> {
+    pub(crate) fn hard(&self, gpu: &Device<'_>, group: &str) -> Result<Option<u64>, NvmlError> {
         let group = CString::new(group).map_err(|_| NvmlError::InvalidArg)?;
         let mut limits = Limits { name_space: group.as_ptr(), soft: 0, hard: UNLIMITED, used: 0 };
         nvml_try(unsafe { (self.read)(gpu.handle(), &raw mut limits) })?;
@@ -64,14 +64,14 @@ impl MemoryLimits {
 }
 
 /// The processes of a device.
-pub(super) struct Listed {
+pub(crate) struct Listed {
     /// Each once.
-    pub(super) processes: Vec<ProcessUse>,
+    pub(crate) processes: Vec<ProcessUse>,
     /// Those of them that are clients of MPS.
-    pub(super) mps_clients: BTreeSet<u32>,
+    pub(crate) mps_clients: BTreeSet<u32>,
     /// Percent of the time since the last list in which kernels of each process ran, those that had none left
     /// out; none where the driver does not say it.
-    pub(super) busy: Option<BTreeMap<u32, u32>>,
+    pub(crate) busy: Option<BTreeMap<u32, u32>>,
 }
 
 /// What holds a process, laxer ones later.
@@ -115,7 +115,7 @@ struct Held {
 /// without a limit could take everything. A container is held to the least limit of its control groups.
 /// MPS holds each client to its own limit, so a pod is held to the sum of its processes' limits; what a
 /// client of it may take is told by `mps_mib`.
-pub(super) fn tenants(
+pub(crate) fn tenants(
     (limits, device): (Option<&MemoryLimits>, &Device<'_>),
     listed: &Listed,
     pods: &PodsByProcess,

@@ -23,9 +23,9 @@ use nvml_wrapper_sys::bindings::{
     nvmlProcessInfo_t,
 };
 
-use super::super::health::Event;
-use crate::report::Slot;
-use crate::report::checked::MAX_PROCESSES_PER_DEVICE;
+use crate::agent::gpu::health::Event;
+use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
+use crate::report::wire::Slot;
 
 /// Room for processes at first: more than a GPU in use has.
 const PROCESSES_EXPECTED: usize = 256;
@@ -65,7 +65,7 @@ fn symbol<F: Copy, E: Display>(symbol: &Result<F, E>) -> Result<F, NvmlError> {
 
 /// The lists of processes of a device.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum ProcessList {
+pub(crate) enum ProcessList {
     /// Processes that compute.
     Compute,
     /// Those that do so as clients of MPS.
@@ -76,18 +76,18 @@ pub(super) enum ProcessList {
 
 /// One process on a device.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     /// Its id on the host.
-    pub(super) pid: u32,
+    pub(crate) pid: u32,
     /// Its memory in bytes; none where the driver cannot say.
-    pub(super) used_bytes: Option<u64>,
+    pub(crate) used_bytes: Option<u64>,
 }
 
 /// Reads one list of processes of a device, in one call where it has the usual length.
 ///
 /// # Errors
 /// `InsufficientSize` for a list that is longer than any report, or will not hold still.
-pub(super) fn processes(
+pub(crate) fn processes(
     nvml: &Nvml,
     device: &Device<'_>,
     list: ProcessList,
@@ -126,7 +126,7 @@ pub(super) fn processes(
 }
 
 /// Whether the NVLink `link` of a device leads to a switch.
-pub(super) fn leads_to_switch(
+pub(crate) fn leads_to_switch(
     nvml: &Nvml,
     device: &Device<'_>,
     link: u32,
@@ -138,7 +138,7 @@ pub(super) fn leads_to_switch(
 }
 
 /// The id of the GPU instance that a MIG device belongs to.
-pub(super) fn gpu_instance_id(nvml: &Nvml, instance: &Device<'_>) -> Result<u32, NvmlError> {
+pub(crate) fn gpu_instance_id(nvml: &Nvml, instance: &Device<'_>) -> Result<u32, NvmlError> {
     let read = symbol(&nvml.lib().nvmlDeviceGetGpuInstanceId)?;
     let mut id = 0;
     nvml_try(unsafe { read(instance.handle(), &raw mut id) })?;
@@ -146,7 +146,7 @@ pub(super) fn gpu_instance_id(nvml: &Nvml, instance: &Device<'_>) -> Result<u32,
 }
 
 /// Where the GPU instance `id` lies on `gpu`. Drivers want privileges for that.
-pub(super) fn slot(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<Slot, NvmlError> {
+pub(crate) fn slot(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<Slot, NvmlError> {
     let find = symbol(&nvml.lib().nvmlDeviceGetGpuInstanceById)?;
     let read = symbol(&nvml.lib().nvmlGpuInstanceGetInfo)?;
     unsafe {
@@ -160,20 +160,20 @@ pub(super) fn slot(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<Slot, NvmlE
 }
 
 /// Which device of the library a handle stands for; the same one gives the same number.
-pub(super) fn identity(device: &Device<'_>) -> usize {
+pub(crate) fn identity(device: &Device<'_>) -> usize {
     unsafe { device.handle() }.addr()
 }
 
 /// Events of devices. [`EventSet::free`] it before the library is closed.
 #[derive(Debug)]
-pub(super) struct EventSet(nvmlEventSet_t);
+pub(crate) struct EventSet(nvmlEventSet_t);
 
 // SAFETY: NVML may be called from any thread, and the set is only ever handed back to it.
 unsafe impl Send for EventSet {}
 
 impl EventSet {
     /// An empty set.
-    pub(super) fn create(nvml: &Nvml) -> Result<Self, NvmlError> {
+    pub(crate) fn create(nvml: &Nvml) -> Result<Self, NvmlError> {
         let lib = nvml.lib();
         let create = symbol(&lib.nvmlEventSetCreate)?;
         // Without these two it could be filled, but neither emptied nor given back.
@@ -185,7 +185,7 @@ impl EventSet {
     }
 
     /// Asks for what a device can tell of its health.
-    pub(super) fn register(&self, nvml: &Nvml, device: &Device<'_>) -> Result<(), NvmlError> {
+    pub(crate) fn register(&self, nvml: &Nvml, device: &Device<'_>) -> Result<(), NvmlError> {
         let lib = nvml.lib();
         let (ask, kinds_of) = (
             symbol(&lib.nvmlDeviceRegisterEvents)?,
@@ -201,7 +201,7 @@ impl EventSet {
     }
 
     /// What has happened since the last call, each with the identity of its device.
-    pub(super) fn read(&self, nvml: &Nvml) -> Result<Vec<(usize, Event)>, NvmlError> {
+    pub(crate) fn read(&self, nvml: &Nvml) -> Result<Vec<(usize, Event)>, NvmlError> {
         let wait = symbol(&nvml.lib().nvmlEventSetWait_v2)?;
         let mut events = Vec::new();
         for _ in 0..EVENTS_MAX {
@@ -229,7 +229,7 @@ impl EventSet {
     }
 
     /// Gives the set back.
-    pub(super) fn free(self, nvml: &Nvml) {
+    pub(crate) fn free(self, nvml: &Nvml) {
         if let Ok(free) = symbol(&nvml.lib().nvmlEventSetFree) {
             // A failure leaves nothing to be done: the library is about to be closed.
             let _ = unsafe { free(self.0) };

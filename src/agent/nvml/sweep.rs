@@ -8,19 +8,23 @@ use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use nvml_wrapper::{Device, Nvml};
 
-use super::super::health::{GpuHealth, RecoveryAction};
-use super::super::mps::MpsDaemons;
-use super::super::probe::{ProbeError, ProcessSampling};
-use super::super::processes::PodsByProcess;
-use super::details::Details;
-use super::limits::{self, Listed, MemoryLimits};
-use super::raw::{self, EventSet, ProcessList};
-use super::trouble::{Trouble, library_error, required, unless_lost, unless_unsupported};
-use super::utilization::{self, Utilization};
-use crate::packing::device::MAX_DEVICES_PER_NODE;
-use crate::packing::units::Timestamp;
-use crate::report::checked::MAX_PROCESSES_PER_DEVICE;
-use crate::report::{Ailment, DeviceReport, DeviceUse, Kind, MpsState, ProcessUse};
+use crate::agent::gpu::health::{GpuHealth, RecoveryAction};
+use crate::agent::gpu::probe::{ProbeError, ProcessSampling};
+use crate::agent::mps::daemons::MpsDaemons;
+use crate::agent::nvml::details::Details;
+use crate::agent::nvml::limits::{Listed, MemoryLimits};
+use crate::agent::nvml::raw::{EventSet, ProcessList};
+use crate::agent::nvml::trouble::{
+    Trouble, library_error, required, unless_lost, unless_unsupported,
+};
+use crate::agent::nvml::utilization::Utilization;
+use crate::agent::nvml::{limits, raw, utilization};
+use crate::agent::processes::pods::PodsByProcess;
+use crate::hardware::device::MAX_DEVICES_PER_NODE;
+use crate::hardware::units::Timestamp;
+use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
+use crate::report::condition::{Ailment, MpsState};
+use crate::report::wire::{DeviceReport, DeviceUse, Kind, ProcessUse};
 
 /// NVML counts bytes.
 const BYTES_PER_MIB: u64 = 1 << 20;
@@ -29,56 +33,56 @@ const BYTES_PER_MIB: u64 = 1 << 20;
 const INSTANCES_MAX: u32 = 32;
 
 /// A device that answered.
-pub(super) struct Seen {
+pub(crate) struct Seen {
     /// What it is.
-    pub(super) report: DeviceReport,
+    pub(crate) report: DeviceReport,
     /// How it is used.
-    pub(super) usage: DeviceUse,
+    pub(crate) usage: DeviceUse,
 }
 
 /// A device that did not answer; it may be a known one.
-pub(super) struct Failure {
+pub(crate) struct Failure {
     /// Its UUID, where it told that.
-    pub(super) uuid: Option<String>,
+    pub(crate) uuid: Option<String>,
     /// What ails it.
-    pub(super) ailment: Ailment,
+    pub(crate) ailment: Ailment,
 }
 
 /// What one walk found.
 #[derive(Default)]
-pub(super) struct Sweep {
+pub(crate) struct Sweep {
     /// Devices that answered.
-    pub(super) seen: Vec<Seen>,
+    pub(crate) seen: Vec<Seen>,
     /// Devices that did not.
-    pub(super) failures: Vec<Failure>,
+    pub(crate) failures: Vec<Failure>,
 }
 
 /// Walks over all devices.
-pub(super) struct Sweeper<'a> {
+pub(crate) struct Sweeper<'a> {
     /// The open library.
-    pub(super) nvml: &'a Nvml,
+    pub(crate) nvml: &'a Nvml,
     /// Tells events; none where the driver has none.
-    pub(super) events: Option<&'a EventSet>,
+    pub(crate) events: Option<&'a EventSet>,
     /// UUID of each GPU whose events are asked for, by the identity of its handle.
-    pub(super) registered: &'a mut BTreeMap<usize, String>,
+    pub(crate) registered: &'a mut BTreeMap<usize, String>,
     /// What does not change, by UUID.
-    pub(super) details: &'a mut BTreeMap<String, Details>,
+    pub(crate) details: &'a mut BTreeMap<String, Details>,
     /// Health of each GPU, by UUID.
-    pub(super) health: &'a mut BTreeMap<String, GpuHealth>,
+    pub(crate) health: &'a mut BTreeMap<String, GpuHealth>,
     /// Devices as they were last read well, by UUID.
-    pub(super) known: &'a BTreeMap<String, DeviceReport>,
+    pub(crate) known: &'a BTreeMap<String, DeviceReport>,
     /// Reads memory limits; none where the driver has none.
-    pub(super) limits: Option<&'a MemoryLimits>,
+    pub(crate) limits: Option<&'a MemoryLimits>,
     /// Finds the pod of a process.
-    pub(super) pods: &'a PodsByProcess,
+    pub(crate) pods: &'a PodsByProcess,
     /// The last answer about the utilization of each GPU's processes, by UUID.
-    pub(super) utilization_seen: &'a mut BTreeMap<String, Utilization>,
+    pub(crate) utilization_seen: &'a mut BTreeMap<String, Utilization>,
     /// The daemons of MPS, where anybody looks after them.
-    pub(super) mps: Option<&'a MpsDaemons>,
+    pub(crate) mps: Option<&'a MpsDaemons>,
     /// The present time.
-    pub(super) now: Timestamp,
+    pub(crate) now: Timestamp,
     /// Whether to list processes.
-    pub(super) processes: ProcessSampling,
+    pub(crate) processes: ProcessSampling,
 }
 
 /// A GPU as its instances see it.
@@ -93,7 +97,7 @@ struct Parent<'a> {
 
 impl Sweeper<'_> {
     /// Reads all devices that answer.
-    pub(super) fn sweep(mut self) -> Result<Sweep, ProbeError> {
+    pub(crate) fn sweep(mut self) -> Result<Sweep, ProbeError> {
         let count = self.nvml.device_count();
         let count = count.map_err(|error| library_error("count the GPUs", &error))?;
         let most = u32::try_from(MAX_DEVICES_PER_NODE).unwrap_or(u32::MAX);

@@ -2,12 +2,12 @@
 
 use nvml_wrapper::error::NvmlError;
 
-use super::super::probe::ProbeError;
-use crate::report::Ailment;
+use crate::agent::gpu::probe::ProbeError;
+use crate::report::condition::Ailment;
 
 /// How a failed call is to be taken.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(crate) enum Trouble {
     /// The driver cannot say; the rest can be believed.
     Unsupported,
     /// This device cannot be used now.
@@ -17,7 +17,7 @@ pub(super) enum Trouble {
 }
 
 /// The answer, or none where the driver cannot say.
-pub(super) fn unless_unsupported<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, Trouble> {
+pub(crate) fn unless_unsupported<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, Trouble> {
     match answer.map_err(trouble) {
         Ok(value) => Ok(Some(value)),
         Err(Trouble::Unsupported) => Ok(None),
@@ -26,7 +26,7 @@ pub(super) fn unless_unsupported<T>(answer: Result<T, NvmlError>) -> Result<Opti
 }
 
 /// The answer, or none where it cannot be had from a device that is there.
-pub(super) fn unless_lost<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, Trouble> {
+pub(crate) fn unless_lost<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, Trouble> {
     match answer.map_err(trouble) {
         Ok(value) => Ok(Some(value)),
         Err(Trouble::Unsupported | Trouble::Device(Ailment::NotAnswering)) => Ok(None),
@@ -35,7 +35,7 @@ pub(super) fn unless_lost<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, 
 }
 
 /// The answer of a call without which no device can be reported.
-pub(super) fn required<T>(answer: Result<T, NvmlError>) -> Result<T, Trouble> {
+pub(crate) fn required<T>(answer: Result<T, NvmlError>) -> Result<T, Trouble> {
     answer.map_err(|error| match error {
         NvmlError::FailedToLoadSymbol(cause) => {
             Trouble::Library(ProbeError::DriverTooOld { cause })
@@ -66,7 +66,7 @@ fn trouble(error: NvmlError) -> Trouble {
 }
 
 /// A failure of the whole library, with its mend.
-pub(super) fn library_error(what: &'static str, error: &NvmlError) -> ProbeError {
+pub(crate) fn library_error(what: &'static str, error: &NvmlError) -> ProbeError {
     match error {
         NvmlError::DriverNotLoaded => ProbeError::DriverNotLoaded,
         NvmlError::LibRmVersionMismatch => ProbeError::DriverMismatch,

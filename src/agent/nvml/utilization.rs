@@ -6,15 +6,15 @@ use std::time::Duration;
 use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
 
-use super::trouble::{Trouble, unless_lost};
-use crate::packing::units::Timestamp;
+use crate::agent::nvml::trouble::{Trouble, unless_lost};
+use crate::hardware::units::Timestamp;
 
 /// Least time from one question about a GPU to the next. The driver takes samples more rarely than lists
 /// are read while a pod drains, and a list without a new sample would show all pods as idle.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 /// The last answer about one GPU.
-pub(super) struct Utilization {
+pub(crate) struct Utilization {
     /// Time of the driver's newest sample, in its own microseconds.
     newest: u64,
     /// When it was asked.
@@ -26,7 +26,7 @@ pub(super) struct Utilization {
 /// Percent of the time between the last two questions in which kernels of each process on the GPU `uuid` ran;
 /// none at the first question, whose answer would be about all that the driver remembers, and where the
 /// driver does not say it. The last answers are in `seen`; each stands for [`ASK_EVERY`].
-pub(super) fn read(
+pub(crate) fn read(
     device: &Device<'_>,
     uuid: &str,
     seen: &mut BTreeMap<String, Utilization>,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::hardware::device::{Health, PodUid};
 
 fn check(body: &str, part: &str) {
     let error = Report::from_json(body.as_bytes()).unwrap_err();

@@ -1,0 +1,392 @@
+//! The control daemons of MPS on this node, one per GPU: whether each serves, and, where the agent is told
+//! to, that each runs.
+//!
+//! A daemon without a server has no client. A server that has lost its GPU vanishes while its clients go on
+//! without limits, so the list of servers is watched, and not the daemon alone. Daemons end with the agent's
+//! container, whoever wants them to or not: its processes are killed with it.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::process::Child;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+
+use crate::agent::mps::clients::Unanswered;
+use crate::agent::mps::control::Control;
+use crate::agent::mps::{clients, memory};
+use crate::agent::processes::pods::PodsByProcess;
+use crate::clock::Clock;
+use crate::hardware::units::Timestamp;
+use crate::report::condition::MpsState;
+use crate::report::wire::{DeviceReport, Kind};
+
+/// Time between two looks at a daemon: as between two regular lists of processes.
+pub const ASK_EVERY: Duration = Duration::from_secs(5);
+
+/// Pause before a daemon that ended is started again; it doubles with each further time.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Looks without an answer after which a daemon of ours is killed, and started again.
+const MISSES_MAX: u32 = 3;
+
+/// Looks between two at the memory that clients share, and how old what is removed must be.
+const LOOKS_PER_SWEEP: u32 = 12;
+
+/// How long a daemon may take to end by itself.
+const END_WITHIN: Duration = Duration::from_secs(3);
+
+/// Shared memory, in the folder of all daemons.
+const SHARED_MEMORY: &str = "shm";
+
+/// The folder of a node's shared memory: everybody's, as `/dev/shm` is.
+const SHARED_MEMORY_MODE: u32 = 0o1777;
+
+/// Who starts the daemons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Duty {
+    /// Somebody else: they are looked at.
+    Rely,
+    /// The agent.
+    Manage,
+}
+
+/// What is to be known of the daemons.
+#[derive(Clone, Debug)]
+pub struct MpsSettings {
+    /// Folder with a folder `<UUID>/pipe` for each GPU, as in the configuration of the webhook.
+    pub folder: PathBuf,
+    /// NVIDIA's control program.
+    pub program: PathBuf,
+    /// Who starts them.
+    pub duty: Duty,
+    /// Time between two looks at each.
+    pub ask_every: Duration,
+    /// Where the host's process table is mounted.
+    pub proc_root: PathBuf,
+}
+
+/// The daemons of a node; a handle, cheap to copy.
+#[derive(Clone, Debug)]
+pub struct MpsDaemons {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    settings: MpsSettings,
+    clock: Clock,
+    /// The devices of the node.
+    devices: watch::Sender<Devices>,
+    /// The clients whose limits are being read.
+    unanswered: Unanswered,
+    /// How each daemon was when it was looked at last.
+    known: Mutex<BTreeMap<String, (MpsState, Timestamp)>>,
+}
+
+/// The devices of the node that can have a daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Devices {
+    /// Who starts each daemon, by UUID.
+    duties: BTreeMap<String, Duty>,
+    /// Whether all daemons are to end.
+    is_over: bool,
+}
+
+/// The loops of a node's daemons, until they are ended.
+#[derive(Debug)]
+pub struct MpsLoops {
+    daemons: MpsDaemons,
+    loops: JoinHandle<()>,
+}
+
+impl MpsDaemons {
+    /// Knows of no device yet.
+    pub fn new(settings: MpsSettings, clock: Clock) -> Self {
+        let devices = watch::Sender::new(Devices::default());
+        let (unanswered, known) = (Unanswered::default(), Mutex::default());
+        Self { shared: Arc::new(Shared { settings, clock, devices, unanswered, known }) }
+    }
+
+    /// Learns which devices there are. MIG instances are never the agent's: a daemon of somebody else may
+    /// be there.
+    pub fn learn(&self, inventory: &[DeviceReport]) {
+        let is_plain = |uuid: &str| {
+            !uuid.is_empty()
+                && uuid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+        };
+        let devices = inventory.iter().filter(|device| is_plain(&device.uuid));
+        let duties = devices.filter_map(|device| match device.kind {
+            Kind::Gpu => Some((device.uuid.clone(), self.shared.settings.duty)),
+            Kind::MigInstance => Some((device.uuid.clone(), Duty::Rely)),
+            Kind::MigParent => None,
+        });
+        let duties: BTreeMap<String, Duty> = duties.collect();
+        self.shared.devices.send_if_modified(|known| {
+            let is_new = known.duties != duties;
+            known.duties = duties;
+            is_new
+        });
+    }
+
+    /// How the daemon of a device was when it was looked at last; none where that is too long ago.
+    pub fn state(&self, uuid: &str, now: Timestamp) -> Option<MpsState> {
+        let known = self.shared.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let (state, asked) = known.get(uuid)?;
+        (now.since(*asked) <= 3 * self.shared.settings.ask_every).then_some(*state)
+    }
+
+    /// What the process `pid` may take of a device, in MiB, as a client of its daemon; none where it is held
+    /// by nothing that is known.
+    pub(crate) fn limit_mib(&self, pods: &PodsByProcess, pid: u32, uuid: &str) -> Option<u64> {
+        let process = pods.folder_of(pid);
+        let pipes = self.shared.control(uuid).pipes;
+        let own = self.shared.settings.proc_root.join("self");
+        let uuid = uuid.to_owned();
+        let asked = process.clone();
+        self.shared.unanswered.ask(process, move || clients::limit_mib(&asked, &uuid, &pipes, &own))
+    }
+
+    /// Starts to look after the daemons of the devices that [`MpsDaemons::learn`] tells of.
+    pub fn start(&self) -> MpsLoops {
+        let shared = Arc::clone(&self.shared);
+        MpsLoops { daemons: self.clone(), loops: tokio::spawn(look_after(shared)) }
+    }
+}
+
+impl MpsLoops {
+    /// Ends the daemons that are the agent's. Takes some seconds at most.
+    pub async fn end(self) {
+        self.daemons.shared.devices.send_modify(|devices| devices.is_over = true);
+        let mut loops = self.loops;
+        if tokio::time::timeout(2 * END_WITHIN, &mut loops).await.is_err() {
+            loops.abort();
+        }
+    }
+}
+
+impl Shared {
+    fn control(&self, uuid: &str) -> Control {
+        let folder = self.settings.folder.join(uuid);
+        let (pipes, logs) = (folder.join("pipe"), folder.join("log"));
+        Control { program: self.settings.program.clone(), pipes, logs }
+    }
+
+    /// Notes how a daemon is, and writes to the log what has changed.
+    fn note(&self, uuid: &str, state: MpsState) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = known.insert(uuid.to_owned(), (state, self.clock.now()));
+        if before.map(|(before, _)| before) == Some(state) {
+            return;
+        }
+        match state {
+            MpsState::Absent | MpsState::Faulted => {
+                tracing::warn!(gpu = uuid, state = state.name(), "MPS holds nobody on this GPU");
+            }
+            MpsState::Idle | MpsState::Starting | MpsState::Serving | MpsState::Other => {
+                tracing::info!(gpu = uuid, state = state.name(), "MPS");
+            }
+        }
+    }
+}
+
+/// Keeps one loop for each device, until all are to end.
+async fn look_after(shared: Arc<Shared>) {
+    let mut news = shared.devices.subscribe();
+    let mut keepers = JoinSet::new();
+    let mut running: BTreeMap<String, AbortHandle> = BTreeMap::new();
+    let mut sweeps = tokio::time::interval(LOOKS_PER_SWEEP * shared.settings.ask_every);
+    sweeps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut sweeping: Option<JoinHandle<()>> = None;
+    loop {
+        let devices = news.borrow_and_update().clone();
+        if devices.is_over {
+            break;
+        }
+        // The one of a device that went and came back may still be ending: then the next one waits for it.
+        running.retain(|_, keeper| !keeper.is_finished());
+        for (uuid, duty) in devices.duties {
+            running
+                .entry(uuid)
+                .or_insert_with_key(|uuid| keepers.spawn(Keeper::new(&shared, uuid, duty).keep()));
+        }
+        tokio::select! {
+            _ = news.changed() => {}
+            Some(_) = keepers.join_next() => {}
+            // Nobody waits for one: what it looks at may be slow. At the end it is left alone.
+            _ = sweeps.tick() => if sweeping.as_ref().is_none_or(JoinHandle::is_finished) {
+                sweeping = Some(tokio::spawn(sweep(shared.settings.clone())));
+            },
+        }
+    }
+    while keepers.join_next().await.is_some() {}
+}
+
+/// Empties the memory that clients share, where it is the agent's and no client is left.
+async fn sweep(settings: MpsSettings) {
+    let folder = settings.folder.join(SHARED_MEMORY);
+    if settings.duty != Duty::Manage || !folder.is_dir() {
+        return;
+    }
+    let (shown, proc_root) = (folder.clone(), settings.proc_root);
+    let spared = LOOKS_PER_SWEEP * settings.ask_every;
+    let swept = move || memory::sweep(&folder, &proc_root, spared);
+    match tokio::task::spawn_blocking(swept).await {
+        Ok(Ok(0)) | Err(_) => {}
+        Ok(Ok(removed)) => tracing::info!(removed, "removed what clients of MPS left in memory"),
+        Ok(Err(error)) => {
+            let folder = shown.display();
+            tracing::warn!(%folder, %error, "cannot tell whether clients of MPS are left: nothing is removed");
+        }
+    }
+}
+
+/// Looks after the daemon of one device.
+struct Keeper {
+    shared: Arc<Shared>,
+    control: Control,
+    uuid: String,
+    duty: Duty,
+    /// The daemon, where it is ours and runs.
+    daemon: Option<Child>,
+    /// When it may be started.
+    next_start: Timestamp,
+    /// The pause after its next end.
+    pause: Duration,
+    /// Looks without an answer since it was started.
+    misses: u32,
+}
+
+impl Keeper {
+    fn new(shared: &Arc<Shared>, uuid: &str, duty: Duty) -> Self {
+        Self {
+            control: shared.control(uuid),
+            shared: Arc::clone(shared),
+            uuid: uuid.to_owned(),
+            duty,
+            daemon: None,
+            next_start: Timestamp::START,
+            pause: FIRST_PAUSE,
+            misses: 0,
+        }
+    }
+
+    async fn keep(mut self) {
+        let mut news = self.shared.devices.subscribe();
+        loop {
+            let is_wanted = {
+                let devices = news.borrow_and_update();
+                !devices.is_over && devices.duties.get(&self.uuid) == Some(&self.duty)
+            };
+            if !is_wanted {
+                break;
+            }
+            let state = self.control.state().await;
+            self.shared.note(&self.uuid, state);
+            if self.duty == Duty::Manage {
+                self.mind(state);
+            }
+            tokio::select! {
+                () = tokio::time::sleep(self.time_to_next_look()) => {}
+                () = ended(&mut self.daemon) => self.bury(),
+                _ = news.changed() => {}
+            }
+        }
+        self.end().await;
+    }
+
+    /// Starts the daemon where none answers, and kills ours where it does not.
+    fn mind(&mut self, state: MpsState) {
+        let now = self.shared.clock.now();
+        match (state, &mut self.daemon) {
+            (MpsState::Absent, None) if now >= self.next_start => self.start(now),
+            (MpsState::Absent, None) => {}
+            (MpsState::Absent, Some(daemon)) => {
+                self.misses += 1;
+                if self.misses >= MISSES_MAX {
+                    tracing::warn!(gpu = self.uuid, "the MPS daemon does not answer: it is killed");
+                    // It has ended otherwise, which is seen next.
+                    let _ = daemon.start_kill();
+                }
+            }
+            (_, _) => {
+                self.misses = 0;
+                if now >= self.next_start.plus(LONGEST_PAUSE) {
+                    self.pause = FIRST_PAUSE;
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, now: Timestamp) {
+        let prepared = prepare(&self.shared.settings.folder, &self.control);
+        match prepared.and_then(|()| self.control.start(&self.uuid)) {
+            Ok(daemon) => {
+                tracing::info!(gpu = self.uuid, "started the MPS daemon");
+                self.daemon = Some(daemon);
+                self.misses = 0;
+            }
+            Err(error) => {
+                let program = self.control.program.display();
+                tracing::error!(gpu = self.uuid, %program, %error, "the MPS daemon cannot be started: `--mps manage` takes root, NVIDIA's control program and a folder that can be written");
+            }
+        }
+        self.next_start = now.plus(self.pause);
+        self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+    }
+
+    /// Notes that our daemon has ended by itself.
+    fn bury(&mut self) {
+        self.daemon = None;
+        self.next_start = self.shared.clock.now().plus(self.pause);
+        tracing::warn!(gpu = self.uuid, pause = ?self.pause, "the MPS daemon has ended");
+        self.shared.note(&self.uuid, MpsState::Absent);
+    }
+
+    /// A daemon of ours that was just started answers within moments, or has ended.
+    fn time_to_next_look(&self) -> Duration {
+        let every = self.shared.settings.ask_every;
+        let until_start = self.next_start.since(self.shared.clock.now());
+        match self.duty {
+            Duty::Manage if !until_start.is_zero() => every.min(until_start),
+            Duty::Manage | Duty::Rely => every,
+        }
+    }
+
+    /// Ends the daemon where it is ours.
+    async fn end(mut self) {
+        if self.daemon.is_some() {
+            self.control.quit().await;
+            if tokio::time::timeout(END_WITHIN, ended(&mut self.daemon)).await.is_err() {
+                tracing::warn!(gpu = self.uuid, "the MPS daemon does not end: it is killed");
+            }
+        }
+        self.shared.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.uuid);
+    }
+}
+
+/// Waits until the daemon has ended; for ever where there is none.
+async fn ended(daemon: &mut Option<Child>) {
+    match daemon {
+        Some(daemon) => {
+            let _ = daemon.wait().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// Makes the folders of a daemon.
+fn prepare(folder: &Path, control: &Control) -> std::io::Result<()> {
+    let shared_memory = folder.join(SHARED_MEMORY);
+    for made in [&control.pipes, &control.logs, &shared_memory] {
+        std::fs::create_dir_all(made)?;
+    }
+    let everybodys = std::fs::Permissions::from_mode(SHARED_MEMORY_MODE);
+    std::fs::set_permissions(&shared_memory, everybodys)
+}

@@ -1,0 +1,401 @@
+//! The memory that daemons and clients of MPS share, as files: it is emptied when no client is left.
+//!
+//! Clients that end without tidying up leave their files behind, and the folder is everybody's. Which client
+//! made a file cannot be told, so nothing is removed while any client lives. Where it cannot be told whether a
+//! process is one, since it has too many mounts, what it has open or mapped stays, and no more: else the owner
+//! of one container could keep the memory of the node from being emptied. What they left may be as deep as
+//! they like, and somebody new may change it meanwhile: folders are opened one at a time and never through a
+//! link, and what is in them is moved up instead of being followed down.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::{File, Metadata};
+use std::io::{ErrorKind, Read};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fs, io};
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, StatxFlags, openat, renameat, statat, statx,
+    unlinkat,
+};
+use rustix::io::Errno;
+
+use crate::agent::processes::mounts::{Mounts, Place};
+use crate::clock::Clock;
+
+/// Most entries that are removed or moved at once; the rest the next time.
+const MAX_REMOVED: usize = 10_000;
+
+/// Most bytes of a process's list of mapped files that are read.
+const MAX_MAPS_BYTES: u64 = 4 << 20;
+
+/// Most bytes of the mounts of a process that are read. A node of hundreds of pods makes 1 MiB; a container may
+/// make a hundred thousand mounts of its own.
+const MAX_MOUNTS_BYTES: u64 = 8 << 20;
+
+/// Where a container has its shared memory.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Removes what is left in `folder` where no process of another container has it as its shared memory.
+/// What is younger than `spared` stays, since a client may have come meanwhile, and so does what a daemon
+/// has open. Answers how many entries were removed.
+///
+/// # Errors
+/// What the operating system says, also where a process may not be looked at.
+pub(crate) fn sweep(folder: &Path, proc_root: &Path, spared: Duration) -> io::Result<usize> {
+    let own = proc_root.join("self");
+    let container = fs::read_link(own.join("ns/mnt"))?;
+    let shared = Mounts::of(&own, MAX_MOUNTS_BYTES)?.place(&folder.canonicalize()?);
+    let shared = shared.ok_or_else(|| io::Error::other("it is in none of our mounts"))?;
+    // Where it cannot be read, all are taken for containers.
+    let host = fs::read_link(proc_root.join("1/ns/mnt")).ok();
+    let (mut used, mut known) = (BTreeSet::new(), BTreeMap::new());
+    for process in processes(proc_root)? {
+        let Some(of) = absent(fs::read_link(process.join("ns/mnt")))? else { continue };
+        // Hundreds of processes see the same mounts. The link is read, and not followed.
+        let view = (of.clone(), fs::read_link(process.join("root")).ok());
+        let is_client = match known.get(&view) {
+            Some(is_client) => *is_client,
+            None => {
+                let is_client = match absent(Mounts::of(&process, MAX_MOUNTS_BYTES)) {
+                    Ok(Some(mounts)) => {
+                        Some(are_clients(&mounts, &shared, host.as_ref() == Some(&of)))
+                    }
+                    Ok(None) => continue,
+                    Err(error) if error.kind() == ErrorKind::InvalidData => None, // too many
+                    Err(error) => return Err(error),
+                };
+                known.insert(view, is_client);
+                is_client
+            }
+        };
+        match is_client {
+            Some(true) if of != container => return Ok(0),
+            Some(true) | None => used.extend(used_by(&process)),
+            Some(false) => {}
+        }
+    }
+    let mut broom =
+        Broom { folder: File::open(folder)?, used, moved: Vec::new(), left: MAX_REMOVED };
+    for entry in fs::read_dir(folder)?.take(MAX_REMOVED) {
+        let entry = entry?;
+        let Some(found) = absent(entry.metadata())? else { continue };
+        if is_old(&found, spared) {
+            broom.moved.push(CString::new(entry.file_name().into_vec())?);
+        }
+    }
+    broom.sweep()
+}
+
+/// Whether who sees these mounts has `shared` as its shared memory. Its own path is mounted in a container, and
+/// by its mount it is told. Where it is not, it may be a link: then whoever can reach `shared` at all counts,
+/// but for the host, which sees all mounts of the node.
+fn are_clients(mounts: &Mounts, shared: &Place, is_host: bool) -> bool {
+    let path = Path::new(SHARED_MEMORY);
+    let is_told = is_host || mounts.is_mount_point(path);
+    mounts.place(path).as_ref() == Some(shared) || (!is_told && mounts.are_near(shared))
+}
+
+/// Whether nothing changed an entry for so long. By the time that its owner cannot set; one to come is that of
+/// a clock that was put back.
+fn is_old(found: &Metadata, spared: Duration) -> bool {
+    let part = |number: i64| u64::try_from(number).unwrap_or(0);
+    let since_1970 = Duration::from_secs(part(found.ctime()))
+        .saturating_add(Duration::from_nanos(part(found.ctime_nsec())));
+    Clock::age_of(since_1970).is_none_or(|age| age >= spared)
+}
+
+/// Removes entries of a folder, with all that is in them, by a bounded number of steps and two open folders.
+struct Broom {
+    folder: File,
+    /// The inodes that stay.
+    used: BTreeSet<u64>,
+    /// Entries of the folder that are to be removed.
+    moved: Vec<CString>,
+    /// How many steps are left.
+    left: usize,
+}
+
+impl Broom {
+    /// Removes what is to be removed; how many entries. A fault with one does not keep the others.
+    fn sweep(mut self) -> io::Result<usize> {
+        let (mut removed, mut fault) = (0, None);
+        while let Some(name) = self.moved.pop().filter(|_| self.left > 0) {
+            match self.remove(&name) {
+                Ok(count) => removed += count,
+                // Who is faster than we are, or uses it, keeps it.
+                Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => {}
+                Err(error) => fault = fault.or(Some(error)),
+            }
+        }
+        fault.map_or(Ok(removed), |error| Err(error.into()))
+    }
+
+    fn remove(&mut self, name: &CStr) -> Result<usize, Errno> {
+        self.left = self.left.saturating_sub(1);
+        let found = statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if self.used.contains(&found.st_ino) {
+            return Ok(0);
+        }
+        if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
+            unlinkat(&self.folder, name, AtFlags::empty())?;
+            return Ok(1);
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let inner = openat(&self.folder, name, flags, Mode::empty())?;
+        let mut removed = 0;
+        for entry in Dir::read_from(&inner)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            if self.left == 0 {
+                return Ok(removed);
+            }
+            self.left -= 1;
+            let found = statat(&inner, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+                let up = CString::new(format!(".swept-{}", found.st_ino)).unwrap_or_default();
+                renameat(&inner, name, &self.folder, &up)?;
+                self.moved.push(up);
+            } else if !self.used.contains(&found.st_ino) {
+                unlinkat(&inner, name, AtFlags::empty())?;
+                removed += 1;
+            }
+        }
+        unlinkat(&self.folder, name, AtFlags::REMOVEDIR)?;
+        Ok(removed + 1)
+    }
+}
+
+/// The folders of all processes.
+fn processes(proc_root: &Path) -> io::Result<Vec<PathBuf>> {
+    let is_number = |name: &OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+    let entries = fs::read_dir(proc_root)?.filter_map(Result::ok);
+    Ok(entries.filter(|entry| is_number(&entry.file_name())).map(|entry| entry.path()).collect())
+}
+
+/// The inodes of the files that a process has open or mapped; too many rather than too few.
+fn used_by(process: &Path) -> BTreeSet<u64> {
+    let open = fs::read_dir(process.join("fd")).into_iter().flatten().filter_map(Result::ok);
+    // A file system of a tenant may never answer, so what the kernel knows of the file has to do.
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let found = |entry: fs::DirEntry| statx(CWD, entry.path(), flags, StatxFlags::INO).ok();
+    let open = open.filter_map(found).map(|found| found.stx_ino);
+    let mut text = Vec::new();
+    if let Ok(maps) = File::open(process.join("maps")) {
+        // What could be read of it counts.
+        let _ = maps.take(MAX_MAPS_BYTES).read_to_end(&mut text);
+    }
+    let text = String::from_utf8_lossy(&text);
+    let mapped = text.lines().filter_map(|line| line.split_whitespace().nth(4)?.parse().ok());
+    open.chain(mapped).collect()
+}
+
+/// `None` for what is not there, as processes and their files come and go.
+fn absent<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    // A process that ends while it is looked at.
+    const NO_SUCH_PROCESS: i32 = 3;
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => Ok(None),
+        Err(error) if error.raw_os_error() == Some(NO_SUCH_PROCESS) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// A process table with this process in it, and shared memory with three entries.
+    fn world() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("shm/folder/in")).unwrap();
+        fs::write(folder.path().join("shm/a"), "a").unwrap();
+        symlink("/etc", folder.path().join("shm/link")).unwrap();
+        process(folder.path(), "self", "shm", "mnt:[1]");
+        process(folder.path(), "1", "host", "mnt:[0]");
+        folder
+    }
+
+    /// A process that sees a folder of this world as its shared memory. There is nothing but what the kernel
+    /// tells of it: no root folder to look into.
+    fn process(folder: &Path, pid: &str, sees: &str, container: &str) {
+        let seen = folder.canonicalize().unwrap().join(sees);
+        let mounts = format!(
+            "21 20 0:201 / /dev rw - tmpfs tmpfs rw\n\
+             22 21 254:0 {} /dev/shm rw - ext4 /dev/vda rw\n",
+            seen.display()
+        );
+        with_mounts(folder, pid, &mounts, container);
+    }
+
+    /// A process with these mounts beside that of its root.
+    fn with_mounts(folder: &Path, pid: &str, mounts: &str, container: &str) {
+        let process = folder.join("proc").join(pid);
+        fs::create_dir_all(process.join("ns")).unwrap();
+        fs::create_dir_all(process.join("fd")).unwrap();
+        let device = if pid == "self" { "254:0" } else { "0:200" };
+        let mounts = format!("20 19 {device} / / rw - any any rw\n{mounts}");
+        fs::write(process.join("mountinfo"), mounts).unwrap();
+        symlink(container, process.join("ns/mnt")).unwrap();
+    }
+
+    fn swept(folder: &Path, spared: u64) -> (usize, usize) {
+        let (shm, proc) = (folder.join("shm"), folder.join("proc"));
+        let removed = sweep(&shm, &proc, Duration::from_secs(spared)).unwrap();
+        (removed, fs::read_dir(shm).unwrap().count())
+    }
+
+    #[test]
+    fn what_clients_left_is_removed_once_none_is_there() {
+        let world = world();
+        process(world.path(), "77", "shm", "mnt:[2]");
+        assert_eq!(swept(world.path(), 0), (0, 3), "a client is there");
+        fs::remove_dir_all(world.path().join("proc/77")).unwrap();
+        process(world.path(), "78", "other", "mnt:[3]");
+        fs::create_dir(world.path().join("proc/79")).unwrap();
+        assert_eq!(swept(world.path(), 3_600), (0, 3), "too young");
+        assert_eq!(swept(world.path(), 0), (4, 0));
+        assert!(Path::new("/etc/passwd").exists(), "links are removed, not followed");
+        assert_eq!(swept(world.path(), 0), (0, 0));
+    }
+
+    #[test]
+    fn what_a_daemon_of_the_same_container_uses_stays() {
+        let world = world();
+        process(world.path(), "80", "shm", "mnt:[1]");
+        let inode = |name: &str| fs::metadata(world.path().join("shm").join(name)).unwrap().ino();
+        let maps = format!("7f00-7f01 rw-s 00000000 00:17 {} /dev/shm/a\n", inode("a"));
+        fs::write(world.path().join("proc/80/maps"), maps).unwrap();
+        fs::write(world.path().join("shm/b"), "b").unwrap();
+        symlink(world.path().join("shm/b"), world.path().join("proc/80/fd/3")).unwrap();
+        assert_eq!(swept(world.path(), 0), (3, 2));
+        assert!(inode("a") > 0 && inode("b") > 0);
+    }
+
+    #[test]
+    fn without_a_look_at_every_process_nothing_is_removed() {
+        let world = world();
+        let (shm, proc) = (world.path().join("shm"), world.path().join("proc"));
+        assert!(sweep(&shm, &world.path().join("none"), Duration::ZERO).is_err());
+        process(world.path(), "81", "shm", "mnt:[4]");
+        let namespace = proc.join("81/ns/mnt");
+        fs::remove_file(&namespace).unwrap();
+        fs::write(namespace, "no link").unwrap();
+        assert!(sweep(&shm, &proc, Duration::ZERO).is_err(), "no answer is not `no`");
+        fs::remove_dir_all(proc.join("81")).unwrap();
+        process(world.path(), "82", "other", "mnt:[5]");
+        let mounts = proc.join("82/mountinfo");
+        fs::remove_file(&mounts).unwrap();
+        fs::create_dir(&mounts).unwrap();
+        assert!(sweep(&shm, &proc, Duration::ZERO).is_err(), "they may not be read");
+        assert_eq!(fs::read_dir(shm).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_process_with_too_many_mounts_keeps_what_it_uses_and_no_more() {
+        let world = world();
+        let (shm, proc) = (world.path().join("shm"), world.path().join("proc"));
+        for pid in ["81", "82"] {
+            process(world.path(), pid, "other", "mnt:[5]");
+            fs::write(proc.join(pid).join("mountinfo"), vec![b'\n'; 10 << 20]).unwrap();
+        }
+        for name in ["b", "c"] {
+            fs::write(shm.join(name), name).unwrap();
+        }
+        let inode = fs::metadata(shm.join("a")).unwrap().ino();
+        let maps = format!("7f00-7f01 rw-s 00000000 00:17 {inode} /dev/shm/a\n");
+        fs::write(proc.join("81/maps"), maps).unwrap();
+        symlink(shm.join("b"), proc.join("82/fd/3")).unwrap();
+        process(world.path(), "83", "shm", "mnt:[6]");
+        assert_eq!(swept(world.path(), 0), (0, 5), "a client is there");
+        fs::remove_dir_all(proc.join("83")).unwrap();
+        assert_eq!(swept(world.path(), 0), (4, 2));
+        assert!(shm.join("a").exists() && shm.join("b").exists());
+        fs::remove_dir_all(proc.join("81")).unwrap();
+        assert_eq!(swept(world.path(), 0), (1, 1));
+    }
+
+    #[test]
+    fn a_process_whose_path_leads_nowhere_keeps_nothing() {
+        let world = world();
+        for (pid, target) in [("81", "shm".to_owned()), ("82", "x".repeat(300))] {
+            with_mounts(world.path(), pid, "", "mnt:[6]");
+            let dev = world.path().join("proc").join(pid).join("root/dev");
+            fs::create_dir_all(&dev).unwrap();
+            symlink(target, dev.join("shm")).unwrap();
+        }
+        assert_eq!(swept(world.path(), 0).1, 0);
+    }
+
+    #[test]
+    fn who_may_reach_the_memory_by_a_link_counts_as_a_client() {
+        let folder = |world: &tempfile::TempDir| world.path().canonicalize().unwrap();
+        let mounted = |what: &Path, at: &str| {
+            format!("23 20 254:0 {} {at} rw - ext4 /dev/vda rw\n", what.display())
+        };
+        let own = "24 20 0:24 / /dev/shm rw - tmpfs shm rw\n";
+        for (inner, at, others, container, is_kept) in [
+            ("shm", "/run/shm", "", "mnt:[2]", true),
+            ("shm/folder", "/run/shm", "", "mnt:[2]", true),
+            ("", "/all", "", "mnt:[2]", true),
+            ("other", "/run/shm", "", "mnt:[2]", false),
+            // Its shared memory is mounted, so it is no link: a look at the whole node, as monitoring has it.
+            ("", "/host", own, "mnt:[2]", false),
+            ("shm", "/host/run/gpupack/mps/shm", own, "mnt:[2]", false),
+            // What is mounted over it counts.
+            ("shm", "/dev/shm", "24 23 0:24 / /dev/shm rw - nfs s:/ rw\n", "mnt:[2]", false),
+            // The host sees all mounts.
+            ("shm", "/run/gpupack/mps/shm", "", "mnt:[0]", false),
+            ("shm", "/dev/shm", "", "mnt:[0]", true),
+        ] {
+            let world = world();
+            let mounts = mounted(&folder(&world).join(inner), at) + others;
+            with_mounts(world.path(), "90", &mounts, container);
+            let left = if is_kept { 3 } else { 0 };
+            assert_eq!(swept(world.path(), 0).1, left, "{inner} {at} {container}");
+        }
+    }
+
+    #[test]
+    fn a_time_that_its_owner_set_makes_nothing_young() {
+        let world = world();
+        let day = Duration::from_secs(86_400);
+        let tomorrow = fs::metadata(world.path()).unwrap().modified().unwrap() + day;
+        File::options()
+            .write(true)
+            .open(world.path().join("shm/a"))
+            .unwrap()
+            .set_modified(tomorrow)
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let (shm, proc) = (world.path().join("shm"), world.path().join("proc"));
+        sweep(&shm, &proc, Duration::from_millis(20)).unwrap();
+        assert_eq!(fs::read_dir(shm).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn folders_in_folders_are_removed_however_deep() {
+        const DEPTH: usize = 12_000;
+        let world = world();
+        let mut inner = std::os::fd::OwnedFd::from(File::open(world.path().join("shm")).unwrap());
+        for _ in 0..DEPTH {
+            rustix::fs::mkdirat(&inner, "d", Mode::RWXU).unwrap();
+            rustix::fs::symlinkat("/etc", &inner, "link").unwrap_or_default();
+            inner = openat(&inner, "d", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        }
+        let sweeps: Vec<(usize, usize)> = (0..9).map(|_| swept(world.path(), 0)).collect();
+        assert!(sweeps.iter().all(|(removed, _)| *removed <= MAX_REMOVED), "{sweeps:?}");
+        assert_eq!(sweeps.iter().map(|(removed, _)| removed).sum::<usize>(), 2 * DEPTH + 3);
+        assert_eq!(sweeps.last(), Some(&(0, 0)));
+        assert!(Path::new("/etc/passwd").exists(), "links are removed, not followed");
+    }
+}

@@ -1,0 +1,201 @@
+//! When to sample, and when to list processes: pure decisions over the clock and the bookings.
+//!
+//! Reading memory costs microseconds, listing processes milliseconds under a lock of the driver that
+//! also stalls the workloads. So lists are read each five seconds, in the minute after the end of a pod (its
+//! room is free only when a list shows no process of it), and when use departs from what the last list
+//! showed: when it has grown, or when more is used than is booked and that has changed.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::agent::gpu::probe::{ProcessSampling, Sample};
+use crate::hardware::units::Timestamp;
+use crate::report::wire::{Booking, BookingState};
+
+/// How often processes are listed at least.
+const LIST_EVERY: Duration = Duration::from_secs(5);
+
+/// Time between samples while a pod is draining, so that its room is seen soon.
+const QUICK_PERIOD: Duration = Duration::from_millis(250);
+
+/// How long the end of a pod makes haste. A process that is stuck for longer, be it in the driver, is looked
+/// for as rarely as others: each list holds up the workloads.
+const HASTE_FOR: Duration = Duration::from_secs(60);
+
+/// Time between attempts while nothing can be read: opening the library is slow.
+const PROBE_RETRY: Duration = Duration::from_secs(5);
+
+/// How much memory must have come or gone on a device before its list is read early:
+/// less than the context of one process, which takes hundreds of MiB.
+const DEPARTURE_MIB: u64 = 64;
+
+/// Decides when one node is sampled.
+#[derive(Debug)]
+pub struct Cadence {
+    /// Time between samples.
+    period: Duration,
+    /// When processes were listed last.
+    listed: Option<Timestamp>,
+    /// Used memory of each device at that time.
+    listed_mib: BTreeMap<String, u64>,
+    /// When each draining pod was first seen to drain, by UID.
+    drains: BTreeMap<String, Timestamp>,
+    /// The time of the last sample.
+    sampled: Timestamp,
+}
+
+impl Cadence {
+    /// Samples each `period`.
+    pub fn new(period: Duration) -> Self {
+        Self {
+            period,
+            listed: None,
+            listed_mib: BTreeMap::new(),
+            drains: BTreeMap::new(),
+            sampled: Timestamp::START,
+        }
+    }
+
+    /// Whether the sample taken `now` lists processes.
+    pub fn sampling(&mut self, bookings: &[Booking], now: Timestamp) -> ProcessSampling {
+        self.sampled = now;
+        let draining = bookings.iter().filter(|it| it.state == BookingState::Draining);
+        let since = |uid: &String| self.drains.get(uid).copied().unwrap_or(now);
+        self.drains = draining.map(|it| (it.pod_uid.clone(), since(&it.pod_uid))).collect();
+        let is_due = self.listed.is_none_or(|listed| now.since(listed) >= LIST_EVERY);
+        if is_due || self.is_hasty(bookings) {
+            ProcessSampling::List
+        } else {
+            ProcessSampling::Skip
+        }
+    }
+
+    /// Whether any pod has begun to drain not long ago.
+    fn is_hasty(&self, bookings: &[Booking]) -> bool {
+        let is_new = |uid: &String| {
+            self.drains.get(uid).is_none_or(|since| self.sampled.since(*since) < HASTE_FOR)
+        };
+        bookings.iter().any(|it| it.state == BookingState::Draining && is_new(&it.pod_uid))
+    }
+
+    /// Whether a sample without lists shows that the lists are wanted at once: a device on which more is
+    /// used than when they were read last, or on which less is, and still more than is booked.
+    ///
+    /// Growth counts within the books too: one tenant's idle share may hide what another takes beyond
+    /// its own. Memory that comes and goes costs at most one list more for each regular one, since it
+    /// grows only beyond what the last list saw.
+    pub fn departs(&self, sample: &Sample, bookings: &[Booking]) -> bool {
+        sample.uses.iter().any(|device| {
+            let Some(used) = device.used_mib else { return false };
+            let listed = self.listed_mib.get(&device.uuid).copied().unwrap_or(0);
+            used.abs_diff(listed) > DEPARTURE_MIB
+                && (used > listed || used > booked_mib(bookings, &device.uuid))
+        })
+    }
+
+    /// Learns that `sample`, taken `now`, lists processes.
+    pub fn learn_lists(&mut self, sample: &Sample, now: Timestamp) {
+        self.listed = Some(now);
+        let used = sample.uses.iter().map(|it| (it.uuid.clone(), it.used_mib.unwrap_or(0)));
+        self.listed_mib = used.collect();
+    }
+
+    /// Time from one sample to the next.
+    pub fn pause(&self, bookings: &[Booking]) -> Duration {
+        if self.is_hasty(bookings) { self.period.min(QUICK_PERIOD) } else { self.period }
+    }
+
+    /// Time from a failed sample to the next.
+    pub fn pause_after_failure(&self) -> Duration {
+        self.period.max(PROBE_RETRY)
+    }
+}
+
+/// What is booked of the memory of the device `uuid`.
+fn booked_mib(bookings: &[Booking], uuid: &str) -> u64 {
+    let devices = bookings.iter().flat_map(|booking| &booking.devices);
+    devices
+        .filter(|part| part.uuid == uuid)
+        .fold(0, |sum, part| sum.saturating_add(part.memory_mib))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::report::condition::Ailment;
+    use crate::report::wire::{BookedDevice, DeviceUse};
+
+    fn booking(state: BookingState) -> Booking {
+        let part =
+            BookedDevice { uuid: "GPU-a".to_owned(), memory_mib: 1_000, share_millionths: 10 };
+        Booking { pod_uid: "p".to_owned(), pod: "d/p".to_owned(), state, devices: vec![part] }
+    }
+
+    fn sample(used_mib: Option<u64>) -> Sample {
+        let device = DeviceUse { used_mib, ..DeviceUse::unread("GPU-a".to_owned(), Ailment::Lost) };
+        Sample {
+            inventory: Vec::new().into(),
+            uses: vec![device],
+            driver: None,
+            xids: BTreeMap::new(),
+            unreadable: 0,
+            draining: BTreeSet::new(),
+        }
+    }
+
+    #[test]
+    fn lists_are_read_rarely_and_while_a_pod_drains() {
+        let at = Timestamp::from_millis;
+        let mut cadence = Cadence::new(Duration::from_secs(1));
+        let (calm, draining) =
+            ([booking(BookingState::Confirmed)], [booking(BookingState::Draining)]);
+        assert_eq!(cadence.sampling(&calm, at(0)), ProcessSampling::List);
+        cadence.learn_lists(&sample(Some(900)), at(0));
+        assert_eq!(cadence.sampling(&calm, at(4_999)), ProcessSampling::Skip);
+        assert_eq!(cadence.sampling(&calm, at(5_000)), ProcessSampling::List);
+        assert_eq!(cadence.sampling(&draining, at(1)), ProcessSampling::List);
+        assert_eq!(cadence.pause(&calm), Duration::from_secs(1));
+        assert_eq!(cadence.pause(&draining), Duration::from_millis(250));
+        assert_eq!(Cadence::new(Duration::from_millis(9)).pause(&draining).as_millis(), 9);
+    }
+
+    #[test]
+    fn a_process_that_is_stuck_is_looked_for_as_rarely_as_others() {
+        let at = Timestamp::from_millis;
+        let mut cadence = Cadence::new(Duration::from_secs(1));
+        let draining = [booking(BookingState::Draining)];
+        for (millis, sampling, pause) in [
+            (0, ProcessSampling::List, 250),
+            (59_999, ProcessSampling::List, 250),
+            (60_000, ProcessSampling::Skip, 1_000),
+            (64_999, ProcessSampling::Skip, 1_000),
+        ] {
+            cadence.learn_lists(&sample(None), at(millis.min(60_000)));
+            assert_eq!(cadence.sampling(&draining, at(millis)), sampling, "{millis}");
+            assert_eq!(cadence.pause(&draining).as_millis(), pause, "{millis}");
+        }
+        let other = [Booking { pod_uid: "q".to_owned(), ..booking(BookingState::Draining) }];
+        assert_eq!(cadence.pause(&other).as_millis(), 250, "another one has begun to drain");
+        assert_eq!(cadence.sampling(&draining, at(65_000)), ProcessSampling::List);
+    }
+
+    #[test]
+    fn growth_and_use_beyond_the_books_are_looked_into_once() {
+        let mut cadence = Cadence::new(Duration::from_secs(1));
+        let bookings = [booking(BookingState::Confirmed)];
+        cadence.learn_lists(&sample(Some(900)), Timestamp::START);
+        for (used, departs) in
+            [(None, false), (Some(0), false), (Some(964), false), (Some(965), true)]
+        {
+            assert_eq!(cadence.departs(&sample(used), &bookings), departs, "{used:?}");
+        }
+        cadence.learn_lists(&sample(Some(2_000)), Timestamp::START);
+        assert!(!cadence.departs(&sample(Some(2_064)), &bookings), "known, and hardly more");
+        assert!(cadence.departs(&sample(Some(2_065)), &bookings));
+        assert!(!cadence.departs(&sample(Some(1_000)), &bookings), "less, and within the books");
+        assert!(cadence.departs(&sample(Some(1_001)), &bookings), "less, and still beyond them");
+        assert!(cadence.departs(&sample(Some(900)), &[]), "use without any booking");
+    }
+}

@@ -1,0 +1,171 @@
+//! The HTTP side of the conversation with one extender.
+//!
+//! Plain HTTP on kept-alive connections. TLS and the service-account token that proves the node
+//! belong here, in [`ExtenderClient::new`] and [`ExtenderClient::put`], and nowhere else.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::header::{ACCEPT, CONTENT_TYPE};
+use hyper::{Request, StatusCode, Uri};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::sync::Semaphore;
+
+use crate::agent::node::session::Answer;
+use crate::causes::with_causes;
+use crate::report::wire::{MAX_BODY_BYTES, Refusal, Reply, Report, is_readable, report_path};
+
+/// Longest time from the first byte to the last. An extender that needs longer counts as away.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Longest time to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long an idle connection is kept: longer than any sensible period.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Reports on their way to one extender at the same time, when one process plays many nodes.
+const REPORTS_IN_FLIGHT_MAX: usize = 64;
+
+/// One extender.
+#[derive(Debug)]
+pub struct ExtenderClient {
+    /// Its address without a final slash.
+    base: String,
+    /// Connections to it.
+    http: Client<HttpConnector, Full<Bytes>>,
+    /// Bounds the reports in flight. Each extender has its own, so that one that hangs does not hold
+    /// up the others.
+    permits: Semaphore,
+}
+
+/// An address that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("extender address `{url}` cannot be used: {cause}; expected is `http://host:port`")]
+pub struct AddressError {
+    /// The address.
+    pub url: String,
+    /// What is wrong with it.
+    pub cause: String,
+}
+
+impl ExtenderClient {
+    /// A client of the extender at `url`; connects when it is first used.
+    ///
+    /// # Errors
+    /// [`AddressError`] when `url` is not an `http` address.
+    pub fn new(url: &str) -> Result<Self, AddressError> {
+        let fault = |cause: String| AddressError { url: url.to_owned(), cause };
+        let address: Uri = url.parse().map_err(|cause| fault(format!("{cause}")))?;
+        match address.scheme_str() {
+            Some("http") => {}
+            Some("https") => return Err(fault("TLS is not supported yet".to_owned())),
+            _ => return Err(fault("it does not begin with `http://`".to_owned())),
+        }
+        if address.query().is_some() || url.contains('#') {
+            return Err(fault("it has a query or a fragment".to_owned()));
+        }
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let http = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_max_idle_per_host(REPORTS_IN_FLIGHT_MAX)
+            .build(connector);
+        let base = url.trim_end_matches('/').to_owned();
+        Ok(Self { base, http, permits: Semaphore::new(REPORTS_IN_FLIGHT_MAX) })
+    }
+
+    /// The address, for logs.
+    pub fn address(&self) -> &str {
+        &self.base
+    }
+
+    /// Waits for its turn, has the report written, and sends it. Writing comes last, so that the
+    /// report is not older than it must be.
+    pub async fn put(&self, node: &str, write: impl FnOnce() -> Report) -> Answer {
+        let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
+        let body = serde_json::to_vec(&write()).expect("a report has no map and cannot fail");
+        let away = |error: String| Answer::Away { error };
+        match tokio::time::timeout(TIMEOUT, self.exchange(node, body.into())).await {
+            Ok(Ok((status, body))) => read(status, &body),
+            Ok(Err(error)) => away(error),
+            Err(_) => away(format!("no answer within {} s", TIMEOUT.as_secs())),
+        }
+    }
+
+    /// One request and its whole answer.
+    async fn exchange(&self, node: &str, body: Bytes) -> Result<(StatusCode, Bytes), String> {
+        let request = Request::put(format!("{}{}", self.base, report_path(node)))
+            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, "application/json")
+            .body(Full::new(body))
+            .map_err(|error| error.to_string())?;
+        let answer = self.http.request(request).await.map_err(|error| with_causes(&error))?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
+        let body = body.map_err(|error| format!("the answer broke off: {error}"))?;
+        Ok((status, body.to_bytes()))
+    }
+}
+
+/// What an answer means.
+fn read(status: StatusCode, body: &[u8]) -> Answer {
+    if status == StatusCode::OK {
+        return match serde_json::from_slice::<Reply>(body) {
+            Ok(reply) if is_readable(reply.schema_version) => Answer::Reply(reply),
+            Ok(reply) => Answer::Refused {
+                error: format!("it speaks schema version `{}`", reply.schema_version),
+            },
+            Err(error) => Answer::Refused { error: format!("its reply cannot be read: {error}") },
+        };
+    }
+    let refusal = serde_json::from_slice::<Refusal>(body).ok();
+    let reason = refusal.as_ref().and_then(|refusal| refusal.reason.as_deref());
+    if status == StatusCode::CONFLICT && reason == Some(Refusal::SESSION_EXPIRED) {
+        return Answer::SessionExpired;
+    }
+    let error = refusal.map_or_else(|| status.to_string(), |it| format!("{status}: {}", it.error));
+    let is_away = status.is_server_error()
+        || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::NOT_FOUND);
+    // Not found: an extender that does not know the node yet.
+    if is_away { Answer::Away { error } } else { Answer::Refused { error } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_understood_by_status_and_reason() {
+        let expired = br#"{"error":"old","reason":"session_expired"}"#;
+        let reply = br#"{"schema_version":2,"session":3,"outcome":"accepted","novelty":1}"#;
+        let far = br#"{"schema_version":9,"session":3,"outcome":"accepted"}"#;
+        for (status, body, meaning) in [
+            (200, &reply[..], "Reply"),
+            (200, far, "Refused"),
+            (200, b"<html>", "Refused"),
+            (409, expired, "SessionExpired"),
+            (409, b"", "Refused"),
+            (422, br#"{"error":"absurd"}"#, "Refused"),
+            (404, b"", "Away"),
+            (429, b"", "Away"),
+            (503, br#"{"error":"starting"}"#, "Away"),
+        ] {
+            let answer = format!("{:?}", read(StatusCode::from_u16(status).unwrap(), body));
+            assert!(answer.starts_with(meaning), "{status}: {answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn only_http_addresses_are_taken() {
+        assert_eq!(ExtenderClient::new("http://a:1/").unwrap().address(), "http://a:1");
+        for bad in ["", "a:1", "https://a:1", "http://a b", "http://a:1/?x=1", "ftp://a"] {
+            assert!(ExtenderClient::new(bad).is_err(), "{bad}");
+        }
+    }
+}

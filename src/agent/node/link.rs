@@ -1,0 +1,104 @@
+//! The loop that reports one node to one extender.
+
+use std::sync::{Arc, PoisonError};
+
+use rand::Rng;
+use tokio::sync::watch;
+
+use crate::agent::gpu::probe::Sample;
+use crate::agent::node::config::{Extender, Node};
+use crate::agent::node::session::{Answer, ContactChange, Next, Session};
+use crate::clock::Clock;
+
+/// Reports one node to one extender.
+pub(crate) struct Link {
+    /// The node.
+    pub(crate) node: Arc<Node>,
+    /// Position of the extender in the configuration.
+    pub(crate) position: usize,
+    /// The extender.
+    pub(crate) extender: Arc<Extender>,
+    /// The state of the conversation.
+    pub(crate) session: Session,
+    /// The newest sample.
+    pub(crate) newest: watch::Receiver<Option<Arc<Sample>>>,
+    /// The clock of this process.
+    pub(crate) clock: Clock,
+    /// Whether the log has that this node's reports are refused.
+    pub(crate) is_refused: bool,
+}
+
+impl Link {
+    /// Reports until the sampler ends.
+    pub(crate) async fn run(mut self) {
+        // Ends with the process: the sampler never drops its end before.
+        while self.newest.changed().await.is_ok() {
+            let mut next = Next::HelloNow;
+            while next == Next::HelloNow {
+                next = self.exchange().await;
+            }
+            if let Next::Pause(pause) = next {
+                // Half of it by chance, so that many agents do not come back at one moment.
+                let part = rand::rng().random_range(500..=1_000_u32);
+                tokio::time::sleep(pause.saturating_mul(part) / 1_000).await;
+            }
+        }
+    }
+
+    /// One report and its answer.
+    async fn exchange(&mut self) -> Next {
+        let (session, newest) = (&mut self.session, &mut self.newest);
+        // The first sample is there: links wait for it before they come here.
+        let Some(mut sample) = newest.borrow_and_update().clone() else { return Next::NextSample };
+        let answer = self.extender.client.put(&self.node.name, || {
+            if let Some(newer) = newest.borrow_and_update().clone() {
+                sample = newer;
+            }
+            session.report(&sample)
+        });
+        let answer = answer.await;
+        let next = session.settle(&answer);
+        self.tell(&answer);
+        let mut books = self.node.books();
+        match answer {
+            Answer::Reply(reply) => {
+                if books.learn(self.position, reply.bookings) {
+                    self.node.news.notify_one();
+                }
+            }
+            Answer::SessionExpired => {}
+            Answer::Refused { .. } | Answer::Away { .. } => books.lose(self.position),
+        }
+        next
+    }
+
+    /// Writes to the log what has changed: about the extender once, whatever the number of nodes,
+    /// about this node's reports for itself.
+    fn tell(&mut self, answer: &Answer) {
+        let (node, extender) = (&self.node.name, self.extender.client.address());
+        let was_refused = self.is_refused;
+        self.is_refused = matches!(answer, Answer::Refused { .. });
+        match answer {
+            Answer::Refused { error } if !was_refused => {
+                tracing::error!(%node, extender, error, "the extender refuses this node's reports");
+            }
+            Answer::Reply(_) if was_refused => {
+                tracing::info!(%node, extender, "the extender takes this node's reports again");
+            }
+            Answer::Reply(_)
+            | Answer::Refused { .. }
+            | Answer::SessionExpired
+            | Answer::Away { .. } => {}
+        }
+        let mut contact = self.extender.contact.lock().unwrap_or_else(PoisonError::into_inner);
+        match contact.settle(answer, self.clock.now()) {
+            Some(ContactChange::Lost { error }) => {
+                tracing::warn!(extender, error, "the extender is lost, trying on");
+            }
+            Some(ContactChange::Found) => {
+                tracing::info!(extender, "the extender answers again");
+            }
+            None => {}
+        }
+    }
+}

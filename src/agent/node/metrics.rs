@@ -1,0 +1,392 @@
+//! Figures of this node's GPUs for Prometheus, on an endpoint of the agent's own.
+//!
+//! One node has few GPUs, so each has its own series here; the extender, which has them all, exports
+//! sums only. `UUID`, `gpu` and `Hostname` are spelt as DCGM's exporter spells them, so that both can
+//! be joined. What the driver cannot say has no series: zero would be a lie.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::get;
+use prometheus::{
+    Encoder, GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry, TEXT_FORMAT, TextEncoder,
+};
+
+use crate::agent::gpu::probe::Sample;
+use crate::hardware::units::Share;
+use crate::report::wire::{Booking, DeviceReport, DeviceUse, ProcessUse};
+use crate::scoring::efficiency::busy_part;
+
+/// Labels of every series of a GPU.
+const LABELS: [&str; 4] = ["UUID", "gpu", "Hostname", "model"];
+
+/// Labels of every series of a tenant of a GPU. The UID tells a pod from an earlier one of its name.
+const TENANT_LABELS: [&str; 5] = ["UUID", "Hostname", "namespace", "pod", "uid"];
+
+/// Figures of the GPUs of the nodes of one process; a handle, cheap to copy.
+#[derive(Clone, Debug)]
+pub struct AgentMetrics(Arc<Mutex<Families>>);
+
+/// The families, and the devices and tenants that have series in them.
+#[derive(Debug)]
+struct Families {
+    registry: Registry,
+    memory: IntGaugeVec,
+    busy: GaugeVec,
+    healthy: IntGaugeVec,
+    xids: IntCounterVec,
+    share: GaugeVec,
+    tenant_memory: IntGaugeVec,
+    tenant_share: GaugeVec,
+    tenant_busy: GaugeVec,
+    /// Labels of devices and of tenants, by node.
+    shown: BTreeMap<String, (DeviceLabels, TenantLabels)>,
+}
+
+/// Labels of the devices that have series.
+type DeviceLabels = BTreeSet<[String; 4]>;
+
+/// Labels of the tenants that have series.
+type TenantLabels = BTreeSet<[String; 5]>;
+
+impl Default for AgentMetrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl AgentMetrics {
+    /// All families, without any device.
+    ///
+    /// # Panics
+    /// Never: the names are constants, and the registry is new.
+    pub fn new() -> Self {
+        let labels = |more: &[&'static str]| [&LABELS[..], more].concat();
+        let opts = |name: &str, help: &str| Opts::new(name, help);
+        let memory = opts("gpupack_gpu_memory_bytes", "Memory of a device, by what it is.");
+        let busy = opts("gpupack_gpu_busy_ratio", "Part of the time in which a kernel ran.");
+        let healthy = opts("gpupack_gpu_healthy", "1 when the device may take new tenants.");
+        let xids = opts("gpupack_gpu_xid_errors_total", "Xids since the agent's start.");
+        let share = opts("gpupack_gpu_share_gpus", "Booked compute share of a device, in GPUs.");
+        let tenant_memory = opts(
+            "gpupack_tenant_memory_bytes",
+            "Memory of a tenant on a device: booked, used, and the limit that the driver confirms.",
+        );
+        let tenant_share =
+            opts("gpupack_tenant_share_gpus", "Compute share of a device that a tenant holds.");
+        let tenant_busy = opts(
+            "gpupack_tenant_busy_ratio",
+            "A tenant's part of the time in which a kernel ran on a device, by its part of the share.",
+        );
+        let build = opts("gpupack_build_info", "Always 1; the running version.")
+            .const_label("version", env!("CARGO_PKG_VERSION"))
+            .const_label("component", "agent");
+        let families = || {
+            let families = Families {
+                registry: Registry::new(),
+                memory: IntGaugeVec::new(memory, &labels(&["kind"]))?,
+                busy: GaugeVec::new(busy, &labels(&[]))?,
+                healthy: IntGaugeVec::new(healthy, &labels(&[]))?,
+                xids: IntCounterVec::new(xids, &labels(&["class"]))?,
+                share: GaugeVec::new(share, &labels(&[]))?,
+                tenant_memory: IntGaugeVec::new(
+                    tenant_memory,
+                    &[&TENANT_LABELS[..], &["kind"]].concat(),
+                )?,
+                tenant_share: GaugeVec::new(tenant_share, &TENANT_LABELS)?,
+                tenant_busy: GaugeVec::new(tenant_busy, &TENANT_LABELS)?,
+                shown: BTreeMap::new(),
+            };
+            let build = prometheus::IntGauge::with_opts(build)?;
+            build.set(1);
+            families.registry.register(Box::new(build))?;
+            families.registry.register(Box::new(families.memory.clone()))?;
+            families.registry.register(Box::new(families.busy.clone()))?;
+            families.registry.register(Box::new(families.healthy.clone()))?;
+            families.registry.register(Box::new(families.xids.clone()))?;
+            families.registry.register(Box::new(families.share.clone()))?;
+            families.registry.register(Box::new(families.tenant_memory.clone()))?;
+            families.registry.register(Box::new(families.tenant_share.clone()))?;
+            families.registry.register(Box::new(families.tenant_busy.clone()))?;
+            Ok::<_, prometheus::Error>(families)
+        };
+        Self(Arc::new(Mutex::new(families().expect("the names are constants, each used once"))))
+    }
+
+    /// Shows a sample of `node`, beside what is booked there.
+    pub fn show(&self, node: &str, sample: &Sample, bookings: &[Booking]) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).show(node, sample, bookings);
+    }
+
+    /// All series in Prometheus' text format.
+    pub fn text(&self) -> Vec<u8> {
+        let families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut text = Vec::new();
+        let encoded = TextEncoder::new().encode(&families.registry.gather(), &mut text);
+        encoded.expect("writing to memory does not fail, and every family has a name");
+        text
+    }
+
+    /// Answers `GET /metrics` on `listener` for ever.
+    ///
+    /// # Errors
+    /// What the operating system says about the listener.
+    pub async fn serve(self, listener: std::net::TcpListener) -> std::io::Result<()> {
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let answer = move || {
+            let text = self.text();
+            async move { ([(CONTENT_TYPE, TEXT_FORMAT)], text) }
+        };
+        axum::serve(listener, Router::new().route("/metrics", get(answer))).await
+    }
+}
+
+/// Opens the port of the endpoint.
+///
+/// # Errors
+/// What the operating system says, for instance that the port is taken.
+pub fn listen(address: SocketAddr) -> std::io::Result<std::net::TcpListener> {
+    std::net::TcpListener::bind(address)
+}
+
+impl Families {
+    /// Shows a sample.
+    fn show(&mut self, node: &str, sample: &Sample, bookings: &[Booking]) {
+        let uses: BTreeMap<&str, &DeviceUse> =
+            sample.uses.iter().map(|it| (it.uuid.as_str(), it)).collect();
+        let mut shown = BTreeSet::new();
+        for device in sample.inventory.iter() {
+            let labels = [&device.uuid, &device.index.to_string(), node, &device.model]
+                .map(|it: &str| it.to_owned());
+            if let Some(seen) = uses.get(device.uuid.as_str()) {
+                self.show_device(&labels.each_ref().map(String::as_str), device, seen, bookings);
+            }
+            let counts = sample.xids.get(&device.uuid).copied().unwrap_or_default();
+            for (class, count) in [("application", counts.application), ("device", counts.device)] {
+                let series = self.xids.with_label_values(&with(&labels, class));
+                if count < series.get() {
+                    series.reset(); // the GPU was away, and is counted anew
+                }
+                series.inc_by(count.saturating_sub(series.get()));
+            }
+            shown.insert(labels);
+        }
+        let tenants = self.show_tenants(node, &uses, bookings);
+        let (devices_before, tenants_before) = self
+            .shown
+            .insert(node.to_owned(), (shown.clone(), tenants.clone()))
+            .unwrap_or_default();
+        for gone in devices_before.difference(&shown) {
+            self.forget(gone);
+        }
+        for gone in tenants_before.difference(&tenants) {
+            let labels = gone.each_ref().map(String::as_str);
+            for kind in ["booked", "used", "limit"] {
+                drop(self.tenant_memory.remove_label_values(&with(&labels, kind)));
+            }
+            drop(self.tenant_share.remove_label_values(&labels));
+            drop(self.tenant_busy.remove_label_values(&labels));
+        }
+    }
+
+    /// Shows the tenants of all devices of a node; gives their labels.
+    fn show_tenants(
+        &self,
+        node: &str,
+        uses: &BTreeMap<&str, &DeviceUse>,
+        bookings: &[Booking],
+    ) -> TenantLabels {
+        let mut shown = BTreeSet::new();
+        for booking in bookings {
+            let (namespace, pod) = booking.pod.split_once('/').unwrap_or(("", &booking.pod));
+            for part in &booking.devices {
+                let labels = [part.uuid.as_str(), node, namespace, pod, &booking.pod_uid];
+                let seen = uses.get(part.uuid.as_str());
+                let used = seen.and_then(|seen| used_by(&booking.pod_uid, seen));
+                let told = seen.and_then(|seen| {
+                    seen.tenants.iter().find(|tenant| tenant.pod_uid == booking.pod_uid)
+                });
+                let limit = told.and_then(|tenant| tenant.limit_mib);
+                let is_listed = seen.is_some_and(|seen| seen.processes.is_some());
+                for (kind, mib) in
+                    [("booked", Some(part.memory_mib)), ("used", used), ("limit", limit)]
+                {
+                    let labels = with(&labels, kind);
+                    match mib {
+                        Some(mib) => self.tenant_memory.with_label_values(&labels).set(bytes(mib)),
+                        // Between two lists what the last one showed stays.
+                        None if is_listed => {
+                            drop(self.tenant_memory.remove_label_values(&labels));
+                        }
+                        None => {}
+                    }
+                }
+                self.tenant_share.with_label_values(&labels).set(gpus(part.share_millionths));
+                if let Some(seen) = seen.filter(|_| is_listed) {
+                    match load_of(&booking.pod_uid, seen, bookings) {
+                        Some(load) => {
+                            let load = gpus(load.millionths());
+                            self.tenant_busy.with_label_values(&labels).set(load);
+                        }
+                        None => drop(self.tenant_busy.remove_label_values(&labels)),
+                    }
+                }
+                shown.insert(labels.map(str::to_owned));
+            }
+        }
+        shown
+    }
+
+    /// Shows one device.
+    fn show_device(
+        &self,
+        labels: &[&str; 4],
+        device: &DeviceReport,
+        seen: &DeviceUse,
+        bookings: &[Booking],
+    ) {
+        self.healthy.with_label_values(labels).set(i64::from(seen.healthy));
+        match seen.busy_percent {
+            Some(percent) => {
+                self.busy.with_label_values(labels).set(f64::from(percent) / 100.0);
+            }
+            None => drop(self.busy.remove_label_values(labels)),
+        }
+        let held = held(&device.uuid, bookings);
+        let booked = held.values().fold(0, |sum: u64, mib| sum.saturating_add(*mib));
+        let capacity = device.memory_mib.saturating_sub(device.reserved_mib);
+        let parts = bookings.iter().flat_map(|booking| &booking.devices);
+        let share = parts.filter(|part| part.uuid == device.uuid).map(|part| part.share_millionths);
+        self.share.with_label_values(labels).set(gpus(share.fold(0, u64::saturating_add)));
+        self.set_memory(labels, "capacity", Some(capacity));
+        self.set_memory(labels, "reserved", Some(device.reserved_mib));
+        self.set_memory(labels, "booked", Some(booked));
+        self.set_memory(labels, "observed", seen.used_mib);
+        if let Some(processes) = &seen.processes {
+            let outside = Outside::of(processes, &held);
+            self.set_memory(labels, "overuse", Some(outside.overuse_mib));
+            self.set_memory(labels, "foreign", Some(outside.foreign_mib));
+        } else if !seen.healthy {
+            // The last list says nothing any more.
+            self.set_memory(labels, "overuse", None);
+            self.set_memory(labels, "foreign", None);
+        }
+    }
+
+    /// Sets one amount of memory, or takes its series away.
+    fn set_memory(&self, labels: &[&str; 4], kind: &str, mib: Option<u64>) {
+        let labels = with(labels, kind);
+        match mib {
+            Some(mib) => self.memory.with_label_values(&labels).set(bytes(mib)),
+            None => drop(self.memory.remove_label_values(&labels)),
+        }
+    }
+
+    /// Takes all series of a device away; it may have only some.
+    fn forget(&self, labels: &[String; 4]) {
+        let labels = labels.each_ref().map(String::as_str);
+        for kind in ["capacity", "reserved", "booked", "observed", "overuse", "foreign"] {
+            self.set_memory(&labels, kind, None);
+        }
+        drop(self.busy.remove_label_values(&labels));
+        drop(self.healthy.remove_label_values(&labels));
+        drop(self.share.remove_label_values(&labels));
+        for class in ["application", "device"] {
+            drop(self.xids.remove_label_values(&with(&labels, class)));
+        }
+    }
+}
+
+fn bytes(mib: u64) -> i64 {
+    i64::try_from(mib.saturating_mul(1 << 20)).unwrap_or(i64::MAX)
+}
+
+/// A share as a gauge shows it: in GPUs.
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the books are not")]
+fn gpus(millionths: u64) -> f64 {
+    millionths as f64 / 1e6
+}
+
+/// MiB that the processes of a pod use, as the list shows; none without a list, and where the driver
+/// cannot say it of one of them.
+fn used_by(uid: &str, seen: &DeviceUse) -> Option<u64> {
+    let mut own = seen.processes.as_ref()?.iter().filter(|it| it.pod_uid.as_deref() == Some(uid));
+    own.try_fold(0_u64, |sum, process| sum.checked_add(process.memory_mib?))
+}
+
+/// A pod's part of the time in which kernels ran on a device whose processes are listed: its own kernels',
+/// where the driver says whose they are; none where it does not say that time at all.
+fn load_of(uid: &str, seen: &DeviceUse, bookings: &[Booking]) -> Option<Share> {
+    let list = seen.processes.as_ref()?;
+    let is_here = |uid: &str| list.iter().any(|it| it.pod_uid.as_deref() == Some(uid));
+    let tenant = seen.tenants.iter().find(|tenant| tenant.pod_uid == uid);
+    if let Some(percent) = tenant.and_then(|tenant| tenant.busy_percent) {
+        return Some(Share::from_millionths(u64::from(percent) * 10_000));
+    }
+    let busy = seen.busy_percent?;
+    if !is_here(uid) {
+        return Some(Share::ZERO);
+    }
+    let share_of = |booking: &Booking| {
+        let parts = booking.devices.iter().filter(|part| part.uuid == seen.uuid);
+        parts.map(|part| part.share_millionths).fold(0, u64::saturating_add)
+    };
+    let present = bookings.iter().filter(|it| is_here(&it.pod_uid)).map(share_of);
+    let present = Share::from_millionths(present.fold(0, u64::saturating_add));
+    let own = bookings.iter().find(|it| it.pod_uid == uid).map_or(0, share_of);
+    Some(busy_part(busy, Share::from_millionths(own), present))
+}
+
+/// The labels of a device or tenant and one more.
+fn with<'a, T: AsRef<str>>(labels: &'a [T], more: &'a str) -> Vec<&'a str> {
+    labels.iter().map(AsRef::as_ref).chain([more]).collect()
+}
+
+/// MiB of the device `uuid` that each pod of the node holds, by UID; nothing of it is zero.
+fn held<'a>(uuid: &str, bookings: &'a [Booking]) -> BTreeMap<&'a str, u64> {
+    let mut held = BTreeMap::new();
+    for booking in bookings {
+        held.entry(booking.pod_uid.as_str()).or_default();
+        for part in booking.devices.iter().filter(|part| part.uuid == uuid) {
+            let sum = held.entry(booking.pod_uid.as_str()).or_insert(0_u64);
+            *sum = sum.saturating_add(part.memory_mib);
+        }
+    }
+    held
+}
+
+/// Memory that is used outside the bookings.
+#[derive(Debug, PartialEq, Eq)]
+struct Outside {
+    /// Used by pods beyond what they hold.
+    overuse_mib: u64,
+    /// Used by processes of no pod that holds anything.
+    foreign_mib: u64,
+}
+
+impl Outside {
+    /// What `processes` use outside of what is `held`. What the driver cannot say counts for nothing.
+    fn of(processes: &[ProcessUse], held: &BTreeMap<&str, u64>) -> Self {
+        let mut used: BTreeMap<Option<&str>, u64> = BTreeMap::new();
+        for process in processes {
+            let sum = used.entry(process.pod_uid.as_deref()).or_default();
+            *sum = sum.saturating_add(process.memory_mib.unwrap_or(0));
+        }
+        let mut outside = Self { overuse_mib: 0, foreign_mib: 0 };
+        for (pod, mib) in used {
+            let (sum, beyond) = match pod.and_then(|pod| held.get(pod)) {
+                Some(held) => (&mut outside.overuse_mib, mib.saturating_sub(*held)),
+                None => (&mut outside.foreign_mib, mib),
+            };
+            *sum = sum.saturating_add(beyond);
+        }
+        outside
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,303 @@
+//! What to say next to an extender: the pure half of the conversation in [`crate::report::wire`].
+//!
+//! One [`Session`] for each pair of node and extender; [`NodeBooks`] joins what the extenders of one
+//! node answer. Neither does I/O or reads a clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::agent::gpu::probe::Sample;
+use crate::hardware::units::Timestamp;
+use crate::report::wire::{
+    Booking, BookingState, DeviceReport, DeviceUse, DriverReport, Outcome, Reply, Report,
+    SCHEMA_VERSION,
+};
+
+/// Pause after the first failure; it doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Longest pause while an extender is away. At half the usual rate, retries cannot overload it.
+const AWAY_PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// Pause after a report that was refused for good: the next one will hardly be better.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+
+/// An extender that answered nobody for so long is lost.
+const LOST_AFTER: Duration = Duration::from_secs(2);
+
+/// What came back for a report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It was read.
+    Reply(Reply),
+    /// It belongs to an older session.
+    SessionExpired,
+    /// It will never be believed.
+    Refused {
+        /// What the extender says.
+        error: String,
+    },
+    /// No answer, or *later*.
+    Away {
+        /// What is known.
+        error: String,
+    },
+}
+
+/// What to do after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Report the next sample.
+    NextSample,
+    /// Report the same sample again: it says hello.
+    HelloNow,
+    /// Report the newest sample when this time has passed; the caller adds chance to it.
+    Pause(Duration),
+}
+
+/// The state of the conversation with one extender about one node.
+#[derive(Debug)]
+pub struct Session {
+    /// Random id of this run of the agent.
+    agent: String,
+    /// The session issued by the extender.
+    number: Option<u64>,
+    /// Sequence number of the last report.
+    sequence: u64,
+    /// What the last report said that the node owns, until it is answered.
+    sent: Option<Owned>,
+    /// What the extender knows that the node owns.
+    known: Option<Owned>,
+    /// Version of the bookings in the last reply of this session.
+    bookings_version: Option<u64>,
+    /// Pods that drain as the extender last said, by UID.
+    draining: BTreeSet<String>,
+    /// Failures since the last reply.
+    failures: u32,
+}
+
+/// What a node owns, as far as a report tells it only when it has changed.
+#[derive(Debug)]
+struct Owned {
+    /// Its devices.
+    inventory: Arc<[DeviceReport]>,
+    /// Its driver.
+    driver: Option<DriverReport>,
+}
+
+impl Owned {
+    /// Whether it is what `sample` shows.
+    fn is_in(&self, sample: &Sample) -> bool {
+        let is_same = Arc::ptr_eq(&self.inventory, &sample.inventory);
+        (is_same || self.inventory == sample.inventory) && self.driver == sample.driver
+    }
+}
+
+impl Session {
+    /// A conversation that begins with hello.
+    pub fn new(agent: impl Into<String>) -> Self {
+        Self {
+            agent: agent.into(),
+            number: None,
+            sequence: 0,
+            sent: None,
+            known: None,
+            bookings_version: None,
+            draining: BTreeSet::new(),
+            failures: 0,
+        }
+    }
+
+    /// The report to send about `sample`. It carries the inventory unless the extender has it.
+    ///
+    /// After the first failure it has the number of the report before, and hello has it after each: of reports
+    /// with one number the extender takes in one.
+    pub fn report(&mut self, sample: &Sample) -> Report {
+        let is_again = self.failures == 1 || (self.failures > 1 && self.number.is_none());
+        self.sequence += u64::from(!is_again);
+        let is_known = self.known.as_ref().is_some_and(|known| known.is_in(sample));
+        let is_told = self.number.is_some() && is_known;
+        let owned =
+            || Owned { inventory: Arc::clone(&sample.inventory), driver: sample.driver.clone() };
+        self.sent = (!is_told).then(owned);
+        Report {
+            schema_version: SCHEMA_VERSION,
+            agent: self.agent.clone(),
+            session: self.number,
+            sequence: self.sequence,
+            inventory: self.sent.as_ref().map(|owned| owned.inventory.to_vec()),
+            driver: self.sent.as_ref().and_then(|owned| owned.driver.clone()),
+            bookings_version: self.number.and(self.bookings_version),
+            devices: self.uses(sample),
+        }
+    }
+
+    /// What `sample` shows. Without its lists where it was taken before a pod was known to drain, or what
+    /// drains may be news that got lost: the agent has not looked then for what is left of that pod, and two
+    /// such lists would free its room. Of the reports with lists at most one is taken in between two replies.
+    fn uses(&self, sample: &Sample) -> Vec<DeviceUse> {
+        let mut uses = sample.uses.clone();
+        let may_lack_news = self.number.is_some() && self.failures > 1;
+        if may_lack_news || !self.draining.is_subset(&sample.draining) {
+            for device in &mut uses {
+                device.processes = None;
+                device.tenants.clear();
+            }
+        }
+        uses
+    }
+
+    /// Learns what came back, and says what to do next.
+    pub fn settle(&mut self, answer: &Answer) -> Next {
+        let sent = self.sent.take();
+        match answer {
+            Answer::Reply(reply) => {
+                self.number = Some(reply.session);
+                self.bookings_version = reply.bookings_version;
+                self.failures = 0;
+                if let Some(bookings) = &reply.bookings {
+                    let all = bookings.iter().filter(|it| it.state == BookingState::Draining);
+                    self.draining = all.map(|it| it.pod_uid.clone()).collect();
+                }
+                match (reply.send_inventory, reply.outcome, sent) {
+                    (true, _, _) => self.known = None,
+                    (false, Outcome::Accepted, Some(sent)) => self.known = Some(sent),
+                    (false, Outcome::Accepted | Outcome::Ignored, _) => {}
+                }
+                Next::NextSample
+            }
+            Answer::SessionExpired => {
+                let was_hello = self.number.take().is_none();
+                self.known = None;
+                if was_hello { self.back_off() } else { Next::HelloNow }
+            }
+            Answer::Refused { .. } => {
+                // Whatever was wrong, begin anew: the extender gets the whole picture again.
+                self.number = None;
+                self.known = None;
+                Next::Pause(REFUSED_PAUSE)
+            }
+            Answer::Away { .. } => self.back_off(),
+        }
+    }
+
+    /// The pause after one more failure.
+    fn back_off(&mut self) -> Next {
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(8));
+        self.failures = self.failures.saturating_add(1);
+        Next::Pause(pause.min(AWAY_PAUSE_MAX))
+    }
+}
+
+/// Whether an extender answers anyone in this process: what the log says once, not once per node.
+#[derive(Debug)]
+pub struct Contact {
+    /// When it last answered.
+    answered: Timestamp,
+    /// Whether it was found to be lost since.
+    is_lost: bool,
+}
+
+/// What the log has to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ContactChange {
+    /// It no longer answers.
+    Lost {
+        /// What is known.
+        error: String,
+    },
+    /// It answers again.
+    Found,
+}
+
+impl Contact {
+    /// An extender that is given its time from `now` on.
+    pub fn new(now: Timestamp) -> Self {
+        Self { answered: now, is_lost: false }
+    }
+
+    /// Learns that `answer` came, or failed to come, at `now`.
+    pub fn settle(&mut self, answer: &Answer, now: Timestamp) -> Option<ContactChange> {
+        match answer {
+            Answer::Away { .. } if self.is_lost || now.since(self.answered) < LOST_AFTER => None,
+            Answer::Away { error } => {
+                self.is_lost = true;
+                Some(ContactChange::Lost { error: error.clone() })
+            }
+            Answer::Reply(_) | Answer::SessionExpired | Answer::Refused { .. } => {
+                self.answered = now;
+                std::mem::take(&mut self.is_lost).then_some(ContactChange::Found)
+            }
+        }
+    }
+}
+
+/// What the extenders of one node say is booked on it.
+#[derive(Debug)]
+pub struct NodeBooks {
+    /// One entry per extender, in the order of the configuration.
+    extenders: Vec<ExtenderBooks>,
+}
+
+/// What one extender says.
+#[derive(Clone, Debug, Default)]
+struct ExtenderBooks {
+    /// Whether its last answer was a reply.
+    is_live: bool,
+    /// Its last bookings.
+    bookings: Vec<Booking>,
+}
+
+impl NodeBooks {
+    /// Nothing heard yet of `extender_count` extenders.
+    pub fn new(extender_count: usize) -> Self {
+        Self { extenders: vec![ExtenderBooks::default(); extender_count] }
+    }
+
+    /// Learns the bookings of the extender at `position`, none where they are as before; says whether that
+    /// is news.
+    pub fn learn(&mut self, position: usize, bookings: Option<Vec<Booking>>) -> bool {
+        let Some(books) = self.extenders.get_mut(position) else { return false };
+        let changed = bookings.filter(|bookings| books.bookings != *bookings);
+        let is_new = !books.is_live || changed.is_some();
+        books.is_live = true;
+        if let Some(bookings) = changed {
+            books.bookings = bookings;
+        }
+        is_new
+    }
+
+    /// Learns that the extender at `position` did not reply.
+    pub fn lose(&mut self, position: usize) {
+        if let Some(books) = self.extenders.get_mut(position) {
+            books.is_live = false;
+        }
+    }
+
+    /// One booking per pod, in the furthest state that an extender knows. Only extenders that reply
+    /// count; when none does, what was last known stands, so that pods outlive their extenders.
+    pub fn merged(&self) -> Vec<Booking> {
+        let any_live = self.extenders.iter().any(|books| books.is_live);
+        let counted = self.extenders.iter().filter(|books| books.is_live || !any_live);
+        let mut merged: BTreeMap<&str, &Booking> = BTreeMap::new();
+        for booking in counted.flat_map(|books| &books.bookings) {
+            let known = merged.entry(&booking.pod_uid).or_insert(booking);
+            if booking.state > known.state {
+                *known = booking;
+            }
+        }
+        merged.into_values().cloned().collect()
+    }
+
+    /// The merged bookings as far as haste goes: without extenders that reply, nobody waits for the
+    /// end of a process.
+    pub fn draining(&self) -> Vec<Booking> {
+        let live = self.extenders.iter().filter(|books| books.is_live);
+        let bookings = live.flat_map(|books| &books.bookings);
+        bookings.filter(|it| it.state == BookingState::Draining).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

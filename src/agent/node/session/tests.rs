@@ -1,0 +1,240 @@
+use super::*;
+use crate::report::wire::Kind;
+
+fn sample(uuid: &str) -> Sample {
+    let model = "M".to_owned();
+    let device = DeviceReport::new(uuid.to_owned(), 0, model, Kind::Gpu);
+    Sample {
+        inventory: vec![device].into(),
+        uses: Vec::new(),
+        driver: None,
+        xids: BTreeMap::new(),
+        unreadable: 0,
+        draining: BTreeSet::new(),
+    }
+}
+
+fn reply(session: u64, outcome: Outcome) -> Reply {
+    Reply {
+        schema_version: 1,
+        session,
+        outcome,
+        send_inventory: false,
+        bookings_version: Some(10 * session),
+        bookings: Some(Vec::new()),
+    }
+}
+
+/// Session, sequence, and whether the inventory is there.
+fn said(session: &mut Session, sample: &Sample) -> (Option<u64>, u64, bool) {
+    let report = session.report(sample);
+    (report.session, report.sequence, report.inventory.is_some())
+}
+
+#[test]
+fn the_inventory_goes_with_hello_when_it_changed_and_when_asked() {
+    let mut session = Session::new("a");
+    let (one, two) = (sample("GPU-a"), sample("GPU-b"));
+    let accepted = Answer::Reply(reply(7, Outcome::Accepted));
+    assert_eq!(said(&mut session, &one), (None, 1, true));
+    assert_eq!(session.settle(&accepted), Next::NextSample);
+    assert_eq!(said(&mut session, &sample("GPU-a")), (Some(7), 2, false), "the same again");
+    session.settle(&accepted);
+    assert_eq!(said(&mut session, &two), (Some(7), 3, true), "changed");
+    session.settle(&Answer::Away { error: String::new() });
+    assert_eq!(said(&mut session, &two), (Some(7), 3, true), "it may not have arrived");
+    session.settle(&Answer::Reply(reply(7, Outcome::Ignored)));
+    assert_eq!(said(&mut session, &two), (Some(7), 4, true), "it was not taken in");
+    session.settle(&accepted);
+    let asks = Reply { send_inventory: true, ..reply(7, Outcome::Accepted) };
+    assert_eq!(said(&mut session, &two), (Some(7), 5, false));
+    session.settle(&Answer::Reply(asks));
+    assert_eq!(said(&mut session, &two), (Some(7), 6, true), "asked for");
+}
+
+#[test]
+fn the_version_of_the_bookings_is_named_within_the_session_that_gave_it() {
+    let (mut session, sample) = (Session::new("a"), sample("GPU-a"));
+    let mut named = |answer: Answer| {
+        session.settle(&answer);
+        session.report(&sample).bookings_version
+    };
+    let reply = |number| reply(number, Outcome::Accepted);
+    assert_eq!(named(Answer::Away { error: String::new() }), None);
+    assert_eq!(named(Answer::Reply(reply(7))), Some(70));
+    assert_eq!(named(Answer::Away { error: String::new() }), Some(70));
+    assert_eq!(named(Answer::SessionExpired), None);
+    let older = Reply { bookings_version: None, ..reply(8) };
+    assert_eq!(named(Answer::Reply(older)), None);
+}
+
+#[test]
+fn an_expired_session_says_hello_at_once_and_only_once() {
+    let mut session = Session::new("a");
+    let one = sample("GPU-a");
+    said(&mut session, &one);
+    session.settle(&Answer::Reply(reply(7, Outcome::Accepted)));
+    said(&mut session, &one);
+    assert_eq!(session.settle(&Answer::SessionExpired), Next::HelloNow);
+    assert_eq!(said(&mut session, &one), (None, 3, true));
+    let next = session.settle(&Answer::SessionExpired);
+    assert!(matches!(next, Next::Pause(_)), "a hello that expires is no reason to hurry");
+    assert_eq!(said(&mut session, &one), (None, 3, true));
+}
+
+#[test]
+fn pauses_grow_while_the_extender_is_away_and_end_with_a_reply() {
+    let mut session = Session::new("a");
+    let away = Answer::Away { error: "refused".to_owned() };
+    let mut pauses = Vec::new();
+    for _ in 0..100 {
+        let Next::Pause(pause) = session.settle(&away) else { panic!("no pause") };
+        pauses.push(pause.as_millis());
+    }
+    assert_eq!(pauses[..5], [250, 500, 1_000, 2_000, 2_000]);
+    assert_eq!(pauses[99], 2_000);
+    session.settle(&Answer::Reply(reply(1, Outcome::Accepted)));
+    assert_eq!(session.settle(&away), Next::Pause(FIRST_PAUSE));
+    let refused = Answer::Refused { error: "absurd".to_owned() };
+    assert_eq!(session.settle(&refused), Next::Pause(REFUSED_PAUSE));
+}
+
+#[test]
+fn an_extender_is_lost_once_when_it_answers_nobody_for_a_while() {
+    let mut contact = Contact::new(Timestamp::START);
+    let lost = ContactChange::Lost { error: "e".to_owned() };
+    let (away, reply) =
+        (Answer::Away { error: "e".to_owned() }, Answer::Reply(reply(1, Outcome::Accepted)));
+    for (millis, answer, change) in [
+        (1_999, &away, None),
+        (2_000, &away, Some(lost.clone())),
+        (9_000, &away, None),
+        (9_001, &reply, Some(ContactChange::Found)),
+        (9_002, &away, None),
+        (9_003, &reply, None),
+        (11_003, &away, Some(lost)),
+    ] {
+        let now = Timestamp::from_millis(millis);
+        assert_eq!(contact.settle(answer, now), change, "{millis}");
+    }
+}
+
+#[test]
+fn the_books_of_several_extenders_are_joined_by_pod() {
+    let booking = |uid: &str, state| Booking {
+        pod_uid: uid.to_owned(),
+        pod: format!("d/{uid}"),
+        state,
+        devices: Vec::new(),
+    };
+    let shown = |books: &NodeBooks| {
+        let merged = books.merged();
+        let rows = merged.iter().map(|it| format!("{} {:?}", it.pod_uid, it.state));
+        rows.collect::<Vec<_>>().join(", ")
+    };
+    let mut books = NodeBooks::new(2);
+    let (assumed, confirmed) = (BookingState::Assumed, BookingState::Confirmed);
+    assert!(books.learn(0, Some(vec![booking("p", confirmed), booking("q", assumed)])));
+    assert!(books.learn(1, Some(vec![booking("p", BookingState::Draining)])));
+    assert!(!books.learn(1, Some(vec![booking("p", BookingState::Draining)])));
+    assert_eq!(shown(&books), "p Draining, q Assumed");
+    assert_eq!(books.draining().len(), 1);
+    assert!(!books.learn(1, None), "they are as before");
+    books.lose(1);
+    assert!(books.learn(1, None), "it counts again");
+    books.lose(1);
+    assert_eq!(shown(&books), "p Confirmed, q Assumed", "only who replies counts");
+    assert!(books.draining().is_empty());
+    books.lose(0);
+    assert_eq!(shown(&books), "p Draining, q Assumed", "nobody replies: the last word stands");
+    assert!(books.draining().is_empty(), "and nobody waits");
+}
+
+#[test]
+fn a_list_from_before_a_pod_was_known_to_drain_is_not_reported() {
+    let mut session = Session::new("a");
+    let listed = |draining: &[&str]| {
+        let unread = DeviceUse::unread("GPU-a".to_owned(), crate::report::condition::Ailment::Lost);
+        let uses = vec![DeviceUse { processes: Some(Vec::new()), ..unread }];
+        let draining = draining.iter().map(|uid| (*uid).to_owned()).collect();
+        Sample { uses, draining, ..sample("GPU-a") }
+    };
+    let drains = |uid: &str, state| {
+        let (pod_uid, pod) = (uid.to_owned(), format!("d/{uid}"));
+        let bookings = Some(vec![Booking { pod_uid, pod, state, devices: Vec::new() }]);
+        Answer::Reply(Reply { bookings, ..reply(7, Outcome::Accepted) })
+    };
+    let same = Answer::Reply(Reply { bookings: None, ..reply(7, Outcome::Accepted) });
+    let away = Answer::Away { error: String::new() };
+    let mut is_told = |answer: Option<&Answer>, draining: &[&str]| {
+        if let Some(answer) = answer {
+            session.settle(answer);
+        }
+        session.report(&listed(draining)).devices[0].processes.is_some()
+    };
+    assert!(is_told(None, &[]), "hello");
+    assert!(is_told(Some(&drains("p", BookingState::Confirmed)), &[]), "none drains");
+    assert!(!is_told(Some(&drains("p", BookingState::Draining)), &[]), "taken before");
+    assert!(!is_told(Some(&same), &["q"]), "p has not been looked for");
+    assert!(is_told(Some(&same), &["p", "q"]));
+    assert!(is_told(Some(&away), &["p"]), "one of the two counts");
+    assert!(!is_told(Some(&away), &["p"]), "the answer that got lost may have had news");
+    assert!(is_told(Some(&same), &["p"]));
+    assert!(is_told(Some(&drains("p", BookingState::Confirmed)), &[]));
+    assert!(is_told(Some(&away), &[]) && !is_told(Some(&away), &[]));
+    assert!(
+        is_told(Some(&Answer::SessionExpired), &[]),
+        "an extender that has started knows nothing"
+    );
+}
+
+/// What becomes of one call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Answered,
+    AnswerLost,
+    Lost,
+}
+
+/// Lets a fake extender that takes in each sequence number once have these calls; how many lists it took in
+/// after each reply that arrived.
+fn lists_taken(calls: impl Iterator<Item = Call>) -> Vec<usize> {
+    let unread = DeviceUse::unread("GPU-a".to_owned(), crate::report::condition::Ailment::Lost);
+    let uses = vec![DeviceUse { processes: Some(Vec::new()), ..unread }];
+    let (mut session, sample) = (Session::new("a"), Sample { uses, ..sample("GPU-a") });
+    let (mut newest, mut taken) = (0, vec![0]);
+    for call in calls {
+        let report = session.report(&sample);
+        let is_new = report.sequence > newest;
+        if call != Call::Lost && is_new {
+            newest = report.sequence;
+            *taken.last_mut().unwrap() += usize::from(report.devices[0].processes.is_some());
+        }
+        let outcome = if is_new { Outcome::Accepted } else { Outcome::Ignored };
+        if call == Call::Answered {
+            session.settle(&Answer::Reply(reply(7, outcome)));
+            taken.push(0);
+        } else {
+            session.settle(&Answer::Away { error: String::new() });
+        }
+    }
+    taken
+}
+
+#[test]
+fn between_two_replies_one_list_counts_at_most_from_the_hello_on() {
+    let calls = [Call::Answered, Call::AnswerLost, Call::Lost];
+    for number in 0..3_usize.pow(8) {
+        let calls = (0..8).map(|at| calls[number / 3_usize.pow(at) % 3]);
+        let taken = lists_taken(calls);
+        assert!(taken.iter().all(|lists| *lists <= 1), "{number}: {taken:?}");
+    }
+}
+
+#[test]
+fn lists_come_through_where_every_second_call_fails() {
+    for fails in [Call::AnswerLost, Call::Lost] {
+        let taken = lists_taken([fails, Call::Answered].into_iter().cycle().take(20));
+        assert_eq!(taken, [&[1; 10][..], &[0]].concat());
+    }
+}

@@ -1,0 +1,364 @@
+//! The GPUs of this node, read through NVML. Only this file and its folder use `nvml-wrapper`.
+//!
+//! Everything is keyed on UUIDs: NVML's indices change between boots and its handles die with a MIG
+//! instance, so devices are looked up anew for each sample. The library is opened at the first
+//! sample and again after the driver was reloaded, so a missing driver, or one in the middle of an
+//! upgrade, costs samples and no restart. Dropping the probe closes the library: a driver cannot be
+//! unloaded below someone who has it open.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+
+use crate::agent::gpu::health::GpuHealth;
+use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use crate::agent::mps::daemons::MpsDaemons;
+use crate::agent::nvml::details;
+use crate::agent::nvml::details::Details;
+use crate::agent::nvml::limits::MemoryLimits;
+use crate::agent::nvml::raw::EventSet;
+use crate::agent::nvml::sweep::{Failure, Seen, Sweep, Sweeper};
+use crate::agent::nvml::trouble::{Trouble, library_error, unless_unsupported};
+use crate::agent::nvml::utilization::Utilization;
+use crate::agent::processes::draining::Draining;
+use crate::agent::processes::pods::PodsByProcess;
+use crate::hardware::device::MAX_DEVICES_PER_NODE;
+use crate::hardware::units::Timestamp;
+use crate::report::condition::Ailment;
+use crate::report::wire::{Booking, DeviceReport, DeviceUse, DriverReport, Kind};
+
+/// What is loaded unless a path is given; the loader's search path decides where from.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+
+/// How long the library stays open while a GPU is lost or waits for a reset: an open library sees
+/// neither what a reset has mended, nor lets some resets happen. Opening takes a moment, for all GPUs.
+const REOPEN_AFTER: Duration = Duration::from_secs(30);
+
+/// Reads the GPUs of this node.
+pub struct NvmlProbe {
+    /// The library to load.
+    library: PathBuf,
+    /// Finds the pod of a process.
+    pods: PodsByProcess,
+    /// The daemons of MPS, where anybody looks after them.
+    mps: Option<MpsDaemons>,
+    /// The library while it is open.
+    open: Option<Opened>,
+    /// Devices as they were last read well, by UUID: what a lost device is reported as.
+    known: BTreeMap<String, DeviceReport>,
+    /// Health of each GPU, by UUID; outlives the library.
+    health: BTreeMap<String, GpuHealth>,
+    /// Ended pods that hold devices, and which of them still run.
+    draining: Draining,
+}
+
+/// The open library, and what holds as long as it is.
+struct Opened {
+    /// The library.
+    nvml: Nvml,
+    /// When it was opened.
+    since: Timestamp,
+    /// Tells events; none where that fails.
+    events: Option<EventSet>,
+    /// UUID of each GPU whose events are asked for, by the identity of its handle.
+    registered: BTreeMap<usize, String>,
+    /// What does not change, by UUID.
+    details: BTreeMap<String, Details>,
+    /// The driver.
+    driver: Option<DriverReport>,
+    /// Reads memory limits; none where the driver has none.
+    limits: Option<MemoryLimits>,
+    /// The last answer about the utilization of each GPU's processes, by UUID.
+    utilization_seen: BTreeMap<String, Utilization>,
+}
+
+impl NvmlProbe {
+    /// A probe that loads `library` (NVIDIA's own where none is named) at the first sample.
+    pub fn new(library: Option<PathBuf>, pods: PodsByProcess) -> Self {
+        let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
+        let (known, health) = (BTreeMap::new(), BTreeMap::new());
+        let draining = Draining::default();
+        Self { library, pods, mps: None, open: None, known, health, draining }
+    }
+
+    /// The same probe, which also reads back what holds clients of MPS.
+    #[must_use]
+    pub fn with_mps(self, daemons: MpsDaemons) -> Self {
+        Self { mps: Some(daemons), ..self }
+    }
+
+    /// Opens the library.
+    fn open(&self, now: Timestamp) -> Result<Opened, ProbeError> {
+        let path: &OsStr = self.library.as_os_str();
+        let nvml = Nvml::builder().lib_path(path).init().map_err(|error| match error {
+            NvmlError::LibloadingError(cause) => ProbeError::LibraryMissing {
+                library: self.library.clone(),
+                cause: cause.to_string(),
+            },
+            NvmlError::LibraryNotFound => ProbeError::LibraryMissing {
+                library: self.library.clone(),
+                cause: error.to_string(),
+            },
+            error => library_error("start", &error),
+        })?;
+        if nvml.lib().nvmlShutdown.is_err() {
+            // The wrapper calls it at the end, and panics when it is not there.
+            std::mem::forget(nvml);
+            return Err(ProbeError::DriverTooOld { cause: "nvmlShutdown".to_owned() });
+        }
+        let driver = details::driver(&nvml);
+        let (registered, details) = (BTreeMap::new(), BTreeMap::new());
+        let limits = MemoryLimits::find(&self.library);
+        Ok(Opened {
+            nvml,
+            since: now,
+            events: None,
+            registered,
+            details,
+            driver,
+            limits,
+            utilization_seen: BTreeMap::new(),
+        })
+    }
+
+    /// Walks over all devices.
+    fn sweep(
+        &mut self,
+        open: &mut Opened,
+        processes: ProcessSampling,
+        now: Timestamp,
+    ) -> Result<Sweep, ProbeError> {
+        open.read_events(&self.known, &mut self.health)?;
+        let sweeper = Sweeper {
+            nvml: &open.nvml,
+            events: open.events.as_ref(),
+            registered: &mut open.registered,
+            details: &mut open.details,
+            health: &mut self.health,
+            known: &self.known,
+            limits: open.limits.as_ref(),
+            pods: &self.pods,
+            utilization_seen: &mut open.utilization_seen,
+            mps: self.mps.as_ref(),
+            now,
+            processes,
+        };
+        sweeper.sweep()
+    }
+
+    /// What the sweep says of each device, and what it says of the known ones that did not answer.
+    fn settle(&mut self, sweep: Sweep, open: &mut Opened) -> Sample {
+        let Sweep { seen, mut failures } = sweep;
+        let mut seen = distrust_duplicates(seen);
+        seen.retain(|device| {
+            let cannot_be = Failure::of_absurd(&device.report, &device.usage);
+            let is_sane = cannot_be.is_none();
+            failures.extend(cannot_be);
+            is_sane
+        });
+        let answered: BTreeSet<String> =
+            seen.iter().map(|device| device.report.uuid.clone()).collect();
+        if !failures.is_empty() {
+            let absent = self.known.values().filter(|known| !answered.contains(&known.uuid));
+            seen.extend(absent.map(|known| absent_device(known, &failures)));
+        }
+        for device in &seen {
+            if let (Some(Ailment::Lost | Ailment::ResetRequired), Some(health)) =
+                (device.usage.ailment, self.health.get_mut(&device.report.uuid))
+            {
+                health.learn_absence();
+            }
+        }
+        let there: BTreeSet<String> =
+            seen.iter().map(|device| device.report.uuid.clone()).collect();
+        seen.retain(|device| device.report.parent.as_ref().is_none_or(|it| there.contains(it)));
+        seen.truncate(MAX_DEVICES_PER_NODE);
+        open.details.retain(|uuid, _| there.contains(uuid));
+        open.utilization_seen.retain(|uuid, _| there.contains(uuid));
+        self.health.retain(|uuid, _| there.contains(uuid));
+        seen.iter_mut().for_each(|device| self.judge(device, &open.details));
+        self.known = seen.iter().map(|it| (it.report.uuid.clone(), it.report.clone())).collect();
+        let xids = self.health.iter().map(|(uuid, health)| (uuid.clone(), health.counts()));
+        let (mut inventory, uses): (Vec<_>, Vec<_>) =
+            seen.into_iter().map(|device| (device.report, device.usage)).unzip();
+        inventory.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+        Sample {
+            inventory: inventory.into(),
+            uses,
+            driver: open.driver.clone(),
+            xids: xids.collect(),
+            unreadable: failures.len(),
+            draining: BTreeSet::new(),
+        }
+    }
+
+    /// Gives its verdict on one device: its own ailment, or what events and the driver's wishes say of
+    /// its GPU. Adds its neighbours, which are known only when all were read.
+    fn judge(&self, device: &mut Seen, details: &BTreeMap<String, Details>) {
+        let Seen { report, usage } = device;
+        let gpu = report.parent.as_ref().unwrap_or(&report.uuid);
+        if let Some(health) = self.health.get(gpu) {
+            let instance = details.get(&report.uuid).and_then(|details| details.instance);
+            usage.ailment = usage.ailment.or_else(|| health.ailment(instance));
+            usage.last_xid = health.last_xid();
+        }
+        usage.healthy = usage.ailment.is_none();
+        report.healthy = usage.healthy;
+        if details.contains_key(&report.uuid) {
+            // A GPU in MIG mode has no traffic with others.
+            report.neighbours = match report.kind {
+                Kind::Gpu => details::neighbours(details, &report.uuid),
+                Kind::MigParent | Kind::MigInstance => Vec::new(),
+            };
+        }
+        if !report.has_believable_details() {
+            *report = report.clone().without_details();
+        }
+    }
+}
+
+impl Opened {
+    /// Hands on what has happened since the last time. Events are a help, not a need: where they fail,
+    /// the set is made anew the next time, and recovery actions are read without them.
+    fn read_events(
+        &mut self,
+        known: &BTreeMap<String, DeviceReport>,
+        health: &mut BTreeMap<String, GpuHealth>,
+    ) -> Result<(), ProbeError> {
+        if self.events.is_none() {
+            self.registered.clear();
+            match unless_unsupported(EventSet::create(&self.nvml)) {
+                Ok(set) => self.events = set,
+                Err(Trouble::Library(error)) => return Err(error),
+                Err(Trouble::Unsupported | Trouble::Device(_)) => {}
+            }
+        }
+        let Some(set) = &self.events else { return Ok(()) };
+        match unless_unsupported(set.read(&self.nvml)) {
+            Ok(events) => {
+                for (device, event) in events.into_iter().flatten() {
+                    let Some(uuid) = self.registered.get(&device) else {
+                        tracing::warn!(?event, "an event of a GPU that is not known");
+                        continue;
+                    };
+                    let is_there = |id: u32| {
+                        let mut devices =
+                            known.values().filter(|it| it.parent.as_ref() == Some(uuid));
+                        devices.any(|it| {
+                            self.details.get(&it.uuid).is_some_and(|it| it.instance == Some(id))
+                        })
+                    };
+                    let event = event.of_known_instance(is_there);
+                    health.entry(uuid.clone()).or_default().strike(event);
+                }
+            }
+            Err(Trouble::Library(error)) => return Err(error),
+            Err(Trouble::Unsupported | Trouble::Device(_)) => {
+                if let Some(set) = self.events.take() {
+                    set.free(&self.nvml);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(set) = self.events.take() {
+            set.free(&self.nvml);
+        }
+    }
+}
+
+impl Failure {
+    /// The failure of a device that says of itself what cannot be: the extender would believe nothing
+    /// of a node that has it.
+    fn of_absurd(report: &DeviceReport, usage: &DeviceUse) -> Option<Self> {
+        let sane = report.is_believable() && usage.is_believable();
+        (!sane).then(|| Self { uuid: Some(report.uuid.clone()), ailment: Ailment::Absurd })
+    }
+}
+
+/// Keeps one of several devices that answer with the same UUID, as unhealthy: it cannot be told which
+/// of them a container would get.
+fn distrust_duplicates(seen: Vec<Seen>) -> Vec<Seen> {
+    let mut kept: Vec<Seen> = Vec::with_capacity(seen.len());
+    for device in seen {
+        match kept.iter_mut().find(|known| known.report.uuid == device.report.uuid) {
+            Some(first) => {
+                (first.usage.ailment, first.usage.processes) = (Some(Ailment::UuidTwice), None);
+                first.usage.tenants.clear();
+            }
+            None => kept.push(device),
+        }
+    }
+    kept
+}
+
+/// What is said of a known device that did not answer: its size stays, nothing is known of its use.
+/// What ails it is said by its own failure, else by that of its GPU, else by one without a name.
+fn absent_device(known: &DeviceReport, failures: &[Failure]) -> Seen {
+    let failure_of = |uuid: Option<&String>| failures.iter().find(|it| it.uuid.as_ref() == uuid);
+    let own = failure_of(Some(&known.uuid));
+    let of_gpu = || known.parent.as_ref().and_then(|parent| failure_of(Some(parent)));
+    let failure = own.or_else(of_gpu).or_else(|| failure_of(None));
+    let ailment = failure.map_or(Ailment::NotAnswering, |failure| failure.ailment);
+    Seen { report: known.clone(), usage: DeviceUse::unread(known.uuid.clone(), ailment) }
+}
+
+impl Probe for NvmlProbe {
+    fn sample(&mut self, processes: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {
+        let sample = self.take_sample(processes, now);
+        if sample.is_err() {
+            // Whatever was wrong with a GPU, the driver begins anew.
+            self.health.values_mut().for_each(GpuHealth::learn_absence);
+        }
+        sample
+    }
+
+    fn observe(&mut self, bookings: &[Booking], _: Timestamp) {
+        self.draining.observe(bookings);
+    }
+}
+
+impl NvmlProbe {
+    /// Reads all devices, with the library as it is or opened for it.
+    fn take_sample(
+        &mut self,
+        processes: ProcessSampling,
+        now: Timestamp,
+    ) -> Result<Sample, ProbeError> {
+        let mut open = match self.open.take() {
+            Some(open) => open,
+            None => self.open(now)?,
+        };
+        let sweep = self.sweep(&mut open, processes, now)?;
+        let mut sample = self.settle(sweep, &mut open);
+        self.draining.complete(&mut sample.uses, &self.pods);
+        if let Some(daemons) = &self.mps {
+            daemons.learn(&sample.inventory);
+        }
+        let is_away =
+            |seen: &DeviceUse| matches!(seen.ailment, Some(Ailment::Lost | Ailment::ResetRequired));
+        // Kept only now: after an error of the whole library it is closed, and opened anew.
+        if !(sample.uses.iter().any(is_away) && now.since(open.since) >= REOPEN_AFTER) {
+            self.open = Some(open);
+        }
+        Ok(sample)
+    }
+}
+
+impl std::fmt::Debug for NvmlProbe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NvmlProbe")
+            .field("library", &self.library)
+            .field("is_open", &self.open.is_some())
+            .field("devices", &self.known.len())
+            .finish_non_exhaustive()
+    }
+}

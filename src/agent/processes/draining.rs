@@ -1,0 +1,241 @@
+//! Ended pods that hold devices, and whose containers still run without using a GPU.
+//!
+//! NVML lists processes that use a GPU. A launcher between two workers, or a program that loads a model on
+//! the CPU, is none, and may be one in a moment. So while a pod drains, the agent looks for processes in the
+//! pod's control group, and lists one of them, with no memory, on each device that the pod holds.
+
+use std::collections::BTreeMap;
+
+use crate::agent::processes::pods::{
+    MAX_CGROUP_BYTES, MAX_STAT_BYTES, PodsByProcess, pod_in_cgroup, read_lossily,
+};
+use crate::hardware::device::PodUid;
+use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
+use crate::report::wire::{Booking, BookingState, DeviceUse, ProcessUse};
+
+/// The pods that drain on one node.
+#[derive(Debug, Default)]
+pub(crate) struct Draining {
+    /// The devices that each holds, by UUID.
+    devices: BTreeMap<PodUid, Vec<String>>,
+    /// A process of each that had one the last time. It is looked at first: reading the whole process table
+    /// each time would be dear.
+    running: BTreeMap<PodUid, u32>,
+}
+
+impl Draining {
+    /// Learns what is booked on the node.
+    pub(crate) fn observe(&mut self, bookings: &[Booking]) {
+        let draining = bookings.iter().filter(|it| it.state == BookingState::Draining);
+        let devices = |it: &Booking| it.devices.iter().map(|part| part.uuid.clone()).collect();
+        self.devices = draining.map(|it| (PodUid::new(it.pod_uid.clone()), devices(it))).collect();
+    }
+
+    /// Adds to the lists in `uses` a process of each pod that runs and is in none of them.
+    pub(crate) fn complete(&mut self, uses: &mut [DeviceUse], processes: &PodsByProcess) {
+        if !uses.iter().any(|device| device.processes.is_some()) {
+            return;
+        }
+        let listed = |uid: &PodUid| {
+            let mut all = uses.iter().flat_map(|device| device.processes.iter().flatten());
+            all.any(|process| process.pod_uid.as_deref() == Some(uid.as_str()))
+        };
+        let sought: Vec<&PodUid> = self.devices.keys().filter(|uid| !listed(uid)).collect();
+        self.running = running(&sought, &self.running, processes);
+        for (uid, pid) in &self.running {
+            let held = self.devices.get(uid).into_iter().flatten();
+            for uuid in held {
+                let device = uses.iter_mut().find(|device| device.uuid == *uuid);
+                let Some(device) = device else { continue };
+                let Some(list) = &mut device.processes else { continue };
+                if list.len() < MAX_PROCESSES_PER_DEVICE {
+                    let pod_uid = Some(uid.to_string());
+                    list.push(ProcessUse { pid: *pid, pod_uid, memory_mib: Some(0) });
+                } else {
+                    // Half a list would say of the pod that it has ended.
+                    device.processes = None;
+                    device.tenants.clear();
+                }
+            }
+        }
+    }
+}
+
+/// A process of each of the pods `sought` that has one; those in `known` are looked at first.
+fn running(
+    sought: &[&PodUid],
+    known: &BTreeMap<PodUid, u32>,
+    processes: &PodsByProcess,
+) -> BTreeMap<PodUid, u32> {
+    let pod_of = |pid: u32| {
+        let folder = processes.folder_of(pid);
+        let uid = pod_in_cgroup(&read_lossily(&folder.join("cgroup"), MAX_CGROUP_BYTES)?)?;
+        let is_it = sought.contains(&&uid)
+            && is_running(&read_lossily(&folder.join("stat"), MAX_STAT_BYTES)?);
+        is_it.then_some(uid)
+    };
+    let mut found = BTreeMap::new();
+    for pid in known.values() {
+        found.extend(pod_of(*pid).map(|uid| (uid, *pid)));
+    }
+    if found.len() < sought.len() {
+        let entries = std::fs::read_dir(&processes.root).into_iter().flatten().flatten();
+        for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
+            found.extend(pod_of(pid).map(|uid| (uid, pid)));
+        }
+    }
+    found
+}
+
+/// Whether a process has not ended, by the third field of its `stat` file: zombies and dead ones have, unless
+/// only the first of several threads (the twentieth field) has.
+fn is_running(text: &str) -> bool {
+    let mut fields = text.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let (state, threads) = (fields.next(), fields.nth(16).and_then(|count| count.parse().ok()));
+    match state {
+        Some("Z") => threads.is_some_and(|count: u64| count > 1),
+        state => state.is_some_and(|state| !matches!(state, "X" | "x")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::condition::Ailment;
+    use crate::report::wire::BookedDevice;
+
+    const UID: &str = "0d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f00";
+    const OTHER: &str = "9f8e7d6c5b4a39281706f5e4d3c2b1a0";
+
+    /// A process table in a folder of its own.
+    struct Table(tempfile::TempDir);
+
+    impl Table {
+        fn process(&self, pid: u32, state: char, cgroup: &str) {
+            let folder = self.0.path().join(pid.to_string());
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("stat"), format!("{pid} (a) R (b) {state} 1 1\n")).unwrap();
+            std::fs::write(folder.join("cgroup"), cgroup).unwrap();
+        }
+
+        fn end(&self, pid: u32) {
+            std::fs::remove_dir_all(self.0.path().join(pid.to_string())).unwrap();
+        }
+    }
+
+    fn booking(uid: &str, state: BookingState) -> Booking {
+        let part = |uuid: &str| BookedDevice {
+            uuid: uuid.to_owned(),
+            memory_mib: 1_000,
+            share_millionths: 10,
+        };
+        let devices = vec![part("GPU-a"), part("GPU-b"), part("GPU-gone")];
+        Booking { pod_uid: uid.to_owned(), pod: "d/p".to_owned(), state, devices }
+    }
+
+    /// Lists of two devices; of one process of the pod each where one is named.
+    fn lists(on_b: Option<&str>) -> Vec<DeviceUse> {
+        let device = |uuid: &str, pod: Option<&str>| {
+            let process = |pod: &str| ProcessUse {
+                pid: 1,
+                pod_uid: Some(pod.to_owned()),
+                memory_mib: Some(7),
+            };
+            let processes = Some(pod.map(process).into_iter().collect());
+            DeviceUse { processes, ..DeviceUse::unread(uuid.to_owned(), Ailment::Lost) }
+        };
+        vec![device("GPU-a", None), device("GPU-b", on_b)]
+    }
+
+    /// Pods, processes and MiB on each device.
+    fn shown(uses: &[DeviceUse]) -> String {
+        let device = |device: &DeviceUse| {
+            let Some(list) = &device.processes else { return "?".to_owned() };
+            let process = |it: &ProcessUse| {
+                let pod = if it.pod_uid.as_deref() == Some(UID) { "p" } else { "q" };
+                format!("{pod}{}={}", it.pid, it.memory_mib.unwrap())
+            };
+            list.iter().map(process).collect::<Vec<_>>().join(" ")
+        };
+        uses.iter().map(device).collect::<Vec<_>>().join(" | ")
+    }
+
+    #[test]
+    fn a_container_of_an_ended_pod_counts_until_its_last_process_ends() {
+        let table = Table(tempfile::tempdir().unwrap());
+        let pods = PodsByProcess::new(table.0.path());
+        let mut draining = Draining::default();
+        let mut check = |expected: &str, why: &str| {
+            let mut uses = lists(None);
+            draining.complete(&mut uses, &pods);
+            assert_eq!(shown(&uses), expected, "{why}");
+            draining.observe(&[booking(UID, BookingState::Draining)]);
+        };
+        let group = format!("0::/kubepods/pod{UID}/x");
+        table.process(7, 'S', &group);
+        table.process(9, 'S', &format!("0::/kubepods/pod{OTHER}/x"));
+        std::fs::write(table.0.path().join("uptime"), "1.00 1.00").unwrap();
+        check(" | ", "nothing is known to drain");
+        check("p7=0 | p7=0", "its container runs");
+        table.process(8, 'D', &group);
+        table.end(7);
+        check("p8=0 | p8=0", "another process of it runs");
+        table.process(8, 'Z', &group);
+        check(" | ", "what waits to be reaped runs nothing");
+        table.process(8, 'R', &format!("0::/kubepods/pod{OTHER}/x"));
+        check(" | ", "its id has passed on");
+        table.end(8);
+        check(" | ", "it has ended");
+    }
+
+    #[test]
+    fn a_process_has_ended_when_all_its_threads_have() {
+        let stat = |state: &str, threads: &str| {
+            format!("7 (a) R) {state} 1 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 {threads} 0 100\n")
+        };
+        for (text, expected) in [
+            (stat("S", "1"), true),
+            (stat("Z", "1"), false),
+            (stat("Z", "2"), true),
+            (stat("X", "2"), false),
+            ("7 (a) Z".to_owned(), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(is_running(&text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_added_for_pods_that_live_or_are_listed_or_without_lists() {
+        let table = Table(tempfile::tempdir().unwrap());
+        let pods = PodsByProcess::new(table.0.path());
+        table.process(7, 'S', &format!("0::/kubepods/pod{UID}/x"));
+        for (state, mut uses, expected) in [
+            (BookingState::Confirmed, lists(None), " | "),
+            (BookingState::Assumed, lists(None), " | "),
+            (BookingState::Draining, lists(Some(UID)), " | p1=7"),
+            (BookingState::Draining, lists(Some(OTHER)), "p7=0 | q1=7 p7=0"),
+        ] {
+            let mut draining = Draining::default();
+            draining.observe(&[booking(UID, state)]);
+            draining.complete(&mut uses, &pods);
+            assert_eq!(shown(&uses), expected, "{state:?}");
+            uses.iter_mut().for_each(|device| device.processes = None);
+            draining.complete(&mut uses, &pods);
+            assert_eq!(shown(&uses), "? | ?");
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_full_is_none() {
+        let table = Table(tempfile::tempdir().unwrap());
+        table.process(7, 'S', &format!("0::/kubepods/pod{UID}/x"));
+        let mut uses = lists(Some(OTHER));
+        let process = uses[1].processes.as_ref().unwrap()[0].clone();
+        uses[1].processes = Some(vec![process; MAX_PROCESSES_PER_DEVICE]);
+        let mut draining = Draining::default();
+        draining.observe(&[booking(UID, BookingState::Draining)]);
+        draining.complete(&mut uses, &PodsByProcess::new(table.0.path()));
+        assert_eq!(shown(&uses), "p7=0 | ?");
+    }
+}

@@ -1,0 +1,207 @@
+//! A node on paper as a probe: its bookings become processes, as if pods ran there.
+//!
+//! Each confirmed booking runs one process per device, which uses a part of its booked memory. When
+//! the booking turns draining or disappears, the process lives on for the fleet's linger time, as
+//! real ones do. Nothing here reads a clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use crate::agent::simulated::fleet::{Fleet, FleetNode};
+use crate::hardware::units::Timestamp;
+use crate::report::wire::{Booking, BookingState, DeviceReport, DeviceUse, Kind, ProcessUse};
+
+/// Plays the GPUs of one node.
+#[derive(Debug)]
+pub struct SimulatedProbe {
+    /// The devices; they never change.
+    inventory: Arc<[DeviceReport]>,
+    /// How long processes outlive their booking.
+    linger: Duration,
+    /// How much of the booked memory they use.
+    use_percent: u32,
+    /// The same for single pods.
+    use_percent_of: BTreeMap<String, u32>,
+    /// Running processes, by pod UID.
+    processes: BTreeMap<String, SimulatedProcess>,
+    /// Process id of the next one.
+    next_pid: u32,
+}
+
+/// The processes of one pod: one per device, all of one process id.
+#[derive(Debug)]
+struct SimulatedProcess {
+    /// Process id.
+    pid: u32,
+    /// UUID and used MiB of each device.
+    memory_mib: Vec<(String, u64)>,
+    /// When it ends; none while the pod runs.
+    ends: Option<Timestamp>,
+}
+
+impl SimulatedProbe {
+    /// Plays `node` by the rules of `fleet`.
+    pub fn new(fleet: &Fleet, node: &FleetNode) -> Self {
+        Self {
+            inventory: node.inventory().into(),
+            linger: Duration::from_millis(fleet.process_linger_ms),
+            use_percent: fleet.use_percent,
+            use_percent_of: fleet.use_percent_of.clone(),
+            processes: BTreeMap::new(),
+            next_pid: 1_000,
+        }
+    }
+
+    /// Starts the process of a confirmed booking, unless it runs already.
+    fn start(&mut self, booking: &Booking) {
+        if let Some(running) = self.processes.get_mut(&booking.pod_uid) {
+            running.ends = None;
+            return;
+        }
+        let percent = self.use_percent_of.get(&booking.pod).copied().unwrap_or(self.use_percent);
+        let used = |mib: u64| {
+            let part = u128::from(mib) * u128::from(percent) / 100;
+            u64::try_from(part).unwrap_or(u64::MAX)
+        };
+        let devices = booking.devices.iter();
+        let process = SimulatedProcess {
+            pid: self.next_pid,
+            memory_mib: devices.map(|part| (part.uuid.clone(), used(part.memory_mib))).collect(),
+            ends: None,
+        };
+        self.next_pid = self.next_pid.wrapping_add(1).max(1_000);
+        self.processes.insert(booking.pod_uid.clone(), process);
+    }
+
+    /// What runs on the device `uuid`.
+    fn processes_on(&self, uuid: &str) -> Vec<ProcessUse> {
+        let mut list = Vec::new();
+        for (pod_uid, process) in &self.processes {
+            for (_, memory_mib) in process.memory_mib.iter().filter(|(on, _)| on == uuid) {
+                list.push(ProcessUse {
+                    pid: process.pid,
+                    pod_uid: Some(pod_uid.clone()),
+                    memory_mib: Some(*memory_mib),
+                });
+            }
+        }
+        list
+    }
+}
+
+impl Probe for SimulatedProbe {
+    /// Lists processes each time, whatever is asked for: it costs nothing here.
+    fn sample(&mut self, _: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {
+        self.processes.retain(|_, process| process.ends.is_none_or(|ends| now < ends));
+        let uses = self.inventory.iter().map(|device| {
+            let processes = self.processes_on(&device.uuid);
+            let used_mib = processes.iter().filter_map(|process| process.memory_mib).sum();
+            // Like the driver: nothing of a GPU in MIG mode is read but its health.
+            let whole = device.kind != Kind::MigParent;
+            let busy = if processes.is_empty() { 0 } else { 50 };
+            DeviceUse {
+                uuid: device.uuid.clone(),
+                used_mib: whole.then_some(used_mib),
+                busy_percent: (device.kind == Kind::Gpu).then_some(busy),
+                healthy: device.healthy,
+                ailment: None,
+                last_xid: None,
+                mps: None,
+                processes: whole.then_some(processes),
+                tenants: Vec::new(),
+            }
+        });
+        let uses = uses.collect();
+        let inventory = Arc::clone(&self.inventory);
+        let (xids, draining) = (BTreeMap::new(), BTreeSet::new());
+        Ok(Sample { inventory, uses, driver: None, xids, unreadable: 0, draining })
+    }
+
+    fn observe(&mut self, bookings: &[Booking], now: Timestamp) {
+        for booking in bookings.iter().filter(|booking| booking.state == BookingState::Confirmed) {
+            self.start(booking);
+        }
+        let states: BTreeMap<&str, BookingState> =
+            bookings.iter().map(|booking| (booking.pod_uid.as_str(), booking.state)).collect();
+        for (pod_uid, process) in &mut self.processes {
+            let ended = match states.get(pod_uid.as_str()) {
+                Some(BookingState::Assumed | BookingState::Confirmed) => false,
+                Some(BookingState::Draining) | None => true,
+            };
+            if ended && process.ends.is_none() {
+                process.ends = Some(now.plus(self.linger));
+            }
+        }
+    }
+
+    fn may_block(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::wire::BookedDevice;
+
+    fn probe() -> SimulatedProbe {
+        let fleet = Fleet::from_json(
+            r#"{"process_linger_ms":500,"nodes":[{"name":"n","cpu_milli":1,"memory_mib":1,"gpus":[
+                {"uuid":"GPU-a","model":"M","memory_mib":1000},
+                {"uuid":"GPU-b","model":"M","memory_mib":1000,
+                 "mig":[{"uuid":"MIG-a","profile":"1g.5gb","memory_mib":500}]}]}]}"#,
+        );
+        let fleet = fleet.unwrap();
+        SimulatedProbe::new(&fleet, &fleet.nodes[0])
+    }
+
+    fn booking(pod_uid: &str, uuid: &str, state: BookingState) -> Booking {
+        let part =
+            BookedDevice { uuid: uuid.to_owned(), memory_mib: 500, share_millionths: 500_000 };
+        let (pod_uid, pod) = (pod_uid.to_owned(), format!("default/{pod_uid}"));
+        Booking { pod_uid, pod, state, devices: vec![part] }
+    }
+
+    /// Used MiB and the pods on each device that can be read, at `millis`.
+    fn seen(probe: &mut SimulatedProbe, millis: u64) -> String {
+        let now = Timestamp::from_millis(millis);
+        let sample = probe.sample(ProcessSampling::List, now).unwrap();
+        let parts = sample.uses.iter().filter_map(|device| {
+            let pods = device.processes.as_ref()?.iter().filter_map(|p| p.pod_uid.as_deref());
+            let pods: Vec<&str> = pods.collect();
+            (!pods.is_empty())
+                .then(|| format!("{} {} {}", device.uuid, device.used_mib.unwrap(), pods.join("+")))
+        });
+        parts.collect::<Vec<_>>().join(", ")
+    }
+
+    #[test]
+    fn a_confirmed_booking_runs_and_lingers_when_it_ends() {
+        let mut probe = probe();
+        let at = Timestamp::from_millis;
+        probe.observe(&[booking("p", "GPU-a", BookingState::Assumed)], at(0));
+        assert_eq!(seen(&mut probe, 0), "", "bind may still fail");
+        let running = [
+            booking("p", "GPU-a", BookingState::Confirmed),
+            booking("q", "MIG-a", BookingState::Confirmed),
+        ];
+        probe.observe(&running, at(10));
+        assert_eq!(seen(&mut probe, 10), "GPU-a 300 p, MIG-a 300 q");
+        probe.observe(&[booking("p", "GPU-a", BookingState::Draining)], at(100));
+        assert_eq!(seen(&mut probe, 599), "GPU-a 300 p, MIG-a 300 q");
+        probe.observe(&[booking("p", "GPU-a", BookingState::Draining)], at(599));
+        assert_eq!(seen(&mut probe, 600), "");
+    }
+
+    #[test]
+    fn a_booking_that_comes_back_keeps_its_process() {
+        let mut probe = probe();
+        let confirmed = [booking("p", "GPU-a", BookingState::Confirmed)];
+        probe.observe(&confirmed, Timestamp::from_millis(0));
+        probe.observe(&[], Timestamp::from_millis(100));
+        probe.observe(&confirmed, Timestamp::from_millis(200));
+        assert_eq!(seen(&mut probe, 10_000), "GPU-a 300 p");
+    }
+}

@@ -1,0 +1,181 @@
+//! `gpupack advise`: who holds GPUs without need, and what request would have been enough.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use crate::cli::base::connect;
+use crate::cli::base::connect::{ServerArgs, is_name};
+use crate::cli::base::failure::Failure;
+use crate::cli::base::plain::{API_VERSION, LookArgs, Output, json, print, span, table};
+
+/// Rows of the table.
+const ROWS: usize = 30;
+
+/// Flags of `gpupack advise`.
+#[derive(Debug, Args)]
+pub struct AdviseArgs {
+    /// Only pods of this namespace
+    #[arg(short, long, value_name = "NAMESPACE", conflicts_with = "all_namespaces")]
+    namespace: Option<String>,
+    /// Pods of all namespaces, as without --namespace
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    /// Looks of the output.
+    #[command(flatten)]
+    look: LookArgs,
+    /// Where the extender is.
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+/// What is advised, as the extender tells it and as it is printed.
+#[derive(Debug, Deserialize, Serialize)]
+struct Advice {
+    watched_pods: u64,
+    idle_pods: u64,
+    watched_for_seconds: u64,
+    idle_after_seconds: u64,
+    reclaimable_mib: u64,
+    reclaimable_share_millionths: u64,
+    pools: Vec<Pool>,
+    #[serde(rename(serialize = "items"))]
+    pods: Vec<Pod>,
+}
+
+/// The same with what every object that is printed begins with.
+#[derive(Debug, Serialize)]
+struct Printed<'a> {
+    #[serde(rename = "apiVersion")]
+    api_version: &'static str,
+    kind: &'static str,
+    #[serde(flatten)]
+    advice: &'a Advice,
+}
+
+/// How finely a pool could be shared.
+#[derive(Debug, Deserialize, Serialize)]
+struct Pool {
+    pool: String,
+    tenants: u64,
+    bearable_replicas: u64,
+    replicas_by_memory: u64,
+    replicas_by_load: Option<u64>,
+    limited_by: Option<String>,
+}
+
+/// A pod that could give something back.
+#[derive(Debug, Deserialize, Serialize)]
+struct Pod {
+    pod: String,
+    node: String,
+    booked_mib: u64,
+    share_millionths: u64,
+    peak_mib: u64,
+    median_use_millionths: u64,
+    p95_use_millionths: u64,
+    mean_load_millionths: Option<u64>,
+    watched_seconds: u64,
+    idle_seconds: u64,
+    is_idle: bool,
+    enough_mib: u64,
+    reclaimable_mib: u64,
+}
+
+/// Runs `gpupack advise`.
+///
+/// # Errors
+/// No extender answers.
+pub fn run(args: &AdviseArgs) -> Result<(), Failure> {
+    connect::run(async {
+        let mut path = "/v1/advise".to_owned();
+        if let Some(namespace) = &args.namespace {
+            if !is_name(namespace) {
+                return Err(Failure::usage(format!("`{namespace}` is no name of a namespace")));
+            }
+            let _ = write!(path, "?namespace={namespace}");
+        }
+        let server = args.server.connect().await?;
+        let advice: Advice = server.ask(&path).await?;
+        let printed = Printed { api_version: API_VERSION, kind: "Advice", advice: &advice };
+        print(&match args.look.output {
+            Output::Json => json(&printed)?,
+            Output::Table => text(&advice),
+        });
+        Ok(())
+    })
+}
+
+/// The sums, a row per pod, and what each pool could bear.
+fn text(advice: &Advice) -> String {
+    let mut text = String::new();
+    if advice.watched_pods == 0 {
+        let long = span(advice.watched_for_seconds);
+        let _ = writeln!(text, "No pod has been watched for {long} yet: come back then.");
+        return text;
+    }
+    let _ = writeln!(
+        text,
+        "{} of {} pods are idle (for {} and more); {} of memory and {} GPUs\ncould be given back.\n",
+        advice.idle_pods,
+        advice.watched_pods,
+        span(advice.idle_after_seconds),
+        gib(advice.reclaimable_mib),
+        gpus(advice.reclaimable_share_millionths)
+    );
+    let row = |pod: &Pod| {
+        vec![
+            pod.pod.clone(),
+            gib(pod.booked_mib),
+            gib(pod.peak_mib),
+            percent(pod.p95_use_millionths),
+            pod.mean_load_millionths.map_or("?".to_owned(), percent),
+            if pod.is_idle { span(pod.idle_seconds) } else { "-".to_owned() },
+            if pod.is_idle { "nothing".to_owned() } else { format!("{}Mi", pod.enough_mib) },
+            gib(pod.reclaimable_mib),
+        ]
+    };
+    let titles = ["POD", "HOLDS", "PEAK", "P95", "LOAD", "IDLE", "ENOUGH", "COULD-FREE"];
+    let rows: Vec<_> = advice.pods.iter().take(ROWS).map(row).collect();
+    text += &table(&titles, &[1, 2, 3, 4, 5, 6, 7], rows);
+    if advice.pods.is_empty() {
+        text += "(none)\n";
+    }
+    if let Some(more) = advice.pods.len().checked_sub(ROWS).filter(|more| *more > 0) {
+        let _ = writeln!(text, "{more} more: see --output json");
+    }
+    if !advice.pools.is_empty() {
+        text += "\nSlots per GPU that would have held 95 % of a pool's pods:\n\n";
+        let titles = ["POOL", "PODS", "SLOTS", "BY-MEMORY", "BY-LOAD", "LIMITED-BY"];
+        let rows = advice.pools.iter().map(slots_of).collect();
+        text += &table(&titles, &[1, 2, 3, 4], rows);
+    }
+    text
+}
+
+/// What a pool could bear, as a row.
+fn slots_of(pool: &Pool) -> Vec<String> {
+    vec![
+        if pool.pool.is_empty() { "(none)".to_owned() } else { pool.pool.clone() },
+        pool.tenants.to_string(),
+        pool.bearable_replicas.to_string(),
+        pool.replicas_by_memory.to_string(),
+        pool.replicas_by_load.map_or("?".to_owned(), |slots| slots.to_string()),
+        pool.limited_by.clone().unwrap_or_else(|| "-".to_owned()),
+    ]
+}
+
+fn gib(mib: u64) -> String {
+    let tenths = mib.saturating_mul(10) / 1024;
+    format!("{}.{}Gi", tenths / 10, tenths % 10)
+}
+
+fn gpus(millionths: u64) -> String {
+    let hundredths = millionths / 10_000;
+    format!("{}.{:02}", hundredths / 100, hundredths % 100)
+}
+
+fn percent(millionths: u64) -> String {
+    format!("{}%", millionths / 10_000)
+}

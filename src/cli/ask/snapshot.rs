@@ -1,0 +1,160 @@
+//! `gpupack snapshot`: one's own cluster in the files that `gpupack simulate` replays.
+//!
+//! It reads, once, from a live extender or from the API server, and changes nothing in the cluster.
+
+use std::io;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use hyper::Uri;
+
+use crate::cli::ask::snapshot_state::State;
+use crate::cli::base::connect::get;
+use crate::cli::serve::extender::kube_config;
+use crate::hardware::units::MemMib;
+use crate::kube_api::pod::list;
+use crate::kube_api::pod::list::SeenNode;
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::sim::snapshot::replace::replace;
+use crate::sim::snapshot::state::{ClusterGpu, ClusterNode, ClusterPod, Names, Snapshot};
+
+/// Longest time for the answer of an extender; that of 5,000 nodes takes a second.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What the product name of a GPU says that is cut into MIG instances, all of one profile.
+const MIG_MARK: &str = "-MIG-";
+
+/// Flags of `gpupack snapshot`.
+#[derive(Debug, Args)]
+pub struct SnapshotArgs {
+    /// Ask the live extender at this address, for instance http://127.0.0.1:8081
+    #[arg(long, value_name = "URL", conflicts_with = "kubeconfig")]
+    from: Option<String>,
+
+    /// Ask the API server that this file names; without --from and this, that of the pod's service
+    /// account
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Write nodes into this file (CSV)
+    #[arg(long, value_name = "FILE")]
+    nodes: PathBuf,
+
+    /// Write pods into this file (CSV)
+    #[arg(long, value_name = "FILE")]
+    pods: PathBuf,
+
+    /// Write node-1, pod-1 and so on in place of names
+    #[arg(long)]
+    anonymous: bool,
+}
+
+/// What a source tells.
+struct Cluster {
+    nodes: Vec<ClusterNode>,
+    pods: Vec<ClusterPod>,
+    /// What the source could not say, with the number of cases.
+    unsaid: Option<(usize, &'static str)>,
+}
+
+/// Runs `gpupack snapshot`.
+///
+/// # Errors
+/// A source that does not answer or has nothing to replay, a file that cannot be written.
+pub fn run(args: &SnapshotArgs) -> Result<()> {
+    ensure!(args.nodes != args.pods, "--nodes and --pods name the same file: give each its own");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let cluster = runtime.block_on(async {
+        match &args.from {
+            Some(url) => ask_extender(url).await,
+            None => ask_api_server(args.kubeconfig.as_deref()).await,
+        }
+    })?;
+    let names = if args.anonymous { Names::Anonymous } else { Names::Kept };
+    let unsaid = cluster.unsaid.filter(|(cases, _)| *cases > 0);
+    let snapshot = Snapshot::of(cluster.nodes, cluster.pods, names);
+    ensure!(!snapshot.nodes.is_empty(), "no node with a GPU is known there: nothing is written");
+    ensure!(!snapshot.pods.is_empty(), "no pod runs or waits there: nothing is written");
+    let (nodes, pods) = (snapshot.nodes_csv()?, snapshot.pods_csv()?);
+    replace(&[(&args.nodes, &nodes), (&args.pods, &pods)])?;
+    let mut stderr = io::stderr().lock();
+    let notes = snapshot.notes.iter().map(|(note, cases)| (*cases, note.to_string()));
+    for (cases, note) in notes.chain(unsaid.map(|(cases, text)| (cases, text.to_owned()))) {
+        // Where stderr is gone there is nobody left to tell.
+        let _ = writeln!(stderr, "{cases} {note}");
+    }
+    let (nodes, pods) = (snapshot.nodes.len(), snapshot.pods.len());
+    let _ = writeln!(stderr, "wrote {nodes} nodes and {pods} pods");
+    Ok(())
+}
+
+/// The cluster in the books of a live extender.
+async fn ask_extender(url: &str) -> Result<Cluster> {
+    let base = url.trim_end_matches('/');
+    let address: Uri = format!("{base}/v1/state")
+        .parse()
+        .with_context(|| format!("--from `{url}` is no address, expected http://host:port"))?;
+    if address.scheme_str() != Some("http") {
+        bail!("--from `{url}` does not begin with `http://`");
+    }
+    let exchange = async { get(address).await.map_err(|error| anyhow::anyhow!(error)) };
+    let (status, body) = tokio::time::timeout(TIMEOUT, exchange)
+        .await
+        .with_context(|| format!("`{url}` does not answer within {} s", TIMEOUT.as_secs()))?
+        .with_context(|| format!("cannot ask the extender at `{url}`"))?;
+    ensure!(status.is_success(), "`{url}` answers with {status}: is a gpupack extender there?");
+    let state: State = serde_json::from_slice(&body).with_context(|| {
+        format!("the answer of `{url}` is no state of a gpupack extender of this version")
+    })?;
+    let unsaid = (
+        state.of_unknown_models(),
+        "running pods: the models they accept are known to the API server only (--kubeconfig)",
+    );
+    let (nodes, pods) = state.into_cluster();
+    Ok(Cluster { nodes, pods, unsaid: Some(unsaid) })
+}
+
+/// The cluster as the API server tells it. GPUs are those that GPU feature discovery labels name.
+async fn ask_api_server(kubeconfig: Option<&Path>) -> Result<Cluster> {
+    let config = match kubeconfig {
+        Some(_) => kube_config(kubeconfig).await,
+        None => kube_config(None).await.context("name a source: --from or --kubeconfig"),
+    }?;
+    let client = kube::Client::try_from(config).context("cannot make a Kubernetes client")?;
+    let nodes = list::nodes(client.clone()).await.context("cannot list nodes")?;
+    let pods = list::pods(client).await.context("cannot list pods")?;
+    let pods: Vec<SeenPod> = pods.into_iter().filter(|pod| !pod.is_terminal).collect();
+    let refused = pods.iter().filter(|pod| pod.request.is_err()).count();
+    Ok(Cluster {
+        nodes: nodes.into_iter().map(cluster_node).collect(),
+        pods: pods.into_iter().filter_map(cluster_pod).collect(),
+        unsaid: Some((refused, "pods whose GPU request is refused: left out")),
+    })
+}
+
+fn cluster_node(node: SeenNode) -> ClusterNode {
+    let mut seen = ClusterNode { name: node.name, host: node.host, gpus: Vec::new(), mig_gpus: 0 };
+    let Some(gpus) = node.gpus else { return seen };
+    let count = usize::try_from(gpus.count).unwrap_or(usize::MAX);
+    if gpus.model.as_str().contains(MIG_MARK) {
+        seen.mig_gpus = count;
+    } else {
+        let (model, memory): (String, MemMib) = (gpus.model.to_string(), gpus.memory);
+        seen.gpus = vec![ClusterGpu { model, memory }; count];
+    }
+    seen
+}
+
+/// The pod; none where its request cannot be read.
+fn cluster_pod(pod: SeenPod) -> Option<ClusterPod> {
+    Some(ClusterPod {
+        name: pod.pod.name.to_string(),
+        node: pod.node.map(|node| node.to_string()),
+        host: pod.host,
+        gpu: pod.request.ok()?,
+        created_unix_seconds: u64::try_from(pod.created_unix_seconds).ok().filter(|at| *at > 0),
+    })
+}

@@ -1,0 +1,285 @@
+//! The way to a running extender: directly, or through the API server's service proxy with the user's
+//! own kubeconfig, which is how `kubectl gpupack` asks.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::Args;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Body;
+use hyper::{Request, StatusCode, Uri};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::cli::base::failure::Failure;
+use crate::server::http::browser::CLIENT_HEADER;
+
+/// What requests say of who sends them.
+const CLIENT: &str = concat!("gpupack/", env!("CARGO_PKG_VERSION"));
+
+/// Largest answer that is read; that of `/v1/state` for 5,000 nodes has some 40 MB.
+const MAX_BODY_BYTES: usize = 1 << 30;
+
+/// Flags that say where the extender is.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Server")]
+pub(crate) struct ServerArgs {
+    /// Ask the extender at this address, for instance http://127.0.0.1:8081; without it, it is asked
+    /// through the API server
+    #[arg(long, value_name = "URL", env = "GPUPACK_SERVER")]
+    server: Option<String>,
+    /// Kubeconfig file; without it KUBECONFIG or ~/.kube/config, or the pod's service account
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// User to act as at the API server
+    #[arg(long = "as", value_name = "USER")]
+    acting_as: Option<String>,
+    /// The extender's Service, with the name or number of its port
+    #[arg(long, value_name = "NAMESPACE/NAME:PORT", default_value = "gpu-system/gpupack:page", value_parser = service)]
+    service: Service,
+    /// Longest time for an answer, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    timeout: u64,
+}
+
+/// The extender's Service.
+#[derive(Clone, Debug)]
+struct Service {
+    namespace: String,
+    /// `name:port`.
+    port: String,
+}
+
+fn service(text: &str) -> Result<Service, String> {
+    let (namespace, port) = text.split_once('/').ok_or("write NAMESPACE/NAME:PORT")?;
+    let parts = port.split(':').chain([namespace]);
+    if !parts.clone().all(is_name) || port.split(':').count() != 2 {
+        return Err("write NAMESPACE/NAME:PORT, for instance gpu-system/gpupack:page".to_owned());
+    }
+    Ok(Service { namespace: namespace.to_owned(), port: port.to_owned() })
+}
+
+/// Whether Kubernetes could have an object of this name.
+pub(crate) fn is_name(text: &str) -> bool {
+    let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
+    (1..=253).contains(&text.len()) && text.bytes().all(is_legal)
+}
+
+/// A way to a running extender.
+pub(crate) struct Server {
+    way: Way,
+    timeout: Duration,
+    /// Namespace of the user's context.
+    pub(crate) namespace: String,
+}
+
+enum Way {
+    Direct { base: String },
+    Proxy { client: Box<kube::Client>, base: String, service: String },
+}
+
+/// What an extender or an API server says in place of an answer.
+#[derive(Deserialize)]
+struct Refusal {
+    error: Option<String>,
+    kind: Option<String>,
+    message: Option<String>,
+}
+
+impl ServerArgs {
+    /// The way that the flags name. Asks nobody yet.
+    ///
+    /// # Errors
+    /// An address or kubeconfig that cannot be used.
+    pub(crate) async fn connect(&self) -> Result<Server, Failure> {
+        let timeout = Duration::from_secs(self.timeout);
+        if let Some(url) = &self.server {
+            let base = url.trim_end_matches('/').to_owned();
+            let is_http = base.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http"));
+            if !is_http {
+                let line = format!("--server `{url}` is no address: write http://HOST:PORT");
+                return Err(Failure::usage(line));
+            }
+            return Ok(Server {
+                way: Way::Direct { base },
+                timeout,
+                namespace: "default".to_owned(),
+            });
+        }
+        let config = self.kube_config().await?;
+        let namespace = config.default_namespace.clone();
+        let client = kube::Client::try_from(config).map_err(|error| {
+            Failure::other(format!("the kubeconfig is not usable: {}", chain(&error)))
+        })?;
+        let Service { namespace: of, port } = &self.service;
+        let base = format!("/api/v1/namespaces/{of}/services/{port}/proxy");
+        let service = format!("{of}/{port}");
+        Ok(Server {
+            way: Way::Proxy { client: Box::new(client), base, service },
+            timeout,
+            namespace,
+        })
+    }
+
+    async fn kube_config(&self) -> Result<kube::Config, Failure> {
+        let options = KubeConfigOptions { context: self.context.clone(), ..Default::default() };
+        let file = match &self.kubeconfig {
+            Some(path) => Kubeconfig::read_from(path),
+            None => Kubeconfig::read(),
+        };
+        let found = match file {
+            Ok(file) => kube::Config::from_custom_kubeconfig(file, &options).await,
+            Err(error) => Err(error),
+        };
+        let mut config = match found {
+            Ok(config) => config,
+            Err(error) => match kube::Config::incluster() {
+                Ok(config) if self.kubeconfig.is_none() && self.context.is_none() => config,
+                Ok(_) | Err(_) => {
+                    return Err(Failure::other(format!(
+                        "no kubeconfig can be used ({}): name --kubeconfig, or --server for the \
+                         extender itself",
+                        chain(&error)
+                    )));
+                }
+            },
+        };
+        if self.acting_as.is_some() {
+            config.auth_info.impersonate.clone_from(&self.acting_as);
+        }
+        config.default_retry = false; // the client would repeat requests after a 503 for minutes
+        Ok(config)
+    }
+}
+
+impl Server {
+    /// The answer to `path`, read as a `T`.
+    ///
+    /// # Errors
+    /// Nobody answers, or refuses, or answers something else.
+    pub(crate) async fn ask<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        let asked = tokio::time::timeout(self.timeout, self.exchange(path)).await;
+        let seconds = self.timeout.as_secs();
+        let late =
+            || Failure::unreachable(format!("{} does not answer within {seconds} s", self.name()));
+        let (status, body) = asked.map_err(|_| late())??;
+        if !status.is_success() {
+            return Err(self.refusal(status, &body));
+        }
+        serde_json::from_slice(&body).map_err(|error| {
+            Failure::other(format!(
+                "the answer of {} is not that of a gpupack extender of this version: {error}",
+                self.name()
+            ))
+        })
+    }
+
+    async fn exchange(&self, path: &str) -> Result<(StatusCode, Bytes), Failure> {
+        let away =
+            |error: String| Failure::unreachable(format!("cannot reach {}: {error}", self.name()));
+        match &self.way {
+            Way::Direct { base } => {
+                let address: Uri = format!("{base}{path}").parse().map_err(Failure::usage)?;
+                get(address).await.map_err(|error| away(chain(&*error)))
+            }
+            Way::Proxy { client, base, .. } => {
+                let request = Request::get(format!("{base}{path}")).header(CLIENT_HEADER, CLIENT);
+                let request = request.body(kube::client::Body::empty()).map_err(Failure::usage)?;
+                let answer = client.send(request).await.map_err(|error| away(chain(&error)))?;
+                let status = answer.status();
+                let body = whole(answer.into_body()).await.map_err(|error| away(chain(&*error)))?;
+                Ok((status, body))
+            }
+        }
+    }
+
+    /// Who is asked.
+    fn name(&self) -> String {
+        match &self.way {
+            Way::Direct { base } => format!("the extender at {base}"),
+            Way::Proxy { service, .. } => {
+                format!("the extender behind Service {service}, through the API server")
+            }
+        }
+    }
+
+    fn refusal(&self, status: StatusCode, body: &[u8]) -> Failure {
+        let said: Option<Refusal> = serde_json::from_slice(body).ok();
+        let is_of_api_server =
+            said.as_ref().is_some_and(|said| said.kind.as_deref() == Some("Status"));
+        let text = said.and_then(|said| said.error.or(said.message));
+        let text: String = text.unwrap_or_else(|| status.to_string()).chars().take(500).collect();
+        match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Failure::other(format!(
+                "the API server refuses: {text}; you need `get` on `services/proxy` (see \
+                 gpupack-view in deploy/rbac.yaml)"
+            )),
+            StatusCode::NOT_FOUND if is_of_api_server => Failure::unreachable(format!(
+                "{} is not there ({text}): name --service or --server",
+                self.name()
+            )),
+            StatusCode::NOT_FOUND => Failure::not_found(text),
+            StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::GATEWAY_TIMEOUT => {
+                Failure::unreachable(format!("{} is not ready: {text}", self.name()))
+            }
+            _ => Failure::other(format!("{} answers with {status}: {text}", self.name())),
+        }
+    }
+}
+
+/// Status and body of a GET, whatever the status.
+///
+/// # Errors
+/// What went wrong on the way.
+pub(crate) async fn get(
+    address: Uri,
+) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
+    let http: Client<HttpConnector, Empty<Bytes>> =
+        Client::builder(TokioExecutor::new()).build_http();
+    let request = Request::get(address).header(CLIENT_HEADER, CLIENT).body(Empty::new())?;
+    let answer = http.request(request).await?;
+    let status = answer.status();
+    Ok((status, whole(answer.into_body()).await?))
+}
+
+async fn whole<B>(body: B) -> Result<Bytes, Box<dyn std::error::Error + Send + Sync>>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    Ok(Limited::new(body, MAX_BODY_BYTES).collect().await?.to_bytes())
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !line.contains(&text) {
+            line += ": ";
+            line += &text;
+        }
+        cause = error.source();
+    }
+    line
+}
+
+/// Runs a conversation with a server to its end.
+///
+/// # Errors
+/// What the conversation ends with.
+pub(crate) fn run(talk: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(Failure::other)?.block_on(talk)
+}

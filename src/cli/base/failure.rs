@@ -1,0 +1,66 @@
+//! How the commands that ask a running extender end: exit codes, and one clear line.
+
+use std::fmt::Display;
+
+/// Why a command did not do what was asked, as one line and an exit code. 0 is done, and 2 is for flags
+/// that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{line}")]
+pub struct Failure {
+    code: u8,
+    line: String,
+}
+
+impl Failure {
+    /// The server cannot be reached, or is not ready: 4.
+    pub(crate) fn unreachable(line: impl Display) -> Self {
+        Self::of(4, line)
+    }
+
+    /// What was asked about is not known: 5.
+    pub(crate) fn not_found(line: impl Display) -> Self {
+        Self::of(5, line)
+    }
+
+    /// What was asked cannot be: 2, as for flags.
+    pub(crate) fn usage(line: impl Display) -> Self {
+        Self::of(2, line)
+    }
+
+    /// Anything else: 1.
+    pub(crate) fn other(line: impl Display) -> Self {
+        Self::of(1, line)
+    }
+
+    fn of(code: u8, line: impl Display) -> Self {
+        Self { code, line: clean(&line.to_string()) }
+    }
+
+    /// The exit code.
+    pub fn exit_code(&self) -> u8 {
+        self.code
+    }
+
+    /// Whether it may be over in a moment.
+    pub(crate) fn is_passing(&self) -> bool {
+        self.code == 4
+    }
+}
+
+/// `text` without what a terminal would take as a command or show in another order: such characters are
+/// written out.
+pub(crate) fn clean(text: &str) -> String {
+    let is_plain = |c: char| !c.is_control() && !is_hidden(c);
+    if text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    let written =
+        |c: char| if is_plain(c) { c.to_string() } else { c.escape_unicode().to_string() };
+    text.chars().map(written).collect()
+}
+
+/// Whether a character changes the direction or place of others, or has no width.
+pub(crate) fn is_hidden(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}

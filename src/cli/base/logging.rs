@@ -1,0 +1,84 @@
+//! Log lines on stderr, as text or JSON, with a level that can be changed while the program runs.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, fmt, reload};
+
+use crate::config::file::LogFormat;
+use crate::server::page::service::SetLogLevel;
+
+/// Flags about log lines.
+#[derive(Clone, Debug, Default, Args)]
+pub struct LogArgs {
+    /// Level or filter, for instance `info` or `info,gpupack=debug`
+    #[arg(long, value_name = "FILTER")]
+    log_level: Option<String>,
+    /// How log lines look
+    #[arg(long, value_enum)]
+    log_format: Option<LogFormatArg>,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormatArg {
+    /// For people
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+impl LogArgs {
+    /// The level asked for, or the default.
+    pub fn level(&self) -> &str {
+        self.log_level.as_deref().unwrap_or("info")
+    }
+
+    /// The looks asked for, or the default.
+    pub fn format(&self) -> LogFormat {
+        self.asked_format().unwrap_or_default()
+    }
+
+    /// The level that a flag asks for.
+    pub(crate) fn asked_level(&self) -> Option<&str> {
+        self.log_level.as_deref()
+    }
+
+    /// The looks that a flag asks for.
+    pub(crate) fn asked_format(&self) -> Option<LogFormat> {
+        self.log_format.map(|format| match format {
+            LogFormatArg::Text => LogFormat::Text,
+            LogFormatArg::Json => LogFormat::Json,
+        })
+    }
+}
+
+/// Starts logging; returns what changes the filter later.
+///
+/// # Errors
+/// A filter that cannot be read, or logging that was started before.
+pub fn start(filter: &str, format: LogFormat) -> Result<Arc<SetLogLevel>> {
+    let parsed = EnvFilter::builder()
+        .parse(filter)
+        .with_context(|| format!("log level `{filter}` is not a level or filter"))?;
+    let (layer, handle) = reload::Layer::new(parsed);
+    let registry = tracing_subscriber::registry().with(layer);
+    match format {
+        LogFormat::Text => {
+            registry.with(fmt::layer().with_writer(std::io::stderr).with_target(false)).try_init()
+        }
+        LogFormat::Json => registry
+            .with(fmt::layer().json().flatten_event(true).with_writer(std::io::stderr))
+            .try_init(),
+    }
+    .context("logging was started before")?;
+    Ok(Arc::new(move |filter: &str| {
+        let parsed = EnvFilter::builder()
+            .parse(filter)
+            .map_err(|error| format!("log level `{filter}` is not a level or filter: {error}"))?;
+        handle.reload(parsed).map_err(|error| error.to_string())
+    }))
+}

@@ -1,0 +1,367 @@
+//! `gpupack demo`: the extender at work without Kubernetes. A fleet on paper, a stream of pods, and a
+//! caller that does what kube-scheduler does, over real HTTP.
+
+use std::io;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+
+use crate::agent::gpu::probe::{Probe, ProcessSampling};
+use crate::agent::node::config::AgentConfig;
+use crate::agent::node::metrics;
+use crate::agent::node::metrics::AgentMetrics;
+use crate::agent::node::run::run_fleet;
+use crate::agent::node::session::Session;
+use crate::agent::simulated::fleet::Fleet;
+use crate::agent::simulated::probe::SimulatedProbe;
+use crate::cli::base::logging;
+use crate::cli::base::logging::LogArgs;
+use crate::cli::demo::board::Board;
+use crate::cli::demo::drive::{Arrivals, Drive};
+use crate::cli::demo::pods::pools;
+use crate::cli::demo::scheduler::Scheduler;
+use crate::cli::demo::summary::Summary;
+use crate::cli::demo::view;
+use crate::cli::demo::view::Look;
+use crate::clock::Clock;
+use crate::config::file::Config;
+use crate::control::shared::app::{App, Truth};
+use crate::hardware::device::PoolName;
+use crate::hardware::pool::PoolRules;
+use crate::hardware::units::Share;
+use crate::kube_api::request::quantity::parse_fraction;
+use crate::ledger::nodes::state::Ledger;
+use crate::model::node_state::NodeState;
+use crate::server::api::server::serve;
+use crate::server::api::{background, reports};
+use crate::server::page::service::{Service, SetLogLevel};
+
+/// Most nodes whose base load and first reports go over HTTP. Beyond it that would take minutes.
+const HTTP_FILL_MAX_NODES: usize = 200;
+
+/// Age of a report from which a node counts as silent. Long: the simulated agents live in this very
+/// process, and a busy machine is no dead node.
+const STALE_AFTER: Duration = Duration::from_secs(120);
+
+/// How long the first reports may take.
+const FIRST_REPORTS_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long calls on their way may take at the end.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Flags of `gpupack demo`.
+///
+/// The demo needs no Kubernetes and no GPU. Pods are asked about as kube-scheduler asks: filter with
+/// all node names, prioritize with those that are left, bind for the best; one pod after the other,
+/// over HTTP on a kept-alive connection. The simulated nodes report as agents do, over HTTP.
+///
+/// In a fleet of more than 200 nodes the base load (`--fill`) and the first report of each node go
+/// straight into the books, by the functions that the HTTP handlers call; all later pods and reports
+/// go over HTTP.
+#[derive(Clone, Debug, Args)]
+pub struct DemoArgs {
+    /// Nodes of the fleet, of mixed models
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
+    /// GPUs of each node
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
+    gpus_per_node: u32,
+    /// Part of all compute share that is booked before pods begin to come and go, 0 to 1
+    #[arg(long, default_value = "0.75", value_parser = fill)]
+    fill: Share,
+    /// Pods that come after the base load [default: no end, with --once none]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(..=10_000_000))]
+    pods: Option<u64>,
+    /// Pods that come each second; 0 for none [default: by the size of the fleet, with --once as
+    /// many as can be placed]
+    #[arg(long, value_name = "PER_SECOND", value_parser = rate)]
+    arrival_rate: Option<f64>,
+    /// Most reports a second of all simulated agents together: few, so that they leave a small machine its time
+    #[arg(long, value_name = "PER_SECOND", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    report_rate: u32,
+    /// Seed of the fleet and the stream; the same seed gives the same placements under --once
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Put one node into a pool with four slots a GPU and one into a pool with shared MIG instances,
+    /// and send pods that ask for them; for three nodes and more
+    #[arg(long)]
+    pools: bool,
+    /// Address to listen on [default: a free port of the loopback interface]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// Address on which the simulated agents show their metrics; nowhere unless given
+    #[arg(long, value_name = "ADDR")]
+    agent_metrics: Option<SocketAddr>,
+    /// Place everything, print the summary and exit; pods do not end
+    #[arg(long)]
+    once: bool,
+    /// Form of the summary; with json nothing else goes to stdout
+    #[arg(long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    /// Verbosity and looks of the log lines.
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+/// Form of the summary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people
+    Table,
+    /// For programs
+    Json,
+}
+
+fn fill(text: &str) -> Result<Share, String> {
+    match text.trim_matches('0') {
+        "" | "." => Ok(Share::ZERO),
+        _ => parse_fraction(text).map_err(|_| "write a decimal from 0 to 1".to_owned()),
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse::<f64>().ok().filter(|rate| (0.0..=10_000.0).contains(rate));
+    rate.filter(|rate| *rate == 0.0 || *rate >= 0.001)
+        .ok_or_else(|| "write 0, or a number from 0.001 to 10000".to_owned())
+}
+
+impl DemoArgs {
+    fn gpus(&self) -> u64 {
+        u64::from(self.nodes) * u64::from(self.gpus_per_node)
+    }
+
+    fn arrivals(&self) -> Arrivals {
+        // A fortieth of the GPUs a second: lively, and slow enough to be watched.
+        let gpus = u32::try_from(self.gpus()).unwrap_or(u32::MAX);
+        let lively = (f64::from(gpus) / 40.0).clamp(1.0, 20.0);
+        Arrivals {
+            pods: if self.once { Some(self.pods.unwrap_or(0)) } else { self.pods },
+            per_second: if self.once {
+                self.arrival_rate
+            } else {
+                self.arrival_rate.or(Some(lively))
+            },
+            is_alive: !self.once,
+        }
+    }
+
+    fn look(&self) -> Look {
+        match self.output {
+            Output::Table => Look::of_stdout(),
+            Output::Json => Look::Nothing,
+        }
+    }
+}
+
+/// Runs the demo until it is done or told to stop (Ctrl-C).
+///
+/// # Errors
+/// An address that cannot be listened on; a call that fails; books that do not add up.
+pub fn run(args: &DemoArgs, clock: Clock) -> Result<()> {
+    let level = args.log.asked_level().unwrap_or("error");
+    let set_log_level = logging::start(level, args.log.format())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(demo(args, clock, set_log_level));
+    runtime.shutdown_timeout(GRACE);
+    result
+}
+
+async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) -> Result<()> {
+    let asked = args.listen.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    let listener =
+        TcpListener::bind(asked).await.with_context(|| format!("cannot listen on {asked}"))?;
+    let listen = listener.local_addr()?;
+    let base = format!("http://{}", own_address(listen));
+    let app = Arc::new(app(args, listen, clock));
+    let board = Arc::new(Board::default());
+    let (stop, stopped) = watch::channel(false);
+    let service = Service::new(Arc::clone(&app), set_log_level);
+    let serving = tokio::spawn(serve(service, listener, stopped.clone()));
+    let beating = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
+    let told = stop.clone();
+    let asked = crate::cli::base::signals::stop_asked()?;
+    tokio::spawn(async move {
+        asked.await;
+        told.send_replace(true);
+    });
+    greet(args, &base, listen);
+
+    let mut filled_after = Duration::ZERO;
+    let result = {
+        let life = live(args, &app, &board, &base, &stopped, &mut filled_after);
+        tokio::select! {
+            result = life => result,
+            () = view::show(&app, &board, args.look()) => Ok(()),
+        }
+    };
+    let summary = Summary::of(&app, &board, args.seed, filled_after);
+    stop.send_replace(true);
+    let _ = tokio::time::timeout(GRACE, serving).await;
+    let _ = beating.await;
+    result?;
+    let text = match args.output {
+        Output::Table => summary.to_text(&board.figures()),
+        Output::Json => serde_json::to_string_pretty(&summary)? + "\n",
+    };
+    // Where stdout is gone, there is nobody left to tell.
+    let _ = view::print(&text);
+    if !summary.faults.is_empty() {
+        bail!("the books do not add up, please report this: {}", summary.faults.join("; "));
+    }
+    Ok(())
+}
+
+/// An extender whose own books are the truth, and that knows the fleet's nodes.
+fn app(args: &DemoArgs, listen: SocketAddr, clock: Clock) -> App {
+    let pools = if args.pools { pools() } else { PoolRules::default() };
+    let config = Config { listen, pools, stale_after: STALE_AFTER, ..Config::default() };
+    let ledger = Arc::new(Ledger::new(crate::cli::serve::extender::settings(&config, &clock)));
+    ledger.share_by(config.pools.clone());
+    App::new(ledger, clock, config, Truth::Books)
+}
+
+/// Brings up the fleet, places the base load, and lets pods come.
+async fn live(
+    args: &DemoArgs,
+    app: &Arc<App>,
+    board: &Arc<Board>,
+    base: &str,
+    stopped: &watch::Receiver<bool>,
+    filled_after: &mut Duration,
+) -> Result<()> {
+    let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+    let fleet = Fleet::mixed(count(args.nodes), count(args.gpus_per_node), args.seed);
+    let fleet = if args.pools { fleet.pooled() } else { fleet };
+    for node in &fleet.nodes {
+        let pool = PoolName::new(node.pool.as_deref().unwrap_or_default());
+        app.ledger.see_node(&node.node_name(), node.host(), pool);
+    }
+    app.ledger.set_listed(app.clock.now());
+    app.set_fenced();
+    let names: Vec<String> = fleet.nodes.iter().map(|node| node.name.clone()).collect();
+    let scheduler = Scheduler::new(base.to_owned(), &names, args.seed, app.clock);
+    let mut drive =
+        Drive::new(Arc::clone(app), Arc::clone(board), scheduler, args.seed, stopped.clone());
+    if args.pools {
+        drive.ask_of_pools();
+    }
+    let target = Share::from_millionths(args.fill.millionths() * args.gpus());
+    let is_large = fleet.nodes.len() > HTTP_FILL_MAX_NODES;
+    let filled = Notify::new();
+    let agents = async {
+        if is_large {
+            filled.notified().await;
+        }
+        let least = Duration::from_secs(1);
+        let period = least.max(least * args.nodes / args.report_rate);
+        let config = AgentConfig {
+            extenders: vec![base.to_owned()],
+            period,
+            clock: app.clock,
+            metrics: args.agent_metrics.map(agent_metrics).transpose()?,
+        };
+        run_fleet(&config, &fleet, std::future::pending()).await.map_err(anyhow::Error::from)
+    };
+    let life = async {
+        if is_large {
+            report_all(app, &fleet)?;
+            drive.fill_directly(&fleet.nodes, args.fill).await?;
+        } else {
+            all_reported(app).await?;
+            drive.fill(target).await?;
+        }
+        *filled_after = app.clock.precise();
+        if !args.once {
+            filled.notify_one();
+            tell_filled(args, app);
+        }
+        drive.run(args.arrivals()).await
+    };
+    tokio::select! {
+        result = life => result,
+        ended = agents => {
+            ended?;
+            bail!("the simulated agents ended")
+        }
+    }
+}
+
+/// The metrics of all simulated agents, served on an address of their own.
+fn agent_metrics(address: SocketAddr) -> Result<AgentMetrics> {
+    let listener = metrics::listen(address)
+        .with_context(|| format!("cannot listen on `{address}` (`--agent-metrics`)"))?;
+    let shown = AgentMetrics::new();
+    tokio::spawn(shown.clone().serve(listener));
+    Ok(shown)
+}
+
+/// The first report of each node, without HTTP: the handler is called directly.
+fn report_all(app: &App, fleet: &Fleet) -> Result<()> {
+    for node in &fleet.nodes {
+        let mut probe = SimulatedProbe::new(fleet, node);
+        let sample = probe.sample(ProcessSampling::List, app.clock.now())?;
+        let report = Session::new("demo-first-report").report(&sample);
+        let (status, body) = reports::answer(app, &node.name, &serde_json::to_vec(&report)?);
+        if !status.is_success() {
+            bail!("the report of {} is refused: {}", node.name, String::from_utf8_lossy(&body));
+        }
+    }
+    Ok(())
+}
+
+/// Waits until each node has reported over HTTP.
+async fn all_reported(app: &App) -> Result<()> {
+    let started = app.clock.now();
+    let reports = |state: &NodeState| *state == NodeState::Reporting;
+    while !app.ledger.node_states().iter().all(reports) {
+        if app.clock.now().since(started) > FIRST_REPORTS_WITHIN {
+            bail!("some of the simulated nodes do not report");
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+/// Where this process reaches its own service.
+fn own_address(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+/// Says where the page is and how to stop. Not on stdout where that is for programs.
+fn greet(args: &DemoArgs, base: &str, listen: SocketAddr) {
+    let mut text = format!(
+        "gpupack demo: {} nodes with {} GPUs each, seed {}\n  page    {base}/\n  state   \
+         {base}/v1/state   metrics {base}/metrics\n",
+        args.nodes, args.gpus_per_node, args.seed
+    );
+    if !listen.ip().is_loopback() {
+        text += "  Anyone who reaches this address can change the demo's books.\n";
+    }
+    text += if args.once { "\n" } else { "  Ctrl-C ends the demo with a summary.\n\n" };
+    let _ = match args.output {
+        Output::Table => view::print(&text),
+        Output::Json => io::stderr().lock().write_all(text.as_bytes()),
+    };
+}
+
+/// Says in plain output that load tools may begin.
+fn tell_filled(args: &DemoArgs, app: &App) {
+    if args.look() == Look::Lines {
+        let seconds = app.clock.precise().as_secs_f64();
+        let _ = view::print(&format!("base load placed {seconds:.1} s after the start\n"));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,376 @@
+//! The life of the demo's cluster: pods come, are scheduled, wait, run and end.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tokio::sync::watch;
+
+use crate::agent::simulated::fleet::FleetNode;
+use crate::cli::demo::board::Board;
+use crate::cli::demo::pods::{DemoPod, Draw, PodStream};
+use crate::cli::demo::scheduler::{Scheduler, Verdict};
+use crate::control::shared::app::App;
+use crate::hardware::device::PodUid;
+use crate::hardware::units::Share;
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::model::rejection::Misfit;
+use crate::waste::request_mix::WINDOW;
+
+/// Pods in a row without a place after which the fleet counts as full.
+const FULL_AFTER: u32 = 200;
+
+/// Nodes that are filled together where the base load does not go over HTTP.
+const ZONE: usize = 100;
+
+/// Pods without a place in a zone after which it counts as full.
+const ZONE_FULL_AFTER: usize = 50;
+
+/// First pause before a waiting pod is tried again, and the longest, as kube-scheduler has them.
+const BACK_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+
+/// How long a pod waits before whoever wanted it gives up.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Shortest mean life of a pod, so that a small demo can be read.
+const LIFE_MIN: Duration = Duration::from_secs(10);
+
+/// The pods that come after the base load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Arrivals {
+    /// How many; none for no end.
+    pub(crate) pods: Option<u64>,
+    /// How many a second; none for one after the other without a pause.
+    pub(crate) per_second: Option<f64>,
+    /// Whether pods end, and waiting ones are tried again.
+    pub(crate) is_alive: bool,
+}
+
+/// A pod that waits.
+struct Waiting {
+    pod: DemoPod,
+    since: Duration,
+    pause: Duration,
+}
+
+/// The demo's cluster.
+pub(crate) struct Drive {
+    app: Arc<App>,
+    board: Arc<Board>,
+    stream: PodStream,
+    scheduler: Scheduler,
+    random: ChaCha8Rng,
+    stop: watch::Receiver<bool>,
+    /// Bound pods that run.
+    running: Vec<PodUid>,
+    /// When pods end.
+    ends: BinaryHeap<Reverse<(Duration, PodUid)>>,
+    /// Waiting pods by the time of their next try.
+    waiting: BTreeMap<(Duration, u64), Waiting>,
+    tries: u64,
+    /// What running pods hold, in millionths of a GPU.
+    booked_millionths: u64,
+    life: Option<Duration>,
+}
+
+impl Drive {
+    /// Has pods come that ask for slots, instances and isolation.
+    pub(crate) fn ask_of_pools(&mut self) {
+        self.stream.ask_of_pools();
+    }
+
+    /// A cluster in which nothing runs.
+    pub(crate) fn new(
+        app: Arc<App>,
+        board: Arc<Board>,
+        scheduler: Scheduler,
+        seed: u64,
+        stop: watch::Receiver<bool>,
+    ) -> Self {
+        Self {
+            app,
+            board,
+            stream: PodStream::new(seed),
+            scheduler,
+            random: ChaCha8Rng::seed_from_u64(seed ^ 1),
+            stop,
+            running: Vec::new(),
+            ends: BinaryHeap::new(),
+            waiting: BTreeMap::new(),
+            tries: 0,
+            booked_millionths: 0,
+            life: None,
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        *self.stop.borrow()
+    }
+
+    // --- base load -------------------------------------------------------------------------------
+
+    /// Places sound pods over HTTP until `target` of all compute share is booked, or nothing fits any
+    /// more.
+    ///
+    /// # Errors
+    /// A call that was not answered as it should.
+    pub(crate) async fn fill(&mut self, target: Share) -> Result<()> {
+        let mut failures = 0;
+        while self.booked_millionths < target.millionths()
+            && failures < FULL_AFTER
+            && !self.is_stopped()
+        {
+            let pod = self.next_pod(Draw::Sound);
+            failures = if self.arrive(pod).await? { 0 } else { failures + 1 };
+        }
+        Ok(())
+    }
+
+    /// The same without HTTP, by the question and the command that the verbs call: one zone of
+    /// `nodes` after the other is filled to `fill`, so that not every pod asks about every node. Pods
+    /// that fit into no zone come over HTTP at the end.
+    ///
+    /// # Errors
+    /// A call that was not answered as it should.
+    pub(crate) async fn fill_directly(&mut self, nodes: &[FleetNode], fill: Share) -> Result<()> {
+        let mut ready: VecDeque<DemoPod> = self.learnt().into();
+        let mut target = 0;
+        for zone in nodes.chunks(ZONE) {
+            let names: Vec<&str> = zone.iter().map(|node| node.name.as_str()).collect();
+            let gpus = zone.iter().map(|node| u64::try_from(node.gpus.len()).unwrap_or(0));
+            target += gpus.sum::<u64>() * fill.millionths();
+            let mut left_over = Vec::new();
+            while self.booked_millionths < target
+                && left_over.len() < ZONE_FULL_AFTER
+                && !self.is_stopped()
+            {
+                let pod = ready.pop_front().unwrap_or_else(|| self.next_pod(Draw::Sound));
+                if !self.book(&pod, &names)? {
+                    left_over.push(pod);
+                }
+            }
+            left_over.into_iter().rev().for_each(|pod| ready.push_front(pod));
+            tokio::task::yield_now().await;
+        }
+        for pod in ready.into_iter().take(ZONE_FULL_AFTER) {
+            if self.booked_millionths < target && !self.is_stopped() {
+                self.arrive(pod).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As many pods as the ledger learns from, learnt before the first is placed: so the typical
+    /// requests do not change during the base load, and answers stay known.
+    fn learnt(&mut self) -> Vec<DemoPod> {
+        let pods: Vec<DemoPod> = (0..WINDOW).map(|_| self.next_pod(Draw::Sound)).collect();
+        for pod in &pods {
+            let Ok(seen) = SeenPod::from_json(&pod.json) else { continue };
+            let Some(question) = self.app.question(&seen) else { continue };
+            self.app.ledger.learn(seen.pod.uid, &question);
+        }
+        pods
+    }
+
+    /// Books a pod on the best node of a zone. Returns whether it fitted.
+    fn book(&mut self, pod: &DemoPod, zone: &[&str]) -> Result<bool> {
+        let seen = SeenPod::from_json(&pod.json).context("the demo's own pod cannot be read")?;
+        let Some(question) = self.app.question(&seen) else { return Ok(false) };
+        let answers = self.app.ledger.answers(&question, zone);
+        let ranked =
+            answers.iter().zip(zone).filter_map(|(answer, node)| Some((answer.ok()?, *node)));
+        let Some((_, node)) = ranked.min() else { return Ok(false) };
+        self.app.ledger.reserve(&seen.pod, node, &question, self.app.clock.now())?;
+        self.app.ledger.confirm(&seen.pod.uid);
+        {
+            let pods = &mut self.board.figures().pods;
+            pods.arrived += 1;
+            pods.placed_without_http += 1;
+        }
+        self.bound(&pod.uid, node);
+        Ok(true)
+    }
+
+    // --- arrivals --------------------------------------------------------------------------------
+
+    /// Lets pods come, run and end until all have come or the demo is stopped.
+    ///
+    /// # Errors
+    /// A call that was not answered as it should.
+    pub(crate) async fn run(&mut self, arrivals: Arrivals) -> Result<()> {
+        let gap = arrivals.per_second.filter(|rate| *rate > 0.0);
+        let gap = gap.map(|rate| Duration::from_secs_f64(1.0 / rate));
+        if let Some(gap) = gap.filter(|_| arrivals.is_alive) {
+            self.start_ending(gap);
+        }
+        let mut left = match (arrivals.per_second, gap) {
+            (Some(_), None) => 0, // a rate of zero: nobody comes
+            _ => arrivals.pods.unwrap_or(u64::MAX),
+        };
+        let mut next = self.app.clock.precise();
+        while (arrivals.is_alive || left > 0) && !self.is_stopped() {
+            let now = self.app.clock.precise();
+            self.end_due(now);
+            if arrivals.is_alive {
+                self.retry_due(now).await?;
+            }
+            if left > 0 && next <= now {
+                let pod = self.next_pod(Draw::Everything);
+                self.arrive(pod).await?;
+                left -= 1;
+                // Late by more than a second, the stream does not try to catch up.
+                next = (next + gap.unwrap_or_default()).max(now.saturating_sub(BACK_OFF.0));
+            } else {
+                self.rest((left > 0).then_some(next), now).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps until something is due, or the demo is stopped.
+    async fn rest(&mut self, arrival: Option<Duration>, now: Duration) {
+        let end = self.ends.peek().map(|Reverse((end, _))| *end);
+        let retry = self.waiting.keys().next().map(|(at, _)| *at);
+        let due = [arrival, end, retry].into_iter().flatten().min();
+        let pause = due.map_or(BACK_OFF.0, |due| due.saturating_sub(now).min(BACK_OFF.0));
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = self.stop.wait_for(|stop| *stop) => {}
+        }
+    }
+
+    fn next_pod(&mut self, draw: Draw) -> DemoPod {
+        self.stream.next(draw, self.app.clock.unix_seconds())
+    }
+
+    /// A new pod: tried at once. Returns whether it was bound.
+    async fn arrive(&mut self, pod: DemoPod) -> Result<bool> {
+        self.board.figures().pods.arrived += 1;
+        let since = self.app.clock.precise();
+        self.attempt(Waiting { pod, since, pause: BACK_OFF.0 }).await
+    }
+
+    /// Tries to schedule a pod; it waits when there is no room. Returns whether it was bound.
+    async fn attempt(&mut self, waiting: Waiting) -> Result<bool> {
+        let verdict = self.scheduler.schedule(&waiting.pod, &self.board).await?;
+        let uid = waiting.pod.uid.clone();
+        let is_bound = match verdict {
+            Verdict::Bound { node } => {
+                self.bound(&uid, &node);
+                true
+            }
+            Verdict::NoNode(reasons) => {
+                match self.closest(&uid) {
+                    Some(misfit) => self.wait(waiting, misfit.reason().to_owned()),
+                    None => self.refuse(uid, reasons),
+                }
+                false
+            }
+            Verdict::Conflict { error } => {
+                self.board.figures().pods.bind_conflicts += 1;
+                self.wait(waiting, error);
+                false
+            }
+        };
+        self.board.figures().pods.waiting = u64::try_from(self.waiting.len()).unwrap_or(u64::MAX);
+        Ok(is_bound)
+    }
+
+    /// The closest misfit of a pod that waits, as `explain` shows it.
+    fn closest(&self, uid: &str) -> Option<Misfit> {
+        self.app.waiting.pod(&PodUid::new(uid))?.closest().map(|(misfit, _)| misfit)
+    }
+
+    fn wait(&mut self, waiting: Waiting, reason: String) {
+        self.board.figures().reasons.insert(waiting.pod.uid.clone(), reason);
+        self.tries += 1;
+        let at = self.app.clock.precise() + waiting.pause;
+        let pause = (waiting.pause * 2).min(BACK_OFF.1);
+        self.waiting.insert((at, self.tries), Waiting { pause, ..waiting });
+    }
+
+    /// A pod whose request is faulty: its owner takes it away.
+    fn refuse(&self, uid: String, reasons: BTreeMap<String, usize>) {
+        let reason = reasons.into_keys().next().unwrap_or_else(|| "no node is known".to_owned());
+        let mut figures = self.board.figures();
+        figures.pods.refused += 1;
+        figures.reasons.insert(uid, reason);
+    }
+
+    /// Counts a bound pod, looks whether its node holds more than it has, and sets its end.
+    fn bound(&mut self, uid: &str, node: &str) {
+        let books = self.app.ledger.node(node);
+        let overbooked = books.as_ref().map_or(0, |node| {
+            node.devices().iter().filter(|device| device.is_overbooked()).count()
+        });
+        let uid_of_pod = PodUid::new(uid);
+        let held = books.as_ref().and_then(|node| node.reservation(&uid_of_pod));
+        let devices = held.iter().flat_map(|held| &held.placement.devices);
+        self.booked_millionths += devices.map(|d| d.demand.share.millionths()).sum::<u64>();
+        {
+            let mut figures = self.board.figures();
+            figures.pods.placed += 1;
+            figures.reasons.remove(uid);
+            figures.overbooked_max = figures.overbooked_max.max(overbooked);
+        }
+        match self.life {
+            None => self.running.push(uid_of_pod),
+            Some(life) => self.set_end(uid_of_pod, life),
+        }
+    }
+
+    // --- ends ------------------------------------------------------------------------------------
+
+    /// From now on pods end. They live so long in the mean that as many end as come.
+    fn start_ending(&mut self, gap: Duration) {
+        let count = u32::try_from(self.running.len()).unwrap_or(u32::MAX).max(1);
+        let life = gap.saturating_mul(count).max(LIFE_MIN);
+        self.life = Some(life);
+        for uid in std::mem::take(&mut self.running) {
+            self.set_end(uid, life);
+        }
+    }
+
+    fn set_end(&mut self, uid: PodUid, life: Duration) {
+        // Exponential: a pod of any age is as likely to end now as any other.
+        let factor = -self.random.random_range(f64::EPSILON..1.0).ln();
+        self.ends.push(Reverse((self.app.clock.precise() + life.mul_f64(factor), uid)));
+    }
+
+    fn end_due(&mut self, now: Duration) {
+        while let Some(Reverse((end, _))) = self.ends.peek()
+            && *end <= now
+            && let Some(Reverse((_, uid))) = self.ends.pop()
+        {
+            self.app.outbox.push(self.app.ledger.end_pod(&uid, self.app.clock.now()));
+            self.board.figures().pods.ended += 1;
+        }
+    }
+
+    /// Tries waiting pods again whose pause is over, and takes away those that waited for too long.
+    async fn retry_due(&mut self, now: Duration) -> Result<()> {
+        while !self.is_stopped()
+            && let Some(entry) = self.waiting.first_entry()
+            && entry.key().0 <= now
+        {
+            let waiting = entry.remove();
+            if now.saturating_sub(waiting.since) < PATIENCE {
+                self.attempt(waiting).await?;
+                continue;
+            }
+            let uid = PodUid::new(waiting.pod.uid.as_str());
+            self.app.outbox.push(self.app.ledger.end_pod(&uid, self.app.clock.now()));
+            self.app.settle_pod(&uid);
+            let waits = u64::try_from(self.waiting.len()).unwrap_or(u64::MAX);
+            let mut figures = self.board.figures();
+            figures.pods.withdrawn += 1;
+            figures.pods.waiting = waits;
+            figures.reasons.remove(&waiting.pod.uid);
+        }
+        Ok(())
+    }
+}

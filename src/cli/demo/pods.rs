@@ -1,0 +1,281 @@
+//! The demo's stream of pods: what a cluster with many teams asks for, as full Pod objects in the
+//! form in which kube-scheduler 1.36 sends them. The same seed gives the same stream.
+
+use k8s_openapi::jiff::Timestamp;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::agent::simulated::mixed::{MIG_POOL, SLOTS_POOL};
+use crate::hardware::device::PoolName;
+use crate::hardware::pool::{InstanceUse, PoolRule, PoolRules, Replicas};
+
+/// A Pod object of several KB, with `@…@` where pods differ.
+const TEMPLATE: &str = include_str!("pod.json.in");
+
+/// The teams, by how many of 100 pods they send.
+const TEAMS: [(&str, u32); 8] = [
+    ("search", 22),
+    ("recsys", 18),
+    ("chat", 16),
+    ("vision", 13),
+    ("speech", 10),
+    ("research", 10),
+    ("batch", 7),
+    ("notebooks", 4),
+];
+
+/// Which pods are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Draw {
+    /// Pods that some node could run: what fills the fleet.
+    Sound,
+    /// These and, among them, pods without a GPU, too large ones and faulty ones.
+    Everything,
+}
+
+/// One pod of the stream.
+#[derive(Clone, Debug)]
+pub(crate) struct DemoPod {
+    /// Its UID.
+    pub(crate) uid: String,
+    /// Its namespace.
+    pub(crate) namespace: &'static str,
+    /// Its name.
+    pub(crate) name: String,
+    /// The Pod object.
+    pub(crate) json: String,
+}
+
+/// A kind of pod.
+struct Kind {
+    workload: &'static str,
+    weight: u32,
+    annotations: &'static str,
+    /// Whole devices, by the name of the resource.
+    devices: Option<(&'static str, u32)>,
+    /// Processor time in thousandths of a core. Few, so that GPUs and not cores run out.
+    cpu_milli: u32,
+    memory_mib: u32,
+}
+
+/// A kind that some node could run.
+const fn kind(
+    workload: &'static str,
+    weight: u32,
+    annotations: &'static str,
+    (cpu_milli, memory_mib): (u32, u32),
+) -> Kind {
+    Kind { workload, weight, annotations, devices: None, cpu_milli, memory_mib }
+}
+
+/// What fills the fleet: shares, memory, both, two devices, model filters, whole GPUs.
+const SOUND: [Kind; 16] = [
+    kind("embedder", 12, r#","gpu-fraction":"0.1""#, (500, 2_048)),
+    kind("ranker", 11, r#","gpu-fraction":"0.2""#, (1_000, 4_096)),
+    kind("notebook", 13, r#","gpu-fraction":"0.25""#, (1_000, 6_144)),
+    kind("reranker", 6, r#","gpu-fraction":"0.3","gpu-fraction.limit":"0.6""#, (1_500, 8_192)),
+    kind("chat-7b", 14, r#","gpu-fraction":"0.5""#, (3_000, 12_288)),
+    kind("chat-13b", 5, r#","gpu-fraction":"0.75""#, (4_000, 16_384)),
+    kind("ocr", 6, r#","gpu-memory":"4096""#, (1_000, 4_096)),
+    kind("asr", 6, r#","gpu-memory":"8192","gpu-memory.limit":"12Gi""#, (2_000, 8_192)),
+    kind("diffusion", 4, r#","gpu-memory":"16384""#, (3_000, 12_288)),
+    kind("vectors", 5, r#","gpu-fraction":"0.25","gpu-memory":"10240""#, (1_500, 8_192)),
+    kind(
+        "tensor-pair",
+        3,
+        r#","gpu-fraction":"0.5","gpu-fraction-num-devices":"2""#,
+        (4_000, 16_384),
+    ),
+    kind(
+        "chat-34b",
+        4,
+        r#","gpu-fraction":"0.5","gpupack.dev/gpu-model":"A100|H100|H200""#,
+        (4_000, 24_576),
+    ),
+    kind(
+        "edge",
+        3,
+        r#","gpu-fraction":"0.25","gpupack.dev/gpu-model":"L4|T4|A10""#,
+        (1_000, 4_096),
+    ),
+    kind("canary", 2, r#","gpu-fraction":"0.2","gpupack.dev/policy":"spread""#, (1_000, 4_096)),
+    Kind { devices: Some(("nvidia.com/gpu", 1)), ..kind("finetune", 5, "", (6_000, 24_576)) },
+    Kind { devices: Some(("nvidia.com/gpu", 2)), ..kind("train", 1, "", (12_000, 49_152)) },
+];
+
+/// What pods ask of pools: slots, instances, parts of instances, isolation.
+const POOLED: [Kind; 4] = [
+    Kind { devices: Some(("nvidia.com/gpu.shared", 1)), ..kind("lab", 6, "", (1_000, 4_096)) },
+    Kind { devices: Some(("nvidia.com/mig-1g.5gb", 1)), ..kind("exam", 3, "", (1_000, 4_096)) },
+    kind(
+        "tutorial",
+        3,
+        r#","gpu-fraction":"0.5","gpupack.dev/gpu-model":"MIG 3g.20gb""#,
+        (1_000, 4_096),
+    ),
+    kind("tenant", 2, r#","gpu-memory":"9000","gpupack.dev/isolation":"hardware""#, (1_000, 4_096)),
+];
+
+/// What else comes: no GPU at all, more than any GPU has, a model that nobody owns, typing errors.
+const ODD: [Kind; 6] = [
+    kind("web", 4, "", (500, 1_024)),
+    kind("huge", 1, r#","gpu-memory":"200000""#, (4_000, 16_384)),
+    kind("wishful", 1, r#","gpu-fraction":"0.5","gpupack.dev/gpu-model":"B200""#, (2_000, 8_192)),
+    kind("typo", 1, r#","gpu-fraction":"1.5""#, (1_000, 4_096)),
+    kind("misspelt", 1, r#","gpu-fractions":"0.5""#, (1_000, 4_096)),
+    kind("orphan", 1, r#","gpu-fraction.limit":"0.5""#, (1_000, 4_096)),
+];
+
+/// Slots of GPUs in one pool, shared MIG instances in the other.
+pub(crate) fn pools() -> PoolRules {
+    let slots = PoolRule { replicas: Replicas::new(4), ..PoolRule::default() };
+    let instances = PoolRule { instances: InstanceUse::Shared, ..PoolRule::default() };
+    PoolRules::new([(PoolName::new(SLOTS_POOL), slots), (PoolName::new(MIG_POOL), instances)])
+}
+
+/// The stream.
+pub(crate) struct PodStream {
+    random: ChaCha8Rng,
+    /// The template, cut at its `@`: text and names of values take turns.
+    pieces: Vec<&'static str>,
+    made: u64,
+    pooled: &'static [Kind],
+}
+
+impl PodStream {
+    /// The stream of a seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        let pieces = TEMPLATE.trim_end().split('@').collect();
+        Self { random: ChaCha8Rng::seed_from_u64(seed), pieces, made: 0, pooled: &[] }
+    }
+
+    /// Has pods that ask for slots, instances and isolation come among the others.
+    pub(crate) fn ask_of_pools(&mut self) {
+        self.pooled = &POOLED;
+    }
+
+    /// The next pod, created at this time on the wall clock.
+    pub(crate) fn next(&mut self, draw: Draw, created_unix_seconds: u64) -> DemoPod {
+        let sound = SOUND.iter().chain(self.pooled);
+        let kind = match draw {
+            Draw::Sound => drawn(&mut self.random, sound),
+            Draw::Everything => drawn(&mut self.random, sound.chain(&ODD)),
+        };
+        let teams: u32 = TEAMS.iter().map(|(_, weight)| weight).sum();
+        let mut left = self.random.random_range(0..teams);
+        let team = TEAMS.iter().find(|(_, weight)| {
+            let hit = left < *weight;
+            left = left.saturating_sub(*weight);
+            hit
+        });
+        let namespace = team.map_or("batch", |(name, _)| name);
+        self.made += 1;
+        let (number, bits) = (self.made, self.random.random::<u64>());
+        let uid = format!("{:08x}-0000-4000-8000-{:012x}", bits >> 32, number);
+        let name = format!("{}-7f9c6d5b8-{:05x}", kind.workload, bits & 0xf_ffff);
+        let pod = DemoPod { uid, namespace, name, json: String::new() };
+        DemoPod { json: self.written(kind, &pod, created_unix_seconds), ..pod }
+    }
+
+    fn written(&self, kind: &Kind, pod: &DemoPod, created_unix_seconds: u64) -> String {
+        let seconds = i64::try_from(created_unix_seconds).unwrap_or(0);
+        let created = Timestamp::from_second(seconds).unwrap_or_default().to_string();
+        let devices = match kind.devices {
+            None => String::new(),
+            Some((resource, count)) => format!(r#","{resource}":"{count}""#),
+        };
+        let (cpu, memory) = (kind.cpu_milli.to_string(), kind.memory_mib.to_string());
+        let version = (100_000 + self.made).to_string();
+        let mut json = String::with_capacity(TEMPLATE.len() + 512);
+        for (at, piece) in self.pieces.iter().enumerate() {
+            json.push_str(match *piece {
+                text if at % 2 == 0 => text,
+                "name" => &pod.name,
+                "workload" => kind.workload,
+                "namespace" => pod.namespace,
+                "uid" => &pod.uid,
+                "version" => &version,
+                "created" => &created,
+                "annotations" => kind.annotations,
+                "devices" => &devices,
+                "cpu" => &cpu,
+                "memory" => &memory,
+                "sign" => "@",
+                unknown => unreachable!("the template names the value `{unknown}`"),
+            });
+        }
+        json
+    }
+}
+
+fn drawn<'a>(random: &mut ChaCha8Rng, kinds: impl Iterator<Item = &'a Kind> + Clone) -> &'a Kind {
+    let weights: u32 = kinds.clone().map(|kind| kind.weight).sum();
+    let mut left = random.random_range(0..weights);
+    let mut kinds = kinds;
+    let hit = kinds.find(|kind| {
+        let hit = left < kind.weight;
+        left = left.saturating_sub(kind.weight);
+        hit
+    });
+    hit.expect("a number below the sum of weights hits one of them")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::kube_api::pod::seen_pod::SeenPod;
+
+    fn drawn(seed: u64, draw: Draw) -> Vec<(DemoPod, SeenPod)> {
+        let mut stream = PodStream::new(seed);
+        let pods = (0..2_000).map(|_| stream.next(draw, 1_772_442_847));
+        pods.map(|pod| (SeenPod::from_json(&pod.json).unwrap(), pod)).map(|(a, b)| (b, a)).collect()
+    }
+
+    #[test]
+    fn the_stream_is_of_real_pods_and_depends_on_its_seed_alone() {
+        let pods = drawn(7, Draw::Everything);
+        let uids: BTreeSet<&str> = pods.iter().map(|(pod, _)| pod.uid.as_str()).collect();
+        assert_eq!(uids.len(), pods.len());
+        for (pod, seen) in &pods {
+            assert_eq!(seen.pod.uid.as_str(), pod.uid);
+            assert_eq!(seen.pod.to_string(), format!("{}/{}", pod.namespace, pod.name));
+            assert_eq!(seen.created_unix_seconds, 1_772_442_847);
+            assert!(pod.json.len() > 3_000 && !pod.json.contains("@a"), "{}", pod.json);
+        }
+        let same = drawn(7, Draw::Everything);
+        assert!(pods.iter().zip(&same).all(|(a, b)| a.0.json == b.0.json));
+        assert_ne!(drawn(8, Draw::Everything)[0].0.json, pods[0].0.json);
+    }
+
+    #[test]
+    fn the_fill_is_sound_and_the_stream_is_not_always() {
+        let sound = drawn(7, Draw::Sound);
+        assert!(sound.iter().all(|(_, seen)| matches!(seen.request, Ok(Some(_)))));
+        let shapes: BTreeSet<String> =
+            sound.iter().map(|(_, seen)| format!("{:?}", seen.request)).collect();
+        assert_eq!(shapes.len(), SOUND.len());
+        let all = drawn(7, Draw::Everything);
+        let refused: BTreeSet<&str> =
+            all.iter().filter_map(|(_, seen)| Some(seen.request.as_ref().err()?.label())).collect();
+        assert_eq!(refused.into_iter().collect::<Vec<_>>(), ["fraction", "orphan", "unknown_key"]);
+        assert!(all.iter().any(|(_, seen)| seen.request == Ok(None)));
+    }
+
+    #[test]
+    fn pods_of_pools_are_sound_and_come_only_where_there_are_pools() {
+        let mut stream = PodStream::new(7);
+        stream.ask_of_pools();
+        let pods: Vec<DemoPod> = (0..500).map(|_| stream.next(Draw::Sound, 1)).collect();
+        for kind in &POOLED {
+            let of_kind = || pods.iter().filter(|pod| pod.name.starts_with(kind.workload));
+            assert!(of_kind().count() > 2, "{}", kind.workload);
+            assert!(of_kind().all(|pod| {
+                matches!(SeenPod::from_json(&pod.json).unwrap().request, Ok(Some(_)))
+            }));
+            let without = drawn(7, Draw::Sound);
+            assert!(!without.iter().any(|(pod, _)| pod.name.starts_with(kind.workload)));
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The demo's kube-scheduler: the three calls for a pod in the order, with the bodies and with the
+//! choice of kube-scheduler 1.36, over HTTP on a kept-alive connection.
+//!
+//! *filter* is asked about all nodes; when more than one is left, *prioritize* about those; the best
+//! score wins, chance decides between equals; *bind* is called for the winner. In-tree plugins have
+//! no say here: the extender's score outweighs them anyway.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::Request;
+use hyper::header::CONTENT_TYPE;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::cli::demo::board::Board;
+use crate::cli::demo::pods::DemoPod;
+use crate::clock::Clock;
+use crate::metrics::labels::Verb;
+
+/// Longest time for one call, as a usual `httpTimeout` of kube-scheduler.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What became of a pod.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// It is bound.
+    Bound {
+        /// The node.
+        node: String,
+    },
+    /// No node fits; the constant reasons with the number of nodes.
+    NoNode(BTreeMap<String, usize>),
+    /// A node was chosen, but bind refused.
+    Conflict {
+        /// Why.
+        error: String,
+    },
+}
+
+/// The caller of the verbs.
+pub(crate) struct Scheduler {
+    http: Client<HttpConnector, Full<Bytes>>,
+    base: String,
+    /// All node names, as a JSON list.
+    all_nodes: String,
+    /// Decides between nodes of equal score.
+    random: ChaCha8Rng,
+    clock: Clock,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct FilterAnswer<'a> {
+    #[serde(borrow)]
+    node_names: Option<&'a RawValue>,
+    #[serde(borrow)]
+    failed_and_unresolvable_nodes: Option<&'a RawValue>,
+    error: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Score<'a> {
+    host: &'a str,
+    score: i64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct BindAnswer {
+    error: String,
+}
+
+impl Scheduler {
+    /// A scheduler of these nodes that calls the extender at `base`.
+    pub(crate) fn new(base: String, nodes: &[String], seed: u64, clock: Clock) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        let http = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector);
+        let all_nodes = serde_json::to_string(nodes).expect("a list of texts cannot fail");
+        Self { http, base, all_nodes, random: ChaCha8Rng::seed_from_u64(seed), clock }
+    }
+
+    /// Asks for a place for `pod` and binds it there. The time of each call goes to `board`.
+    ///
+    /// # Errors
+    /// An answer that kube-scheduler could not read either, or none.
+    pub(crate) async fn schedule(&mut self, pod: &DemoPod, board: &Board) -> Result<Verdict> {
+        let asked = question(&pod.json, &self.all_nodes);
+        let body = self.call(Verb::Filter, asked, board).await?;
+        let answer: FilterAnswer<'_> =
+            serde_json::from_slice(&body).context("the answer to filter cannot be read")?;
+        if !answer.error.is_empty() {
+            bail!("filter answers with an error: {}", answer.error);
+        }
+        let names = answer.node_names.map_or("null", RawValue::get);
+        let left: Option<Vec<&str>> = serde_json::from_str(names)?;
+        let node = match left.unwrap_or_default().as_slice() {
+            [] => return Ok(Verdict::NoNode(reasons(answer.failed_and_unresolvable_nodes)?)),
+            [only] => (*only).to_owned(),
+            _ => {
+                let body = self.call(Verb::Prioritize, question(&pod.json, names), board).await?;
+                let scores: Vec<Score<'_>> = serde_json::from_slice(&body)
+                    .context("the answer to prioritize cannot be read")?;
+                self.best(&scores)?
+            }
+        };
+        let asked = serde_json::json!({
+            "PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node,
+        });
+        let body = self.call(Verb::Bind, asked.to_string(), board).await?;
+        let answer: BindAnswer =
+            serde_json::from_slice(&body).context("the answer to bind cannot be read")?;
+        Ok(match answer.error {
+            error if error.is_empty() => Verdict::Bound { node },
+            error => Verdict::Conflict { error },
+        })
+    }
+
+    /// The node with the best score; one by chance where several have it.
+    fn best(&mut self, scores: &[Score<'_>]) -> Result<String> {
+        let best = scores.iter().map(|score| score.score).max();
+        let ties: Vec<&str> =
+            scores.iter().filter(|s| Some(s.score) == best).map(|s| s.host).collect();
+        if ties.is_empty() {
+            bail!("prioritize scores no node");
+        }
+        Ok(ties[self.random.random_range(0..ties.len())].to_owned())
+    }
+
+    /// One call, timed from its first byte to the last byte of its answer.
+    async fn call(&self, verb: Verb, body: String, board: &Board) -> Result<Bytes> {
+        let label = verb.label();
+        let request = Request::post(format!("{}/v1/{label}", self.base))
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .context("the call cannot be made")?;
+        let started = self.clock.precise();
+        let exchange = async {
+            let answer = self.http.request(request).await?;
+            let status = answer.status();
+            let body = answer.into_body().collect().await?.to_bytes();
+            anyhow::Ok((status, body))
+        };
+        let (status, body) = tokio::time::timeout(TIMEOUT, exchange)
+            .await
+            .with_context(|| format!("{label} does not answer"))?
+            .with_context(|| format!("{label} cannot be called"))?;
+        board.called(verb, self.clock.precise().saturating_sub(started));
+        if !status.is_success() {
+            bail!("{label} answers with {status}: {}", String::from_utf8_lossy(&body));
+        }
+        Ok(body)
+    }
+}
+
+/// The body of filter and prioritize.
+fn question(pod: &str, node_names: &str) -> String {
+    format!(r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{node_names}}}"#)
+}
+
+/// How many nodes are refused for each reason.
+fn reasons(failed: Option<&RawValue>) -> Result<BTreeMap<String, usize>> {
+    let failed = failed.map_or("null", RawValue::get);
+    let failed: Option<BTreeMap<String, String>> = serde_json::from_str(failed)?;
+    let mut reasons = BTreeMap::new();
+    for reason in failed.unwrap_or_default().into_values() {
+        *reasons.entry(reason).or_default() += 1;
+    }
+    Ok(reasons)
+}

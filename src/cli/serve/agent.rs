@@ -1,0 +1,214 @@
+//! `gpupack agent`: flags of the agent, and its start and end as a process.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use crate::agent::mps::daemons::{ASK_EVERY, Duty, MpsDaemons, MpsSettings};
+use crate::agent::node::config::AgentConfig;
+use crate::agent::node::kubelet::{BesideKubelet, KubeletDevices, SOCKET};
+use crate::agent::node::metrics::{AgentMetrics, listen};
+use crate::agent::node::run::{run_fleet, run_node};
+use crate::agent::nvml::probe::NvmlProbe;
+use crate::agent::processes::pods::PodsByProcess;
+use crate::agent::simulated::fleet::Fleet;
+use crate::cli::base::logging;
+use crate::cli::base::logging::LogArgs;
+use crate::cli::base::signals::stop_asked;
+use crate::clock::Clock;
+
+/// How long a read of the driver may hold up the end of the process.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Reports the GPUs of a node to the extender.
+#[derive(Clone, Debug, clap::Args)]
+pub struct AgentArgs {
+    /// Address of the extender; give it once for each replica.
+    #[arg(long, value_name = "URL", required = true)]
+    pub extender: Vec<String>,
+
+    /// Name of this node; with `--simulate`, the only node of the file to play.
+    #[arg(long, env = "NODE_NAME", required_unless_present = "simulate")]
+    pub node: Option<String>,
+
+    /// Play the nodes of this fleet file in place of this node.
+    #[arg(long, value_name = "FILE", conflicts_with = "nvml_library")]
+    pub simulate: Option<PathBuf>,
+
+    /// Milliseconds between reports.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    pub period_ms: u64,
+
+    /// NVIDIA's library, where the loader does not find it by itself.
+    #[arg(long, value_name = "PATH")]
+    pub nvml_library: Option<PathBuf>,
+
+    /// Where the host's process table is mounted.
+    #[arg(long, value_name = "PATH", default_value = "/proc")]
+    pub proc_root: PathBuf,
+
+    /// Socket of kubelet's `PodResources` service, which tells which devices are kubelet's.
+    #[arg(long, value_name = "PATH", default_value = SOCKET, conflicts_with = "simulate")]
+    pub kubelet_socket: PathBuf,
+
+    /// Control daemons of MPS, one per GPU: `off` looks at none, `rely` reads back what those hold that somebody
+    /// else runs, `manage` runs them, too.
+    #[arg(long, value_name = "HOW", default_value = "off", conflicts_with = "simulate")]
+    pub mps: MpsChoice,
+
+    /// Folder of their pipes, `<UUID>/pipe`: the webhook's `mps_folder`.
+    #[arg(long, value_name = "PATH", default_value = "/run/gpupack/mps")]
+    pub mps_folder: PathBuf,
+
+    /// NVIDIA's control program of MPS.
+    #[arg(long, value_name = "PATH", default_value = "nvidia-cuda-mps-control")]
+    pub mps_control: PathBuf,
+
+    /// Address and port on which figures of the GPUs are shown to Prometheus, for instance
+    /// `0.0.0.0:9410`; nowhere unless given.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "simulate")]
+    pub metrics_listen: Option<SocketAddr>,
+
+    /// Verbosity and looks of the log lines.
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// What becomes of the control daemons of MPS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum MpsChoice {
+    /// Nobody looks at them.
+    Off,
+    /// Somebody else runs them.
+    Rely,
+    /// The agent runs them.
+    Manage,
+}
+
+impl AgentArgs {
+    /// The daemons to look after.
+    fn daemons(&self, clock: Clock) -> Option<MpsDaemons> {
+        let duty = match self.mps {
+            MpsChoice::Off => return None,
+            MpsChoice::Rely => Duty::Rely,
+            MpsChoice::Manage => Duty::Manage,
+        };
+        let (folder, program) = (self.mps_folder.clone(), self.mps_control.clone());
+        let proc_root = self.proc_root.clone();
+        let settings = MpsSettings { folder, program, duty, ask_every: ASK_EVERY, proc_root };
+        Some(MpsDaemons::new(settings, clock))
+    }
+}
+
+/// Runs the agent until it is told to stop (SIGTERM or SIGINT).
+///
+/// # Errors
+/// A fleet file or an address that cannot be used.
+pub fn run(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
+    logging::start(args.log.level(), args.log.format())?;
+    // One node gives little to do: a second thread would cost memory alone.
+    let mut builder = match &args.simulate {
+        Some(_) => tokio::runtime::Builder::new_multi_thread(),
+        None => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = builder.enable_all().worker_threads(2).build();
+    let runtime = runtime.context("cannot start the event loop")?;
+    let result = runtime.block_on(run_until_told(args, clock));
+    // A call of a hanging driver cannot be interrupted.
+    runtime.shutdown_timeout(GRACE);
+    result
+}
+
+/// Runs the agent that `args` describe.
+async fn run_until_told(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
+    let asked = stop_asked()?;
+    let stop = async {
+        asked.await;
+        tracing::info!("told to stop");
+    };
+    let period = Duration::from_millis(args.period_ms);
+    let metrics = args.metrics_listen.map(|_| AgentMetrics::new());
+    if let (Some(address), Some(metrics)) = (args.metrics_listen, &metrics) {
+        let listener = listen(address)
+            .with_context(|| format!("cannot listen on `{address}` (`--metrics-listen`)"))?;
+        let address = listener.local_addr().unwrap_or(address);
+        tokio::spawn(metrics.clone().serve(listener));
+        tracing::info!(%address, "showing metrics");
+    }
+    let daemons = args.daemons(clock);
+    let config = AgentConfig { extenders: args.extender, period, clock, metrics };
+    match (args.simulate, args.node) {
+        (Some(file), only) => {
+            let mut fleet = Fleet::read(&file)?;
+            if let Some(only) = only {
+                fleet.nodes.retain(|node| node.name == only);
+                if fleet.nodes.is_empty() {
+                    bail!("fleet file `{}` has no node `{only}`", file.display());
+                }
+            }
+            tracing::info!(nodes = fleet.nodes.len(), "playing a fleet");
+            run_fleet(&config, &fleet, stop).await?;
+        }
+        (None, Some(node)) => {
+            let pods = PodsByProcess::new(args.proc_root);
+            let mut probe = NvmlProbe::new(args.nvml_library, pods);
+            if let Some(daemons) = &daemons {
+                probe = probe.with_mps(daemons.clone());
+            }
+            let loops = daemons.map(|daemons| daemons.start());
+            let kubelet = KubeletDevices::new(args.kubelet_socket);
+            kubelet.refresh().await; // before anybody can be placed there
+            tokio::spawn(kubelet.clone().run());
+            let result = run_node(&config, &node, BesideKubelet { probe, kubelet }, stop).await;
+            if let Some(loops) = loops {
+                loops.end().await;
+            }
+            result?;
+        }
+        (None, None) => bail!("the name of this node is missing: give `--node` or `--simulate`"),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: AgentArgs,
+    }
+
+    fn parsed(line: &str) -> Result<AgentArgs, clap::Error> {
+        let words = std::iter::once("agent").chain(line.split_whitespace());
+        Command::try_parse_from(words).map(|command| command.args)
+    }
+
+    #[test]
+    fn flags_name_the_extenders_and_the_node_or_a_fleet() {
+        let args = parsed("--extender http://a:1 --extender http://b:1 --node n").unwrap();
+        assert_eq!((args.extender.len(), args.period_ms), (2, 1_000));
+        assert!(parsed("--extender http://a:1 --simulate f.json").is_ok());
+        for bad in [
+            "--node n",
+            "--extender http://a:1 --node n --period-ms 1",
+            "--extender http://a:1 --simulate f --nvml-library l",
+            "--extender http://a:1 --simulate f --mps rely",
+            "--extender http://a:1 --node n --mps sometimes",
+        ] {
+            assert!(parsed(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_fleet_file_that_cannot_be_used_is_named() {
+        let args = parsed("--extender http://a:1 --simulate /nowhere/f.json").unwrap();
+        let error = run(args, Clock::start()).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/f.json"), "{error}");
+    }
+}

@@ -1,0 +1,196 @@
+//! `gpupack extender`: the service that kube-scheduler calls.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::cli::base::logging;
+use crate::cli::base::logging::LogArgs;
+use crate::clock::Clock;
+use crate::config::file::Config;
+use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::kube_api::pod::watch as cluster_watch;
+use crate::kube_api::pod::watch::NodeLabels;
+use crate::kube_api::write::events;
+use crate::kube_api::write::writer::ApiWriter;
+use crate::ledger::nodes::state::{Ledger, Settings};
+use crate::server::api::background;
+use crate::server::api::server::{Listeners, serve_apart};
+use crate::server::page::service::Service;
+
+/// Events that wait to be written; at 50 a second this is 20 seconds' worth.
+const QUEUED_EVENTS: usize = 1000;
+
+/// How long work that nobody waits for any more, such as a search for what would help a pod, may hold up
+/// the end of the process.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Flags of `gpupack extender`. A flag wins over the file.
+#[derive(Debug, Args)]
+pub struct ExtenderArgs {
+    /// Configuration file (YAML); without it everything has its default
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Address to listen on, for instance 0.0.0.0:8080
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<std::net::SocketAddr>,
+    /// Address of the page and of what people ask, for instance 0.0.0.0:8081
+    #[arg(long, value_name = "ADDR")]
+    page_listen: Option<std::net::SocketAddr>,
+    /// Kubeconfig file; without it the pod's service account is used
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Verbosity and looks of the log lines.
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+impl ExtenderArgs {
+    /// The configuration that file and flags make together.
+    fn config(&self) -> Result<Config> {
+        let mut config = config_file(self.config.as_deref())?;
+        if let Some(listen) = self.listen {
+            config.listen = listen;
+        }
+        if let Some(listen) = self.page_listen {
+            config.port.page_listen = listen;
+        }
+        if let Some(kubeconfig) = &self.kubeconfig {
+            config.kubeconfig = Some(kubeconfig.clone());
+        }
+        if let Some(level) = self.log.asked_level() {
+            config.log_level = level.to_owned();
+        }
+        if let Some(format) = self.log.asked_format() {
+            config.log_format = format;
+        }
+        Ok(config)
+    }
+}
+
+/// The configuration that a file makes; the default without one.
+///
+/// # Errors
+/// The file cannot be read, or is faulty.
+pub(crate) fn config_file(path: Option<&Path>) -> Result<Config> {
+    let Some(path) = path else { return Ok(Config::default()) };
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the configuration {}", path.display()))?;
+    Config::from_yaml(&text).with_context(|| path.display().to_string())
+}
+
+/// The ledger's part of a configuration. Sessions start above all that an earlier run gave.
+pub fn settings(config: &Config, clock: &Clock) -> Settings {
+    Settings {
+        claim_for: config.claim_for,
+        stale_after: config.stale_after,
+        drain_limit: config.drain_limit,
+        warm_up: config.warm_up,
+        unmanaged_tolerance: config.unmanaged_tolerance,
+        first_session: clock.unix_seconds() << 20,
+    }
+}
+
+/// Runs the extender until it is told to stop.
+///
+/// # Errors
+/// A faulty configuration, an unreadable kubeconfig, an address that cannot be listened on.
+pub fn run(args: &ExtenderArgs) -> Result<()> {
+    let config = args.config()?;
+    let set_log_level = logging::start(&config.log_level, config.log_format)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let ended = runtime.block_on(async move {
+        let clock = Clock::start();
+        let kube = kube_config(config.kubeconfig.as_deref()).await?;
+        let client = Client::try_from(kube.clone()).context("cannot make a Kubernetes client")?;
+        let writer = ApiWriter::connect(kube, config.api_timeout)
+            .context("cannot make a Kubernetes client")?;
+        let (notices, notice_writer) = events::notices(
+            client.clone(),
+            "gpupack".to_owned(),
+            QUEUED_EVENTS,
+            config.api_timeout,
+        );
+        let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
+        ledger.share_by(config.pools.clone());
+        let listeners = Listeners {
+            verbs: listener(config.listen).await?,
+            page: listener(config.port.page_listen).await?,
+        };
+        let (address, page) = (listeners.verbs.local_addr()?, listeners.page.local_addr()?);
+        tracing::info!(%address, %page, policy = %config.policy, "listening");
+        let labels =
+            NodeLabels { pool: config.pool_label.clone(), domain: config.domain_label.clone() };
+        let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices }));
+        let app = Arc::new(App::new(ledger, clock, config, truth));
+        let (stop, stopped) = watch::channel(false);
+        let service = Service::new(Arc::clone(&app), set_log_level);
+        let writing = tokio::spawn(notice_writer.run());
+        let beating = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
+        let watching = tokio::spawn(cluster_watch::run(
+            client,
+            Arc::clone(&app.ledger),
+            app.clone(),
+            clock,
+            labels,
+            stopped.clone(),
+        ));
+        let stopping = Arc::clone(&app);
+        let asked = crate::cli::base::signals::stop_asked()?;
+        tokio::spawn(async move {
+            asked.await;
+            tracing::info!("stopping");
+            stopping.set_stopping();
+            stop.send_replace(true);
+        });
+        let has_stopped = stopped.clone();
+        let serving = serve_apart(service, listeners, stopped);
+        tokio::pin!(serving);
+        // Without its loops the books grow old unnoticed: better to end, and be started again.
+        let ended = tokio::select! {
+            () = &mut serving => return Ok(()),
+            ended = writing => ("writer of events", ended),
+            ended = beating => ("background loops", ended),
+            ended = watching => ("watch of pods and nodes", ended),
+        };
+        match ended {
+            (_, Ok(_)) if *has_stopped.borrow() => {
+                serving.await;
+                Ok(())
+            }
+            (name, Ok(_)) => anyhow::bail!("the {name} ended by itself"),
+            (name, Err(fault)) => Err(fault).with_context(|| format!("the {name} failed")),
+        }
+    });
+    runtime.shutdown_timeout(GRACE);
+    ended
+}
+
+async fn listener(address: std::net::SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+}
+
+/// The way to the API server: a kubeconfig file, or the pod's service account.
+///
+/// # Errors
+/// Neither can be read.
+pub(crate) async fn kube_config(kubeconfig: Option<&Path>) -> Result<kube::Config> {
+    match kubeconfig {
+        None => kube::Config::incluster()
+            .context("no service account is mounted: run inside a cluster, or name a --kubeconfig"),
+        Some(path) => {
+            let file = Kubeconfig::read_from(path)
+                .with_context(|| format!("cannot read the kubeconfig {}", path.display()))?;
+            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                .await
+                .with_context(|| format!("the kubeconfig {} is not usable", path.display()))
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! `gpupack webhook`: flags of the admission webhook, and its start and end as a process.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::cli::base::logging;
+use crate::cli::base::logging::LogArgs;
+use crate::cli::serve::extender::config_file;
+use crate::kube_api::admission::rules::Admission;
+use crate::server::api::webhook::{THREADS, router};
+use crate::server::http::tls::{CertificateFiles, TlsService};
+
+/// How often the certificate's files are read again. kubelet brings a changed Secret within a minute
+/// or two, and certificates are renewed days before they end.
+const READ_EVERY: Duration = Duration::from_secs(10);
+
+/// Flags of `gpupack webhook`. It reads the extender's configuration: both must agree on the names of
+/// the schedulers.
+#[derive(Debug, Args)]
+pub struct WebhookArgs {
+    /// Configuration file (YAML), the same as the extender's; without it everything has its default
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Verbosity and looks of the log lines.
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+/// Serves the API server until it is told to stop.
+///
+/// # Errors
+/// A faulty configuration, an address that cannot be listened on, a certificate that cannot be used.
+pub fn run(args: &WebhookArgs) -> Result<()> {
+    let config = config_file(args.config.as_deref())?;
+    let level = args.log.asked_level().unwrap_or(&config.log_level);
+    logging::start(level, args.log.asked_format().unwrap_or(config.log_format))?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
+    runtime.block_on(async move {
+        let settings = config.webhook;
+        let listener = TcpListener::bind(settings.listen)
+            .await
+            .with_context(|| format!("cannot listen on {}", settings.listen))?;
+        tracing::info!(address = %listener.local_addr()?, "listening");
+        let files = CertificateFiles {
+            certificate: settings.certificate_file.clone(),
+            key: settings.key_file.clone(),
+            read_every: READ_EVERY,
+        };
+        let service = TlsService::new(listener, files)?;
+        let (stop, stopped) = watch::channel(false);
+        let asked = crate::cli::base::signals::stop_asked()?;
+        tokio::spawn(async move {
+            asked.await;
+            tracing::info!("stopping");
+            stop.send_replace(true);
+        });
+        let admission = Admission::new(settings, config.scheduler_names).under(config.requests);
+        service.serve(router(Arc::new(admission)), stopped).await;
+        Ok(())
+    })
+}

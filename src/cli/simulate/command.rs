@@ -1,0 +1,303 @@
+//! `gpupack simulate`: replays a trace under several policies and seeds, and compares them.
+//!
+//! Flags in, one of three experiments, one of three forms of result out. Standard output carries the
+//! result and nothing else.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::{fs, io};
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{ArgGroup, Args, ValueEnum};
+
+use crate::cli::simulate::charts::{Album, load_charts, time_charts};
+use crate::cli::simulate::jobs::{Experiment, SimulateError, Times, Trace, labels};
+use crate::cli::simulate::report::Report;
+use crate::cli::simulate::timed::TimedReport;
+use crate::model::policy::Policy;
+use crate::sim::chart::draw;
+use crate::sim::run::engine::Overflow;
+use crate::sim::run::policy::SimPolicy;
+use crate::sim::run::timeline::Pace;
+use crate::sim::trace::churn::NodeOrder;
+use crate::sim::trace::read::{pods_of_unknown_models, read_nodes, read_pods};
+
+/// Most seeds of one call; a typing error should not run for a day.
+const SEEDS_MAX: u64 = 10_000;
+
+/// Load of arrivals without times, unless another one is asked for: as in the paper.
+const ARRIVED_LOAD: f64 = 1.3;
+
+/// What is compared when no policy is named: ours, the paper's, and the best rule before it.
+const DEFAULT_POLICIES: [SimPolicy; 3] =
+    [SimPolicy::Product(Policy::Fragmentation), SimPolicy::Fgd, SimPolicy::BestFit];
+
+/// Flags of `gpupack simulate`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("times").args(["churn", "timeline"]))]
+pub struct SimulateArgs {
+    /// Node file of the trace (CSV: sn, cpu_milli, memory_mib, gpu, model).
+    #[arg(long, value_name = "FILE")]
+    pub nodes: PathBuf,
+
+    /// Pod file of the trace (CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec); give
+    /// it again to compare on several.
+    #[arg(long, value_name = "FILE", required = true)]
+    pub pods: Vec<PathBuf>,
+
+    /// Policy to replay; give it again to compare several [default: fragmentation, fgd, bestfit].
+    /// `foreknowing` is fragmentation with the mix known beforehand, `without-PART` one without a part
+    /// of it: holes, hole-prices, host, pieces, several, whole-nodes, scarce or rare.
+    #[arg(long = "policy", value_name = "POLICY", value_delimiter = ',', value_parser = policies())]
+    pub policies: Vec<SimPolicy>,
+
+    /// Seed of the arrival order and of node ranks.
+    #[arg(long, default_value_t = 42, conflicts_with = "seeds", allow_negative_numbers = true)]
+    pub seed: i64,
+
+    /// Several seeds, first and last one; figures are means over them.
+    #[arg(long, value_name = "FIRST..LAST", allow_hyphen_values = true)]
+    pub seeds: Option<Seeds>,
+
+    /// Arrivals to replay, as a multiple of the cluster's GPUs: pods are repeated or left out at
+    /// random to reach it [default: 1.3]. With --timeline: what pods ask for on average; the trace
+    /// is run so much faster.
+    #[arg(long, allow_negative_numbers = true, conflicts_with_all = ["churn", "compress"])]
+    pub load: Option<f64>,
+
+    /// Take the files at their word: pods arrive in the order of their rows, the upper node wins a
+    /// tie, nothing is shuffled, repeated or left out, whatever the load; the seed is for `random`.
+    #[arg(long)]
+    pub as_is: bool,
+
+    /// Let pods drawn from the trace come at random and end after random times, so that they ask for
+    /// this multiple of the cluster's GPUs on average; three mean lifetimes are measured after one.
+    #[arg(long, value_name = "LOAD", allow_negative_numbers = true)]
+    pub churn: Option<f64>,
+
+    /// Let pods come and end at the trace's own times.
+    #[arg(long)]
+    pub timeline: bool,
+
+    /// Let them come this many times as fast; they stay as long as in the trace.
+    #[arg(
+        long,
+        value_name = "FACTOR",
+        default_value_t = 1.0,
+        requires = "timeline",
+        allow_negative_numbers = true
+    )]
+    pub compress: f64,
+
+    /// With times: a pod that fits nowhere waits until it does; without this flag it is lost.
+    #[arg(long, requires = "times")]
+    pub queue: bool,
+
+    /// Move at most this many running pods, 1 to 3, for one that fits nowhere.
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub moves: u8,
+
+    /// Replays at a time [default: one per core].
+    #[arg(long, value_name = "N")]
+    pub jobs: Option<NonZeroUsize>,
+
+    /// Also tell how much any policy could have allocated; needs a build with `--features bound`.
+    #[arg(long, conflicts_with = "times")]
+    pub bound: bool,
+
+    /// Form of the result on standard output.
+    #[arg(long, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+
+    /// Also draw the results of one trace into this SVG file.
+    #[arg(long, value_name = "FILE")]
+    pub chart: Option<PathBuf>,
+
+    /// Also draw the results of each trace into SVG files in this folder, with the points as JSON.
+    #[arg(long, value_name = "FOLDER")]
+    pub charts: Option<PathBuf>,
+}
+
+/// Form of the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// A table for people, with the time the replays took.
+    Table,
+    /// One object with a result per policy; the same bytes for the same input.
+    Json,
+    /// One row per policy and seed; the same bytes for the same input.
+    Csv,
+}
+
+fn policies() -> impl TypedValueParser<Value = SimPolicy> {
+    let shown = SimPolicy::ALL.map(|policy| PossibleValue::new(policy.name()));
+    let parts = SimPolicy::ABLATIONS.map(|policy| PossibleValue::new(policy.name()).hide(true));
+    PossibleValuesParser::new(shown.into_iter().chain(parts))
+        .try_map(|name| SimPolicy::from_str(&name))
+}
+
+/// Seeds from the first to the last, both included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seeds(pub RangeInclusive<i64>);
+
+impl FromStr for Seeds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let seed = |part: &str| part.parse::<i64>().ok();
+        let ends = text.split_once("..").unwrap_or((text, text));
+        let (Some(first), Some(last)) = (seed(ends.0), seed(ends.1)) else {
+            return Err("expected two whole numbers such as 42..51".to_owned());
+        };
+        if first > last {
+            return Err("the first seed is larger than the last one".to_owned());
+        }
+        if last.abs_diff(first) >= SEEDS_MAX {
+            return Err(format!("these are more than {SEEDS_MAX} seeds"));
+        }
+        Ok(Self(first..=last))
+    }
+}
+
+/// Runs `gpupack simulate`.
+///
+/// # Errors
+/// [`SimulateError`]. A reader that closes standard output early is not one.
+pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
+    check_places(args)?;
+    let experiment = experiment(args)?;
+    let overflow = if args.queue { Overflow::Queued } else { Overflow::Lost };
+    let (text, album) = match (args.churn, args.timeline) {
+        (Some(load), _) => {
+            let how = format!("churn at load {load}");
+            played(args, &experiment, Times::Churn(load), overflow, &how)?
+        }
+        (None, true) => {
+            let pace = args.load.map_or(Pace::Compress(args.compress), Pace::Load);
+            let how = match pace {
+                Pace::Compress(factor) => format!("own times, {factor} times as fast"),
+                Pace::Load(load) => format!("own times at load {load}"),
+            };
+            played(args, &experiment, Times::Own(pace), overflow, &how)?
+        }
+        (None, false) => arrived(args, &experiment)?,
+    };
+    if let Some(path) = &args.chart {
+        draw::write_svg(path, &album.all())?;
+    }
+    if let Some(folder) = &args.charts {
+        album.write(folder)?;
+    }
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
+/// Arrivals without times.
+fn arrived(args: &SimulateArgs, experiment: &Experiment) -> Result<(String, Album), SimulateError> {
+    let load = (!args.as_is).then(|| args.load.unwrap_or(ARRIVED_LOAD));
+    let how = load.map_or_else(|| "as is".to_owned(), |load| format!("load {load}"));
+    let results = experiment.arrivals(load)?;
+    let album = Album::new(results.iter().map(load_charts));
+    let bounds = if args.bound { experiment.bounds(load)? } else { Vec::new() };
+    let report = Report::new(experiment.title(&how), results, bounds);
+    let text = match args.output {
+        Output::Table => report.table(),
+        Output::Json => report.json(),
+        Output::Csv => report.csv(),
+    };
+    Ok((text, album))
+}
+
+/// Pods that come and end.
+fn played(
+    args: &SimulateArgs,
+    experiment: &Experiment,
+    times: Times,
+    overflow: Overflow,
+    how: &str,
+) -> Result<(String, Album), SimulateError> {
+    let results = experiment.timed(times, overflow)?;
+    let album = Album::new(results.iter().map(|result| time_charts(result, overflow)));
+    let report = TimedReport::new(experiment.title(how), results, overflow);
+    let text = match args.output {
+        Output::Table => report.table(),
+        Output::Json => report.json(),
+        Output::Csv => report.csv(),
+    };
+    Ok((text, album))
+}
+
+/// Whether charts can be written where they should be, before the time is spent.
+fn check_places(args: &SimulateArgs) -> Result<(), SimulateError> {
+    if let Some(path) = &args.chart {
+        if args.pods.len() > 1 {
+            return Err(SimulateError::OneChart);
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+            return Err(SimulateError::NoFolder(folder.to_owned()));
+        }
+    }
+    if let Some(folder) = &args.charts {
+        let folder = folder.clone();
+        fs::create_dir_all(&folder).map_err(|source| SimulateError::Folder { folder, source })?;
+    }
+    Ok(())
+}
+
+fn experiment(args: &SimulateArgs) -> Result<Experiment, SimulateError> {
+    let mut policies = args.policies.clone();
+    if policies.is_empty() {
+        policies = DEFAULT_POLICIES.to_vec();
+    }
+    let mut named = BTreeSet::new();
+    policies.retain(|policy| named.insert(*policy));
+    let mut known = BTreeSet::new();
+    if let Some(path) = args.pods.iter().find(|path| !known.insert(path.as_path())) {
+        return Err(SimulateError::Repeated(path.clone()));
+    }
+    let nodes = read_nodes(&args.nodes).map_err(SimulateError::Nodes)?;
+    let trace = |(path, label): (&PathBuf, String)| {
+        let pods = read_pods(path).map_err(SimulateError::Pods)?;
+        let unknown_model_pods = pods_of_unknown_models(&nodes, &pods);
+        Ok(Trace { label, pods, unknown_model_pods })
+    };
+    let traces = args.pods.iter().zip(labels(&args.pods)).map(trace);
+    let traces = traces.collect::<Result<_, SimulateError>>()?;
+    Ok(Experiment {
+        nodes,
+        traces,
+        policies,
+        seeds: args.seeds.clone().map_or(vec![args.seed], |seeds| seeds.0.collect()),
+        most_moves: usize::from(args.moves),
+        order: if args.as_is { NodeOrder::AsIs } else { NodeOrder::Shuffled },
+        jobs: args.jobs,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traces_are_called_by_what_tells_them_apart() {
+        for (paths, expected) in [
+            (&["x/list_default.csv"][..], &["list_default"][..]),
+            (&["list_default.csv", "y/list_cpu050.csv"], &["default", "cpu050"]),
+            (&["list_cpu050.csv", "list_cpu100.csv"], &["cpu050", "cpu100"]),
+            (&["a_b", "a_b_c"], &["b", "b_c"]),
+            (&["é_x", "è_x"], &["é_x", "è_x"]),
+            (&["/x/pods.csv", "y/pods.csv"], &["x-pods.csv", "y-pods.csv"]),
+        ] {
+            let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
+            assert_eq!(labels(&paths), expected);
+        }
+    }
+}

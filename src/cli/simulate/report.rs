@@ -1,0 +1,365 @@
+//! What `gpupack simulate` prints of arrivals without times: figures per trace and policy, as a table,
+//! JSON or CSV.
+//!
+//! All figures but counts are in percent. Allocation is of the cluster's GPUs, fragmentation of the
+//! room that is free, packing efficiency of the occupied GPUs.
+
+use std::cmp::Ordering;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use serde_json::Number;
+
+use crate::cli::simulate::bound;
+use crate::cli::simulate::bound::{JsonBounds, SeedBounds};
+use crate::cli::simulate::figures::{Paired, cell, deviation, mean, mean_cell, percent, rounded};
+use crate::cli::simulate::jobs::{Results, Timed};
+use crate::sim::run::engine::Run;
+
+/// All replays of one call.
+#[derive(Debug)]
+pub(crate) struct Report {
+    title: String,
+    results: Vec<Results<Run>>,
+    /// By trace; none where none were asked for.
+    bounds: Vec<SeedBounds>,
+}
+
+/// The figures of one replay, or their means.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Figures<Count> {
+    at_100: Option<f64>,
+    last: f64,
+    arrivals: Count,
+    lost: Count,
+    lost_before_90: Count,
+    moves: Count,
+    fragmentation_at_100: Option<f64>,
+    fragmentation_at_end: f64,
+    packing_efficiency: f64,
+}
+
+/// What is printed as JSON: for one trace its results alone.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(crate) enum JsonReport<P> {
+    /// Of one trace.
+    One {
+        /// Pods that accept only GPU models which no node has.
+        unknown_model_pods: usize,
+        /// A result per policy.
+        results: Vec<P>,
+        /// How much any policy could have allocated.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        bounds: Option<JsonBounds>,
+    },
+    /// Of several.
+    Several {
+        /// In the order asked for.
+        traces: Vec<JsonTrace<P>>,
+    },
+}
+
+/// The results of one of several traces.
+#[derive(Serialize)]
+pub(crate) struct JsonTrace<P> {
+    trace: String,
+    unknown_model_pods: usize,
+    results: Vec<P>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bounds: Option<JsonBounds>,
+}
+
+/// One policy: means over the seeds, standard deviations of the two figures that are compared, and
+/// what they are above those of `fgd`, seed by seed.
+#[derive(Serialize)]
+struct JsonResult {
+    policy: &'static str,
+    #[serde(flatten)]
+    mean: Figures<Number>,
+    at_100_sd: Option<f64>,
+    last_sd: Option<f64>,
+    at_100_to_fgd: Option<Paired>,
+    last_to_fgd: Option<Paired>,
+    seeds: Vec<i64>,
+    runs: Vec<JsonRun>,
+}
+
+#[derive(Serialize)]
+struct JsonRun {
+    seed: i64,
+    #[serde(flatten)]
+    figures: Figures<u64>,
+}
+
+/// The results of all traces as JSON.
+///
+/// # Panics
+/// Never: all values are plain numbers and names.
+pub(crate) fn json_text<R, P: Serialize>(
+    results: &[Results<R>],
+    bounds: &[SeedBounds],
+    of: impl Fn(&Results<R>) -> Vec<P>,
+) -> String {
+    let bounds_of = |at: usize| bounds.get(at).and_then(SeedBounds::json);
+    let report = match results {
+        [one] => JsonReport::One {
+            unknown_model_pods: one.unknown_model_pods,
+            results: of(one),
+            bounds: bounds_of(0),
+        },
+        several => {
+            let trace = |(at, one): (usize, &Results<R>)| JsonTrace {
+                trace: one.trace.clone(),
+                unknown_model_pods: one.unknown_model_pods,
+                results: of(one),
+                bounds: bounds_of(at),
+            };
+            JsonReport::Several { traces: several.iter().enumerate().map(trace).collect() }
+        }
+    };
+    let text = serde_json::to_string_pretty(&report).expect("numbers and names are valid JSON");
+    text + "\n"
+}
+
+/// A table below its title: names to the left, figures to the right. The first column, the trace, is
+/// left out where there is one trace only.
+pub(crate) fn aligned(
+    heads: &[&str],
+    names: usize,
+    rows: Vec<Vec<String>>,
+    is_one: bool,
+) -> String {
+    let skipped = usize::from(is_one);
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(&heads[skipped..]);
+    for row in rows {
+        table.add_row(&row[skipped..]);
+    }
+    for column in table.column_iter_mut().skip(names - skipped) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+impl Report {
+    /// A report on replays.
+    #[must_use]
+    pub(crate) fn new(title: String, results: Vec<Results<Run>>, bounds: Vec<SeedBounds>) -> Self {
+        Self { title, results, bounds }
+    }
+
+    /// A table for people; figures of several seeds as mean ± standard deviation.
+    #[must_use]
+    pub(crate) fn table(&self) -> String {
+        let mut rows = Vec::new();
+        for (at, result) in self.results.iter().enumerate() {
+            for (policy, runs) in &result.by_policy {
+                let mut row = vec![result.trace.clone(), policy.name().to_owned()];
+                row.extend(cells(runs, result.baseline()));
+                rows.push(row);
+            }
+            for [name, at_100, last] in
+                self.bounds.get(at).map(SeedBounds::rows).unwrap_or_default()
+            {
+                let mut row = vec![String::new(); HEADS.len()];
+                (row[0], row[1], row[2], row[5]) = (result.trace.clone(), name, at_100, last);
+                rows.push(row);
+            }
+        }
+        let rows = aligned(&HEADS, 2, rows, self.results.len() == 1);
+        let legend = if self.bounds.is_empty() { "" } else { bound::LEGEND };
+        format!("{}\n\n{rows}\n{LEGEND}{legend}", self.title)
+    }
+
+    /// JSON with a result per policy; several traces by trace.
+    #[must_use]
+    pub(crate) fn json(&self) -> String {
+        json_text(&self.results, &self.bounds, |result| {
+            let baseline = result.baseline();
+            let policies = result.by_policy.iter();
+            policies.map(|(policy, runs)| json_result(policy.name(), runs, baseline)).collect()
+        })
+    }
+
+    /// One CSV row per policy and seed, below the trace where there are several. A figure that the
+    /// load did not reach is empty.
+    #[must_use]
+    pub(crate) fn csv(&self) -> String {
+        let is_one = self.results.len() == 1;
+        let mut text = String::from(if is_one { "" } else { "trace," });
+        text.push_str(
+            "policy,seed,at_100,last,arrivals,lost,lost_before_90,fragmentation_at_100,\
+             fragmentation_at_end,packing_efficiency\n",
+        );
+        let figure = |value: Option<f64>| value.map(|v| v.to_string()).unwrap_or_default();
+        for (at, result) in self.results.iter().enumerate() {
+            for bound in self.bounds.get(at).map(SeedBounds::csv_rows).unwrap_or_default() {
+                if !is_one {
+                    text.push_str(&csv_name(&result.trace));
+                }
+                text.push_str(&bound);
+                text.push_str(",,,,,,\n");
+            }
+            for Timed { run, .. } in result.by_policy.iter().flat_map(|(_, runs)| runs) {
+                let row = figures(run);
+                let values = [
+                    run.policy.name().to_owned(),
+                    run.seed.to_string(),
+                    figure(row.at_100),
+                    row.last.to_string(),
+                    row.arrivals.to_string(),
+                    row.lost.to_string(),
+                    row.lost_before_90.to_string(),
+                    figure(row.fragmentation_at_100),
+                    row.fragmentation_at_end.to_string(),
+                    row.packing_efficiency.to_string(),
+                ];
+                if !is_one {
+                    text.push_str(&csv_name(&result.trace));
+                }
+                text.push_str(&values.join(","));
+                text.push('\n');
+            }
+        }
+        text
+    }
+}
+
+/// A trace's name as the first value of a CSV row. It comes from the name of a file.
+pub(crate) fn csv_name(name: &str) -> String {
+    match name.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\",", name.replace('"', "\"\"")),
+        false => format!("{name},"),
+    }
+}
+
+/// Heads of the table.
+const HEADS: [&str; 12] = [
+    "trace", "policy", "at 100 %", "to fgd", "wins", "last", "to fgd", "wins", "early", "fragm.",
+    "effic.", "seconds",
+];
+
+/// What they mean.
+const LEGEND: &str = "\
+at 100 %, last   GPUs allocated when 100 % of the cluster had been asked for, and at the end, in %
+to fgd, wins     the same less that of `fgd`, seed by seed; seeds in which it is more
+early            pods that fitted nowhere while less than 90 % had been asked for
+fragm.           free GPU room at 100 % load that typical pods cannot use, in %
+effic.           how full the occupied GPUs are at the end, in %
+seconds          time of one core per replay
+";
+
+/// The cells of a row behind the names.
+fn cells(runs: &[Timed<Run>], baseline: Option<&[Timed<Run>]>) -> Vec<String> {
+    let of = |value: fn(&Figures<u64>) -> Option<f64>| {
+        runs.iter().filter_map(|timed| value(&figures(&timed.run))).collect::<Vec<f64>>()
+    };
+    let dash = || "-".to_owned();
+    let to_fgd = |value: fn(&Run) -> Option<f64>| {
+        let paired = paired(runs, baseline, value);
+        paired.map_or([dash(), dash()], |paired| [paired.cell(2), paired.won()])
+    };
+    let [at_100, at_100_wins] = to_fgd(at_100);
+    let [at_end, at_end_wins] = to_fgd(at_end);
+    let seconds: Vec<f64> = runs.iter().map(|timed| timed.time.as_secs_f64()).collect();
+    vec![
+        cell(&of(|f| f.at_100), 2),
+        at_100,
+        at_100_wins,
+        cell(&of(|f| Some(f.last)), 2),
+        at_end,
+        at_end_wins,
+        mean_cell(&of(|f| Some(f.lost_before_90 as f64)), 1),
+        mean_cell(&of(|f| f.fragmentation_at_100), 1),
+        mean_cell(&of(|f| Some(f.packing_efficiency)), 2),
+        mean_cell(&seconds, 2),
+    ]
+}
+
+/// What is above the baseline, unless this is the baseline itself.
+fn paired(
+    runs: &[Timed<Run>],
+    baseline: Option<&[Timed<Run>]>,
+    value: fn(&Run) -> Option<f64>,
+) -> Option<Paired> {
+    let of = |runs: &[Timed<Run>]| runs.iter().map(|timed| value(&timed.run)).collect::<Vec<_>>();
+    let baseline = baseline.filter(|baseline| !std::ptr::eq(*baseline, runs))?;
+    Paired::of(&of(runs), &of(baseline), Ordering::Greater)
+}
+
+fn at_100(run: &Run) -> Option<f64> {
+    run.curve.at_100()
+}
+
+fn at_end(run: &Run) -> Option<f64> {
+    Some(run.curve.last())
+}
+
+fn json_result(
+    policy: &'static str,
+    runs: &[Timed<Run>],
+    baseline: Option<&[Timed<Run>]>,
+) -> JsonResult {
+    let sd = |value: fn(&Run) -> Option<f64>| {
+        deviation(&runs.iter().filter_map(|timed| value(&timed.run)).collect::<Vec<_>>())
+    };
+    let run = |timed: &Timed<Run>| JsonRun { seed: timed.run.seed, figures: figures(&timed.run) };
+    JsonResult {
+        policy,
+        mean: means(runs),
+        at_100_sd: sd(at_100),
+        last_sd: sd(at_end),
+        at_100_to_fgd: paired(runs, baseline, at_100),
+        last_to_fgd: paired(runs, baseline, at_end),
+        seeds: runs.iter().map(|timed| timed.run.seed).collect(),
+        runs: runs.iter().map(run).collect(),
+    }
+}
+
+fn figures(run: &Run) -> Figures<u64> {
+    Figures {
+        at_100: run.curve.at_100().map(rounded),
+        last: run.curve.last(),
+        arrivals: run.arrivals,
+        lost: run.lost,
+        lost_before_90: run.lost_before_90,
+        moves: run.moves,
+        fragmentation_at_100: run.fragmentation_at_100().map(percent),
+        fragmentation_at_end: percent(run.end.fragmentation),
+        packing_efficiency: percent(run.end.efficiency),
+    }
+}
+
+fn means(runs: &[Timed<Run>]) -> Figures<Number> {
+    let all: Vec<Figures<u64>> = runs.iter().map(|timed| figures(&timed.run)).collect();
+    let of = |value: fn(&Figures<u64>) -> Option<f64>| {
+        mean(&all.iter().filter_map(value).collect::<Vec<_>>()).map(rounded)
+    };
+    let always = |value| of(value).unwrap_or(0.0);
+    let count =
+        |value: fn(&Figures<u64>) -> u64| mean_count(&all.iter().map(value).collect::<Vec<_>>());
+    Figures {
+        at_100: of(|f| f.at_100),
+        last: always(|f| Some(f.last)),
+        arrivals: count(|f| f.arrivals),
+        lost: count(|f| f.lost),
+        lost_before_90: count(|f| f.lost_before_90),
+        moves: count(|f| f.moves),
+        fragmentation_at_100: of(|f| f.fragmentation_at_100),
+        fragmentation_at_end: always(|f| Some(f.fragmentation_at_end)),
+        packing_efficiency: always(|f| Some(f.packing_efficiency)),
+    }
+}
+
+/// The mean of counts: a whole number where it is one.
+fn mean_count(counts: &[u64]) -> Number {
+    let sum: u64 = counts.iter().sum();
+    let among = u64::try_from(counts.len()).unwrap_or(u64::MAX).max(1);
+    let whole = || Number::from(sum / among);
+    if sum.is_multiple_of(among) {
+        return whole();
+    }
+    Number::from_f64(rounded(sum as f64 / among as f64)).unwrap_or_else(whole)
+}

@@ -1,0 +1,142 @@
+//! Replays with times as JSON.
+
+use std::cmp::Ordering;
+
+use serde::Serialize;
+
+use crate::cli::simulate::figures::{Paired, deviation, mean, percent, rounded};
+use crate::cli::simulate::jobs::{Results, Timed};
+use crate::cli::simulate::report::json_text;
+use crate::cli::simulate::timed_figures::{Figures, State, class_figures, figures, paired};
+use crate::hardware::units::Share;
+use crate::sim::run::engine::TimedRun;
+use crate::sim::run::service::{Moment, PodClass};
+
+/// JSON with a result per policy; several traces by trace.
+pub(crate) fn timed_json(results: &[Results<TimedRun>]) -> String {
+    json_text(results, &[], |result| {
+        let baseline = result.baseline();
+        let policies = result.by_policy.iter();
+        policies.map(|(policy, runs)| json_result(policy.name(), runs, baseline)).collect()
+    })
+}
+
+/// State of the cluster at a moment, in the mean over the seeds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct JsonMoment {
+    at: f64,
+    allocation: f64,
+    waiting_demand: f64,
+    fragmentation: f64,
+    packing_efficiency: f64,
+}
+
+#[derive(Serialize)]
+struct JsonResult {
+    policy: &'static str,
+    time_unit: &'static str,
+    #[serde(flatten)]
+    figures: Figures,
+    #[serde(flatten)]
+    state: State,
+    allocation_sd: Option<f64>,
+    blocked_demand_sd: Option<f64>,
+    blocked_pods_sd: Option<f64>,
+    waiting_demand_sd: Option<f64>,
+    to_fgd: JsonPaired,
+    classes: Vec<JsonClass>,
+    over_time: Vec<JsonMoment>,
+    seeds: Vec<i64>,
+    runs: Vec<JsonRun>,
+}
+
+/// Each figure less that of `fgd`, seed by seed.
+#[derive(Serialize)]
+struct JsonPaired {
+    allocation: Option<Paired>,
+    blocked_demand: Option<Paired>,
+    blocked_pods: Option<Paired>,
+    waiting_demand: Option<Paired>,
+}
+
+#[derive(Serialize)]
+struct JsonClass {
+    class: &'static str,
+    #[serde(flatten)]
+    figures: Figures,
+}
+
+#[derive(Serialize)]
+struct JsonRun {
+    seed: i64,
+    #[serde(flatten)]
+    figures: Figures,
+    #[serde(flatten)]
+    state: State,
+}
+
+fn json_result(
+    policy: &'static str,
+    runs: &[Timed<TimedRun>],
+    baseline: Option<&[Timed<TimedRun>]>,
+) -> JsonResult {
+    let all = figures(runs);
+    let states: Vec<State> = runs.iter().map(|timed| State::of(&timed.run)).collect();
+    let state = |value: fn(&State) -> f64| {
+        rounded(mean(&states.iter().map(value).collect::<Vec<_>>()).unwrap_or(0.0))
+    };
+    let sd = |value: fn(&Figures) -> f64| deviation(&all.iter().map(value).collect::<Vec<_>>());
+    let to_fgd = |value, better| paired(runs, baseline, value, better);
+    let class = |class: PodClass| JsonClass {
+        class: class.name(),
+        figures: Figures::mean(&class_figures(runs, class)),
+    };
+    let run = |(timed, figures): (&Timed<TimedRun>, &Figures)| JsonRun {
+        seed: timed.run.seed,
+        figures: figures.clone(),
+        state: State::of(&timed.run),
+    };
+    JsonResult {
+        policy,
+        time_unit: runs.first().map_or("", |timed| timed.run.unit.name()),
+        figures: Figures::mean(&all),
+        state: State {
+            fragmentation: state(|s| s.fragmentation),
+            packing_efficiency: state(|s| s.packing_efficiency),
+        },
+        allocation_sd: sd(|f| f.allocation),
+        blocked_demand_sd: sd(|f| f.blocked_demand),
+        blocked_pods_sd: sd(|f| f.blocked_pods),
+        waiting_demand_sd: sd(|f| f.waiting_demand),
+        to_fgd: JsonPaired {
+            allocation: to_fgd(|f| f.allocation, Ordering::Greater),
+            blocked_demand: to_fgd(|f| f.blocked_demand, Ordering::Less),
+            blocked_pods: to_fgd(|f| f.blocked_pods, Ordering::Less),
+            waiting_demand: to_fgd(|f| f.waiting_demand, Ordering::Less),
+        },
+        classes: PodClass::ALL.map(class).into(),
+        over_time: over_time(runs),
+        seeds: runs.iter().map(|timed| timed.run.seed).collect(),
+        runs: runs.iter().zip(&all).map(run).collect(),
+    }
+}
+
+/// The cluster over time: all seeds are looked at at the same moments.
+fn over_time(runs: &[Timed<TimedRun>]) -> Vec<JsonMoment> {
+    let Some(first) = runs.first() else { return Vec::new() };
+    let moment = |place: usize| {
+        let of = |value: fn(&Moment) -> Share| {
+            let seeds = runs.iter().filter_map(|timed| timed.run.moments.get(place));
+            let values: Vec<f64> = seeds.map(|moment| percent(value(moment))).collect();
+            rounded(mean(&values).unwrap_or(0.0))
+        };
+        JsonMoment {
+            at: rounded(first.run.unit.from_ticks(first.run.moments[place].at)),
+            allocation: of(|m| m.allocation),
+            waiting_demand: of(|m| m.waiting),
+            fragmentation: of(|m| m.fragmentation),
+            packing_efficiency: of(|m| m.efficiency),
+        }
+    };
+    (0..first.run.moments.len()).map(moment).collect()
+}

@@ -1,0 +1,91 @@
+use super::*;
+use crate::config::port::LogLevelEndpoint;
+use crate::hardware::device::PoolName;
+use crate::hardware::pool::{InstanceUse, PoolRule, Replicas};
+
+#[test]
+fn an_empty_file_is_the_default() {
+    for text in ["", "# nothing\n", "policy:\n"] {
+        assert_eq!(Config::from_yaml(text).unwrap(), Config::default(), "{text:?}");
+    }
+}
+
+#[test]
+fn every_key_is_read() {
+    let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
+        pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2}}\n\
+        other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 1\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
+        drain_seconds: 4\napi_timeout_seconds: 5\nscheduler_timeout_seconds: 6\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
+        log_level: debug\nlog_format: json\nguard:\nadvice:\nwebhook:\npage_listen: 0.0.0.0:8\n\
+        allowed_hosts: [a]\nmax_connections: 16\nmax_in_flight_mib: 14\nlog_level_endpoint: off\n";
+    let halves = PoolRule {
+        replicas: Replicas::new(2),
+        instances: InstanceUse::Shared,
+        ..PoolRule::default()
+    };
+    let expected = Config {
+        listen: "0.0.0.0:9".parse().unwrap(),
+        port: PortConfig {
+            page_listen: "0.0.0.0:8".parse().unwrap(),
+            allowed_hosts: vec!["a".to_owned()],
+            max_connections: 16,
+            max_in_flight_bytes: 14 << 20,
+            log_level_endpoint: LogLevelEndpoint::Off,
+        },
+        kubeconfig: Some(PathBuf::from("/k")),
+        scheduler_names: vec!["a".to_owned(), "b".to_owned()],
+        policy: Policy::Spread,
+        pool_label: "p/q".to_owned(),
+        keep_best: None,
+        domain_label: "r/s".to_owned(),
+        pools: PoolRules::new([(PoolName::new("a"), halves)]),
+        requests: RequestRules {
+            other_resources: vec!["c/d".to_owned()],
+            min_memory: MemMib::new(8),
+            ..RequestRules::default()
+        },
+        claim_for: Duration::from_secs(1),
+        stale_after: Duration::from_secs(2),
+        warm_up: Duration::from_secs(3),
+        drain_limit: Duration::from_secs(4),
+        api_timeout: Duration::from_secs(5),
+        scheduler_timeout: Duration::from_secs(6),
+        unmanaged_tolerance: MemMib::new(6),
+        max_body_bytes: 7 << 20,
+        log_level: "debug".to_owned(),
+        log_format: LogFormat::Json,
+        guard: GuardConfig::default(),
+        advice: AdviceConfig::default(),
+        webhook: WebhookConfig::default(),
+    };
+    assert_eq!(Config::from_yaml(text).unwrap(), expected);
+    assert!(KEYS.iter().all(|key| text.contains(&format!("{key}:"))));
+}
+
+#[test]
+fn all_faults_are_listed_at_once() {
+    let text = "listen: nowhere\npolicy: best\nclaim_seconds: 0\nscheduler_names: []\n\
+        log_format: xml\npollicy: spread\n7: 8\n";
+    let faults = Config::from_yaml(text).unwrap_err();
+    assert_eq!(faults.faults.len(), 7, "{faults}");
+    for part in ["nowhere", "best", "1 to 300", "at least one", "xml", "`pollicy`"] {
+        assert!(faults.to_string().contains(part), "{part} in {faults}");
+    }
+}
+
+#[test]
+fn kube_scheduler_waits_longer_than_the_api_server_may_take() {
+    for text in ["api_timeout_seconds: 10\n", "scheduler_timeout_seconds: 5\n"] {
+        let faults = Config::from_yaml(text).unwrap_err();
+        assert!(faults.to_string().contains("`httpTimeout` of kube-scheduler"), "{faults}");
+    }
+    let text = "api_timeout_seconds: 30\nscheduler_timeout_seconds: 31\n";
+    assert_eq!(Config::from_yaml(text).unwrap().scheduler_timeout, Duration::from_secs(31));
+}
+
+#[test]
+fn what_is_no_mapping_is_refused() {
+    for text in ["- a", "7", "a: [", "\u{0}"] {
+        assert_eq!(Config::from_yaml(text).unwrap_err().faults.len(), 1, "{text:?}");
+    }
+}

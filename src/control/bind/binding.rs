@@ -1,0 +1,402 @@
+//! *bind*, the one command: reserve on today's books, then make device and node true in one write.
+//!
+//! Only a *definite* refusal by the API server takes the reservation back. While it is not known
+//! whether a Binding was accepted, the reservation stays and the caller gets no answer: kube-scheduler
+//! then times out by itself, which is better than an `Error` for a pod that is bound.
+//!
+//! No Binding is posted after the process was asked to stop, for a version of the pod that another process
+//! touched, or when its answer could come after kube-scheduler has given up: others would no longer count
+//! on it.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::file::Config;
+use crate::config::webhook::MemoryLimit;
+use crate::control::bind::limits::{check_made_up, check_passed, is_shown, read_pod};
+use crate::control::bind::settle::{gone, see_other_binding, settle, settled_bound, taken_back};
+use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::bind_error::BindError;
+use crate::control::shared::bind_locks::Turn;
+use crate::control::shared::log_limit::LogLimit;
+use crate::hardware::device::{DeviceKind, NodeName, PodUid};
+use crate::kube_api::containers::mps::ClientLimits;
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::write::outcome::{BindOutcome, Fenced};
+use crate::kube_api::write::target::{BindTarget, PodKey, TargetError};
+use crate::ledger::query::reading::Readiness;
+use crate::metrics::labels::{BindResult, Outcome};
+use crate::model::reservation::{PlacedDevice, Placement, Reservation, ReservationState};
+use crate::protocol::bounds::ProtocolError;
+use crate::protocol::messages::{ExtenderBindingArgs, ExtenderBindingResult, VerbAnswer};
+use crate::scoring::efficiency::Size;
+
+/// Times a Binding is posted again after the pod changed under it: each needs a further change of
+/// the pod within milliseconds, so a third is hardly ever seen.
+const ATTEMPTS: u32 = 4;
+
+/// What an answer may take from here to kube-scheduler, and its question before it got here.
+const WAY_BACK: Duration = Duration::from_millis(500);
+
+/// How long a bind is still waited for after the process was asked to stop. One that is undecided by then is
+/// settled by the next process.
+const LAST_ANSWER_WITHIN: Duration = Duration::from_secs(1);
+
+/// Failed binds in the log.
+static LOGGED: LogLimit = LogLimit::new();
+
+/// One call of *bind*.
+struct Call<'a> {
+    app: &'a Arc<App>,
+    args: &'a ExtenderBindingArgs,
+    /// When it arrived, on the precise clock.
+    arrived: Duration,
+}
+
+impl Call<'_> {
+    /// Whether a Binding may be posted now.
+    fn check_time(&self) -> Result<(), BindError> {
+        let Config { api_timeout, scheduler_timeout, .. } = self.app.config;
+        let answered_after = self.app.clock.precise().saturating_sub(self.arrived) + api_timeout;
+        if self.app.is_stopping() {
+            return Err(BindError::Stopping);
+        }
+        if answered_after + WAY_BACK > scheduler_timeout {
+            return Err(BindError::TooLate);
+        }
+        Ok(())
+    }
+
+    /// Whether the pod may be bound to the node: it is for one of our schedulers, and *filter* passed it
+    /// there.
+    fn check_passed(&self, pod: &SeenPod) -> Result<(), BindError> {
+        let app = self.app;
+        if matches!(app.truth, Truth::Books) {
+            return Ok(());
+        }
+        if !app.is_ours(pod) {
+            return Err(BindError::NotOurs { scheduler: pod.scheduler_name.clone() });
+        }
+        if pod.is_gated {
+            return Err(BindError::Gated);
+        }
+        check_passed(app, &pod.pod.uid, &self.args.node)
+    }
+}
+
+/// Answers *bind*. The work goes on when the caller hangs up.
+///
+/// # Errors
+/// [`ProtocolError`] for a body that is no binding.
+pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
+    let arrived = app.clock.precise();
+    let args = ExtenderBindingArgs::parse(body)?;
+    let worker = Arc::clone(app);
+    let task = tokio::spawn(async move {
+        let result = bind_pod(&Call { app: &worker, args: &args, arrived }).await;
+        match &result {
+            Ok(()) => worker.metrics.bind(BindResult::Bound),
+            Err(error) => {
+                worker.metrics.bind(error.result());
+                tell_failed(&worker, &args, error);
+            }
+        }
+        result
+    });
+    let result = tokio::select! {
+        result = task => result,
+        () = app.stopped_for(LAST_ANSWER_WITHIN) => Ok(Err(BindError::Undecided)),
+    };
+    let error = match result {
+        Ok(Ok(())) => String::new(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "the bind was given up because of a fault in gpupack".to_owned(),
+    };
+    let outcome = if error.is_empty() { Outcome::Ok } else { Outcome::Refused };
+    Ok((ExtenderBindingResult { error }.to_json(), outcome))
+}
+
+/// Writes to the log why a bind failed; few lines on a caller's word alone.
+fn tell_failed(app: &App, args: &ExtenderBindingArgs, error: &BindError) {
+    let is_known = app.pending.contains_key(&PodUid::new(args.pod_uid.as_str()));
+    let reason = (if is_known { "waiting" } else { "unknown" }, error.result().label());
+    let Some(left_out) = LOGGED.admits(reason, app.clock.precise()) else { return };
+    let error = error.to_string();
+    tracing::warn!(
+        pod_uid = ?args.pod_uid, pod = ?args.pod_name, node = ?args.node, ?error, left_out, "bind failed"
+    );
+}
+
+async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
+    let Call { app, args, .. } = *call;
+    let uid = PodUid::new(args.pod_uid.as_str());
+    let _place = app.binds.place(&uid, is_shown(app, &uid))?;
+    check_made_up(app, &uid, &args.node)?;
+    // Later the bind could only end in [`BindError::TooLate`].
+    let turn = tokio::time::timeout(app.config.scheduler_timeout, app.binds.take(&uid)).await;
+    let mut turn = turn.map_err(|_| BindError::TooLate)?;
+    if settle_earlier(call, &mut turn).await? || is_bound_there(app, &uid, &args.node) {
+        return Ok(()); // a repeated call
+    }
+    call.check_time()?;
+    let known = app.pending.get(&uid).map(|pod| Arc::clone(&pod));
+    let is_ready = app.readiness() == Readiness::Ready;
+    let pod = match (known, &app.truth) {
+        (Some(pod), _) => pod,
+        (None, Truth::Books) if !is_ready => return Err(BindError::WarmingUp),
+        (None, _) => read_pod(app, args).await?,
+    };
+    if let Err(error) = &pod.request {
+        return Err(BindError::Request(error.reason()));
+    }
+    let node = NodeName::new(args.node.as_str());
+    if pod.node.is_none() {
+        call.check_passed(&pod)?;
+    }
+    let Some(question) = app.question(&pod) else {
+        let Truth::Cluster(cluster) = &app.truth else { return Err(gone(&pod.pod)) };
+        // What is not known yet is GPUs, and it asks for none.
+        return decide(call, cluster, &mut turn, &pod, |pod| BindTarget::without_gpu(pod, &node))
+            .await;
+    };
+    if !is_ready {
+        return Err(BindError::WarmingUp);
+    }
+    app.outbox.push(app.ledger.drop_claim_elsewhere(&uid, &args.node));
+    let placement = app.ledger.reserve(&pod.pod, &args.node, &question, app.clock.now())?;
+    match &app.truth {
+        Truth::Books => app.ledger.confirm(&uid),
+        Truth::Cluster(cluster) => {
+            let limits = client_limits(app, &placement);
+            let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
+            if let Err(error) = decide(call, cluster, &mut turn, &pod, target).await {
+                // An earlier Binding of the pod to this node has landed: what was asked for is true.
+                return if is_bound_there(app, &uid, &args.node) { Ok(()) } else { Err(error) };
+            }
+            app.tell_placed(&pod, &placement);
+            app.tell_small(&pod, &placement);
+        }
+    }
+    placed(app, &pod, &placement);
+    Ok(())
+}
+
+/// Notes that a pod has its place.
+fn placed(app: &App, pod: &SeenPod, placement: &Placement) {
+    let uid = &pod.pod.uid;
+    app.settle_pod(uid);
+    let created = u64::try_from(pod.created_unix_seconds).unwrap_or(0);
+    if let Ok(Some(request)) = &pod.request
+        && created > 0
+    {
+        let waited = app.clock.unix_seconds().saturating_sub(created);
+        app.metrics.placed(Size::of(request), waited);
+    }
+    let devices: Vec<&str> = placement.devices.iter().map(|device| device.id.as_str()).collect();
+    tracing::info!(
+        pod_uid = %uid, pod = %pod.pod, node = %placement.node, devices = devices.join(","), "placed"
+    );
+}
+
+/// Settles the Binding that an earlier call has left undecided, before this one does anything. Whether the
+/// pod is bound by it as this call asks.
+async fn settle_earlier(call: &Call<'_>, turn: &mut Turn<'_>) -> Result<bool, BindError> {
+    let Truth::Cluster(cluster) = &call.app.truth else { return Ok(false) };
+    let Some(target) = turn.on_its_way.clone() else { return Ok(false) };
+    if settle(call.app, cluster, turn, &target).await? {
+        return Ok(target.node().as_str() == call.args.node);
+    }
+    taken_back(call.app, turn, target.uid(), BindError::Undecided);
+    Ok(false)
+}
+
+/// The limits that the containers of a pod get with `placement`: what it asked for, whatever its own limit.
+pub(crate) fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
+    let settings = &app.config.webhook;
+    let node = app.ledger.node(placement.node.as_str());
+    let device = |placed: &PlacedDevice| {
+        let mut devices = node.iter().flat_map(|node| node.devices());
+        devices.find(|it| it.device().id == placed.id).map(|books| books.device())
+    };
+    match (settings.memory_limit, &placement.devices[..]) {
+        (MemoryLimit::Mps, [placed]) => {
+            let model = device(placed).map(|device| &device.model);
+            ClientLimits::of(placed.demand, model, settings.thread_cap)
+        }
+        (MemoryLimit::Driver, devices) => {
+            let is_gpu = |placed| device(placed).is_some_and(|it| it.kind == DeviceKind::Gpu);
+            // The toolkit sets one amount on all of them.
+            let least = devices.iter().map(|placed| placed.demand.memory).min();
+            let least = least.filter(|_| devices.iter().all(is_gpu));
+            least.map(ClientLimits::of_driver).unwrap_or_default()
+        }
+        (MemoryLimit::None | MemoryLimit::Mps, _) => ClientLimits::default(),
+    }
+}
+
+/// Whether the books have the pod on this node already, and its Binding is decided.
+fn is_bound_there(app: &App, uid: &PodUid, node: &str) -> bool {
+    let is_it = |held: &Reservation| {
+        held.state == ReservationState::Confirmed && held.placement.node.as_str() == node
+    };
+    app.ledger.reservation(uid).is_some_and(|held| is_it(&held))
+}
+
+/// Posts the Binding that `target` makes of the pod until it is decided, and brings the books in line.
+/// A pod without a GPU request is in no book, and is bound as kube-scheduler itself would.
+async fn decide(
+    call: &Call<'_>,
+    cluster: &ClusterTruth,
+    turn: &mut Turn<'_>,
+    pod: &SeenPod,
+    target: impl Fn(&SeenPod) -> Result<BindTarget, TargetError>,
+) -> Result<(), BindError> {
+    let app = call.app;
+    let mut pod = match own_version(call, cluster, pod).await {
+        Ok(pod) => pod,
+        Err(error) => return Err(taken_back(app, turn, &pod.pod.uid, error)),
+    };
+    for _ in 0..ATTEMPTS {
+        let checked = call.check_time().and_then(|()| Ok(target(&pod)?));
+        let target = match checked {
+            Ok(target) => target,
+            Err(error) => return Err(taken_back(app, turn, &pod.pod.uid, error)),
+        };
+        *turn.on_its_way = Some(target.clone());
+        app.unseen_binds.insert(target.uid().clone(), app.clock.precise());
+        app.edits.wrote(target.uid(), target.node(), target.annotations());
+        match cluster.writer.bind(&target).await {
+            BindOutcome::Bound => {
+                settled_bound(app, turn, target.uid());
+                return Ok(());
+            }
+            BindOutcome::Gone => {
+                return Err(taken_back(app, turn, target.uid(), gone(target.key())));
+            }
+            BindOutcome::Refused { code, message } => {
+                return Err(taken_back(
+                    app,
+                    turn,
+                    target.uid(),
+                    BindError::Refused { code, message },
+                ));
+            }
+            BindOutcome::Conflict => {}
+            BindOutcome::Undecided { cause } => {
+                tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is undecided");
+            }
+        }
+        if settle(app, cluster, turn, &target).await? {
+            return Ok(());
+        }
+        pod = unbound_again(app, cluster, turn, &target, &pod).await?;
+    }
+    Err(taken_back(app, turn, &pod.pod.uid, BindError::Unsteady))
+}
+
+/// The pod in a version that no other process may hold to be its own: one that a process before this one
+/// touched is touched first, so that whatever that process has still on its way cannot land.
+async fn own_version(
+    call: &Call<'_>,
+    cluster: &ClusterTruth,
+    pod: &SeenPod,
+) -> Result<SeenPod, BindError> {
+    let (mut pod, asked) = (pod.clone(), &pod.request);
+    for _ in 0..ATTEMPTS {
+        match call.app.touched(cluster, &pod) {
+            Ordering::Equal if pod.request == *asked => return Ok(pod),
+            Ordering::Equal => return Err(BindError::Unsteady),
+            Ordering::Greater => return Err(BindError::OtherProcess),
+            Ordering::Less => {}
+        }
+        call.check_time()?;
+        let (key, uid, version) = (PodKey::of(&pod.pod)?, &pod.pod.uid, &pod.resource_version);
+        let value = format!("own-{version}");
+        pod = match cluster.writer.fence_pod(&key, uid, Some(version), &value).await {
+            Fenced::Waiting { pod } => *pod,
+            Fenced::Open { pod: Some(now), .. } if now.resource_version != *version => *now,
+            Fenced::Open { cause, .. } => return Err(BindError::Unfenced { cause }),
+            Fenced::Gone => return Err(gone(&key)),
+            Fenced::Bound { pod } => {
+                see_other_binding(call.app, &pod);
+                return Err(BindError::BoundElsewhere);
+            }
+        };
+    }
+    Err(BindError::Unsteady)
+}
+
+/// The pod in its newest version, for another try: it must still ask for the same.
+async fn unbound_again(
+    app: &App,
+    cluster: &ClusterTruth,
+    turn: &mut Turn<'_>,
+    target: &BindTarget,
+    before: &SeenPod,
+) -> Result<SeenPod, BindError> {
+    let uid = target.uid();
+    let read = match cluster.writer.read_back(target.key()).await {
+        Err(cause) => {
+            let pod = target.key().to_string();
+            return Err(taken_back(app, turn, uid, BindError::Unreadable { pod, cause }));
+        }
+        Ok(read) => read.map(|pod| SeenPod::judged(&pod, &app.config.requests)),
+    };
+    let Some(pod) = read.filter(|pod| pod.pod.uid == *uid) else {
+        return Err(taken_back(app, turn, uid, gone(target.key())));
+    };
+    if pod.node.is_some() {
+        see_other_binding(app, &pod);
+        return Err(taken_back(app, turn, uid, BindError::BoundElsewhere));
+    }
+    if cluster.writer.touched(&pod) != Ordering::Equal {
+        // The process that touched it may have given the room to others.
+        return Err(taken_back(app, turn, uid, BindError::OtherProcess));
+    }
+    if pod.request != before.request {
+        return Err(taken_back(app, turn, uid, BindError::Unsteady));
+    }
+    Ok(pod)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::file::Config;
+    use crate::hardware::device::DeviceId;
+    use crate::hardware::pool::Protection;
+    use crate::hardware::units::{Demand, MemMib, Share};
+    use crate::ledger::fixture::ledger;
+    use crate::model::reservation::PlacedDevice;
+
+    /// The limits that are written for so much of each of these devices.
+    fn limits(settings: &str, devices: &[&str]) -> String {
+        let config = Config::from_yaml(&format!("webhook: {{{settings}}}")).unwrap();
+        let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Books);
+        let demand = Demand { memory: MemMib::new(250), share: Share::from_millionths(255_000) };
+        let id = |name: &&str| PlacedDevice { id: DeviceId::new(name).unwrap(), demand };
+        let devices = devices.iter().map(id).collect();
+        let placement =
+            Placement { node: NodeName::new("n"), devices, protection: Protection::None };
+        let written = client_limits(&app, &placement).annotations();
+        written.into_values().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn limits_of_clients_are_written_where_they_are_configured() {
+        let capped = "memory_limit: mps, mps_thread_percentage: share";
+        for (settings, devices, written) in [
+            ("", &["A"][..], ""),
+            ("memory_limit: driver", &["A"], "250"),
+            ("memory_limit: driver", &["gone"], ""),
+            ("memory_limit: mps", &["A"], "0=250M"),
+            ("memory_limit: mps", &["A", "B"], ""),
+            (capped, &["A"], "0=250M 25"),
+            (capped, &["gone"], "0=250M 100"),
+        ] {
+            assert_eq!(limits(settings, devices), written, "{settings} {devices:?}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Placement annotations that somebody else edited: reported, and written back from the ledger.
+//!
+//! The watch only notes the pod. A loop reads the pod again, compares it with the ledger, and writes what
+//! the ledger has on exactly that version. An editor that does it again and again is answered ever more
+//! slowly, so two writers that fight cost the API server little.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::MissedTickBehavior;
+
+use crate::control::bind::binding::client_limits;
+use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::edited::Known;
+use crate::hardware::device::{NodeName, PodUid};
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::request::placement::encode;
+use crate::kube_api::request::written::patch_to;
+use crate::kube_api::write::events::NoticeReason;
+use crate::kube_api::write::outcome::TouchOutcome;
+use crate::kube_api::write::target::PodKey;
+use crate::metrics::labels::EditResult;
+use crate::model::reservation::{PodRef, ReservationState};
+
+/// Time between two looks for placements to write back.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Looks between two in which pods are forgotten that are not in the books: a Binding that came to nothing.
+const LOOKS_PER_SWEEP: u32 = 600;
+
+/// Compares what is written on a bound pod with what gpupack wrote. Of the placement itself the ledger tells.
+pub(crate) fn see_written(app: &App, seen: &SeenPod) {
+    let (Ok(Some(placement)), Some(node)) = (&seen.placement, &seen.node) else { return };
+    let uid = &seen.pod.uid;
+    let known = app.edits.written().get(uid).cloned();
+    let is_same = known.as_ref().is_some_and(|known| known.written == seen.written);
+    if is_same || app.ledger.reservation(uid).is_none_or(|held| held.placement != *placement) {
+        return;
+    }
+    if known.is_some_and(|known| known.is_of(placement)) {
+        return tell_edited(app, &seen.pod, node);
+    }
+    // First seen after a start; or it was noted for a Binding of ours, and another one has landed.
+    app.edits.written().insert(uid.clone(), Known::new(seen.written.clone(), placement));
+}
+
+/// Tells that the placement of a pod was edited, and notes it to be written back.
+pub(crate) fn tell_edited(app: &App, pod: &PodRef, node: &NodeName) {
+    app.metrics.placement_edit(EditResult::Seen);
+    let note = format!(
+        "its annotations under placed.gpupack.dev/ were edited or removed while it is bound to node \
+         {node}: they change nothing of what it holds, and are written back"
+    );
+    app.tell(pod, NoticeReason::PlacementEdited, note);
+    app.edits.note(pod, app.clock.now());
+}
+
+/// Writes back what was edited, until the process ends.
+pub(crate) async fn restoring(app: &Arc<App>) {
+    let mut interval = tokio::time::interval(LOOK_EVERY);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for look in 1_u32.. {
+        interval.tick().await;
+        restore_edited(app).await;
+        if look.is_multiple_of(LOOKS_PER_SWEEP) {
+            let is_held = |uid: &PodUid| app.ledger.reservation(uid).is_some();
+            app.edits.written().retain(|uid, _| is_held(uid));
+        }
+    }
+}
+
+/// Writes back the placements that are due now.
+pub async fn restore_edited(app: &App) {
+    let Truth::Cluster(cluster) = &app.truth else { return };
+    for pod in app.edits.take_due(app.clock.now()) {
+        let result = match restore(app, cluster, &pod).await {
+            Ok(true) => EditResult::Restored,
+            Ok(false) => continue,
+            Err(fault) => {
+                tracing::warn!(pod_uid = %pod.uid, %pod, fault, "could not write an edited placement back");
+                app.edits.note(&pod, app.clock.now());
+                EditResult::Failed
+            }
+        };
+        app.metrics.placement_edit(result);
+    }
+}
+
+/// Writes what the ledger has of a pod, where the pod says something else. Whether that was needed.
+async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool, String> {
+    let held = app.ledger.reservation(&pod.uid);
+    let Some(held) = held.filter(|held| held.state == ReservationState::Confirmed) else {
+        return Ok(false);
+    };
+    let key = PodKey::of(pod).map_err(|fault| fault.to_string())?;
+    let read = cluster.writer.read_back(&key).await.map_err(|cause| cause.to_string())?;
+    let Some(read) = read else { return Ok(false) };
+    let seen = SeenPod::from_api(&read);
+    let known = app.edits.written().get(&pod.uid).cloned();
+    let known = known.filter(|known| known.is_of(&held.placement)).map(|known| known.written);
+    let is_same = known.as_ref().is_none_or(|known| *known == seen.written);
+    let is_ours = is_same && seen.placement.as_ref() == Ok(&Some(held.placement.clone()));
+    if is_ours || seen.pod.uid != pod.uid {
+        return Ok(false);
+    }
+    let mut annotations = encode(&held.placement).map_err(|fault| fault.to_string())?;
+    match known {
+        Some(known) => annotations.extend(known.limits()),
+        None => annotations.extend(client_limits(app, &held.placement).annotations()),
+    }
+    app.edits.wrote(&pod.uid, &held.placement.node, &annotations);
+    let patch = patch_to(&annotations, &read.metadata.annotations.unwrap_or_default());
+    let version = &seen.resource_version;
+    match cluster.writer.write_placement(&key, &pod.uid, version, &patch).await {
+        TouchOutcome::Touched { .. } => {
+            tracing::warn!(pod_uid = %pod.uid, %pod, node = %held.placement.node, "somebody edited the placement of a pod: it was written back");
+            Ok(true)
+        }
+        TouchOutcome::Gone => Ok(false),
+        TouchOutcome::Conflict => Err("the pod changed meanwhile".to_owned()),
+        TouchOutcome::Refused { code, message } => Err(format!("refused with {code}: {message}")),
+        TouchOutcome::Undecided { cause } => Err(cause.to_string()),
+    }
+}

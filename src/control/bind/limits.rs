@@ -1,0 +1,66 @@
+//! What keeps made-up calls of *bind* from taking more than an answer: binds that can be refused without asking
+//! the API server are, and few others read at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::control::shared::app::{App, Truth};
+use crate::control::shared::bind_error::BindError;
+use crate::control::shared::passed::{PASSED_FOR, Verdict};
+use crate::hardware::device::PodUid;
+use crate::hardware::units::Timestamp;
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::write::target::PodKey;
+use crate::protocol::messages::ExtenderBindingArgs;
+
+/// How long a bind waits until fewer others read.
+const READ_WITHIN: Duration = Duration::from_secs(1);
+
+/// Whether *filter* passed the pod on the node. What was passed before a restart is not known; then the
+/// books, or for a pod without a GPU that it waits, must do.
+pub(crate) fn check_passed(app: &App, uid: &PodUid, node: &str) -> Result<(), BindError> {
+    let now = app.clock.now();
+    let is_young = now.since(Timestamp::START) < PASSED_FOR;
+    match app.passed.verdict(uid, node, now) {
+        Verdict::Passed => Ok(()),
+        Verdict::Unknown if is_young => Ok(()),
+        Verdict::Elsewhere | Verdict::Unknown => Err(BindError::NotPassed),
+    }
+}
+
+/// The same for a pod that may be made up, before anything is done for it: of others more than the caller's
+/// word is known.
+pub(crate) fn check_made_up(app: &App, uid: &PodUid, node: &str) -> Result<(), BindError> {
+    let is_held_there =
+        || app.ledger.reservation(uid).is_some_and(|held| held.placement.node.as_str() == node);
+    let is_books = matches!(app.truth, Truth::Books);
+    if is_books || app.pending.contains_key(uid) || app.binds.has(uid) || is_held_there() {
+        return Ok(());
+    }
+    check_passed(app, uid, node)
+}
+
+/// Whether the watch shows a pod that waits, maybe with scheduling gates that have gone since: it is not made up.
+pub(crate) fn is_shown(app: &App, uid: &PodUid) -> bool {
+    app.is_shown_waiting(uid) || app.gated.contains_key(uid)
+}
+
+/// Reads a pod that the watch does not show waiting for a GPU yet.
+pub(crate) async fn read_pod(
+    app: &App,
+    args: &ExtenderBindingArgs,
+) -> Result<Arc<SeenPod>, BindError> {
+    let pod = format!("{}/{}", args.pod_namespace, args.pod_name);
+    let Truth::Cluster(cluster) = &app.truth else { return Err(BindError::Gone { pod }) };
+    let key = PodKey::new(&args.pod_namespace, &args.pod_name)?;
+    let is_shown = is_shown(app, &PodUid::new(args.pod_uid.as_str()));
+    let read = app.binds.limits.reads(is_shown).acquire();
+    let read = tokio::time::timeout(READ_WITHIN, read).await;
+    let Ok(Ok(_read)) = read else { return Err(BindError::TooMany) };
+    let found = match cluster.writer.read_back(&key).await {
+        Err(cause) => return Err(BindError::Unreadable { pod, cause }),
+        Ok(found) => found.map(|found| SeenPod::judged(&found, &app.config.requests)),
+    };
+    let same = found.filter(|seen| seen.pod.uid.as_str() == args.pod_uid);
+    same.map(Arc::new).ok_or(BindError::Gone { pod })
+}

@@ -1,0 +1,142 @@
+//! What became of a Binding whose outcome is open, for the caller that waits for it and for the background
+//! loop. Until that is known its reservation stays.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+
+use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::bind_error::BindError;
+use crate::control::shared::bind_locks::Turn;
+use crate::hardware::device::PodUid;
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::write::outcome::{Fenced, Settled};
+use crate::kube_api::write::target::{BindTarget, PodKey};
+use crate::model::reservation::{PodRef, Reservation, ReservationState};
+
+/// Pause before the API server is asked again about an undecided Binding.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
+
+/// How long a bind stays with its caller while undecided; then the background loop goes on alone.
+/// Longer than any sensible `httpTimeout` of kube-scheduler.
+const STAY_FOR: Duration = Duration::from_secs(60);
+
+/// Bindings that no caller waits for are settled so many at once.
+const SETTLED_AT_ONCE: usize = 16;
+
+/// Finds out what became of a Binding: whether the pod is bound as decided. If not, this Binding can
+/// no longer succeed.
+pub(crate) async fn settle(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    turn: &mut Turn<'_>,
+    target: &BindTarget,
+) -> Result<bool, BindError> {
+    let started = app.clock.now();
+    loop {
+        match cluster.writer.settle(target).await {
+            Settled::Bound { .. } => {
+                settled_bound(app, turn, target.uid());
+                return Ok(true);
+            }
+            Settled::NotBound => return Ok(false),
+            Settled::BoundElsewhere { pod } => {
+                see_other_binding(app, &SeenPod::from_api(&pod));
+                return Err(taken_back(app, turn, target.uid(), BindError::BoundElsewhere));
+            }
+            Settled::Gone => return Err(taken_back(app, turn, target.uid(), gone(target.key()))),
+            Settled::StillUndecided { cause } => {
+                tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is still undecided");
+                if app.clock.now().since(started) >= STAY_FOR {
+                    return Err(BindError::Undecided); // the background loop goes on
+                }
+                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+            }
+        }
+    }
+}
+
+/// Asks about Bindings that no caller waits for any more, and about reservations whose bind has died.
+pub async fn settle_abandoned(app: &Arc<App>) {
+    let Truth::Cluster(cluster) = &app.truth else { return };
+    let mut pods: BTreeMap<PodUid, Option<PodRef>> =
+        app.ledger.assumed().into_iter().map(|pod| (pod.uid.clone(), Some(pod))).collect();
+    for uid in app.binds.abandoned() {
+        pods.entry(uid).or_default();
+    }
+    futures::stream::iter(pods)
+        .for_each_concurrent(SETTLED_AT_ONCE, |(uid, assumed)| async move {
+            let Some(mut turn) = app.binds.try_take(&uid) else { return }; // it is seen to
+            match (turn.on_its_way.clone(), assumed) {
+                (Some(target), _) => settle_once(app, cluster, &mut turn, &target).await,
+                (None, Some(pod)) => settle_dead(app, cluster, &mut turn, &pod).await,
+                (None, None) => {} // it has been decided meanwhile
+            }
+        })
+        .await;
+}
+
+/// Asks once what became of a Binding.
+async fn settle_once(app: &App, cluster: &ClusterTruth, turn: &mut Turn<'_>, target: &BindTarget) {
+    let uid = target.uid();
+    match cluster.writer.settle(target).await {
+        Settled::Bound { .. } => settled_bound(app, turn, uid),
+        Settled::BoundElsewhere { pod } => {
+            see_other_binding(app, &SeenPod::from_api(&pod));
+            taken_back(app, turn, uid, BindError::Undecided);
+        }
+        Settled::NotBound | Settled::Gone => {
+            taken_back(app, turn, uid, BindError::Undecided);
+        }
+        Settled::StillUndecided { .. } => {}
+    }
+}
+
+/// Settles a reservation that no bind sees to: its task has died. What it posted, if anything, lands before
+/// the pod is touched or never.
+async fn settle_dead(app: &App, cluster: &ClusterTruth, turn: &mut Turn<'_>, pod: &PodRef) {
+    let is_assumed = |held: &Reservation| matches!(held.state, ReservationState::Assumed { .. });
+    let still_assumed = app.ledger.reservation(&pod.uid).is_some_and(|held| is_assumed(&held));
+    let Some(key) = PodKey::of(pod).ok().filter(|_| still_assumed) else { return };
+    tracing::error!(pod_uid = %pod.uid, %pod, "the bind of this pod has died: finding out what it did");
+    let value = format!("settle-{}", app.clock.now().millis());
+    match cluster.writer.fence_pod(&key, &pod.uid, None, &value).await {
+        Fenced::Bound { pod } => app.see_bound(&pod),
+        Fenced::Waiting { .. } | Fenced::Gone => {
+            taken_back(app, turn, &pod.uid, BindError::Undecided);
+        }
+        Fenced::Open { .. } => {}
+    }
+}
+
+pub(crate) fn settled_bound(app: &App, turn: &mut Turn<'_>, uid: &PodUid) {
+    app.ledger.confirm(uid);
+    *turn.on_its_way = None;
+}
+
+/// Takes in a pod that is bound by another Binding than ours: what ours was to write is not what is written.
+pub(crate) fn see_other_binding(app: &App, seen: &SeenPod) {
+    app.edits.forget(&seen.pod.uid);
+    app.see_bound(seen);
+}
+
+pub(crate) fn taken_back(
+    app: &App,
+    turn: &mut Turn<'_>,
+    uid: &PodUid,
+    error: BindError,
+) -> BindError {
+    app.unseen_binds.remove(uid);
+    *turn.on_its_way = None;
+    app.outbox.push(app.ledger.forget(uid));
+    if app.ledger.reservation(uid).is_none() {
+        app.edits.forget(uid); // with a reservation it is bound, and what is written was noted
+    }
+    error
+}
+
+pub(crate) fn gone(pod: &impl ToString) -> BindError {
+    BindError::Gone { pod: pod.to_string() }
+}

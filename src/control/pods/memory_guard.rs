@@ -1,0 +1,208 @@
+//! The memory guard: tells who uses more than it may, and evicts over-users where the operator asked
+//! for that. Whom to evict next is decided by [`Evictions`].
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::MissedTickBehavior;
+
+use crate::config::guard::OverUse;
+use crate::control::shared::app::{App, Truth};
+use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::units::MemMib;
+use crate::kube_api::write::events::NoticeReason;
+use crate::kube_api::write::evict::EvictOutcome;
+use crate::kube_api::write::target::PodKey;
+use crate::metrics::guard::EvictionResult;
+use crate::model::isolation::Mode;
+use crate::model::node_state::NodeLedger;
+use crate::model::reservation::PodRef;
+use crate::usage::node_details::NodeDetails;
+use crate::usage::over_limit::{Answer, Evictions};
+use crate::usage::samples::{OnDevice, OverUser, Use};
+
+/// Pause between two looks for over-users to evict.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Use of a device that is to be told.
+pub(crate) struct Told<'a> {
+    /// The node.
+    pub(crate) node: &'a NodeName,
+    /// The device.
+    pub(crate) device: &'a DeviceId,
+    /// What is used.
+    pub(crate) used: MemMib,
+}
+
+/// One pod that uses more of a device than it may, for `/v1/state`.
+#[derive(Debug, Serialize)]
+pub struct OverUserView {
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// `namespace/name`.
+    pub pod: String,
+    /// Memory that it uses.
+    pub used_mib: u64,
+    /// Memory that it may use: what it holds, or its limit where that is more.
+    pub allowed_mib: u64,
+    /// Lists of processes, one after the other up to the last, that show it so.
+    pub sightings: u32,
+}
+
+/// The over-users of a device of `node`.
+pub(crate) fn over_users(node: &NodeLedger, on: &OnDevice) -> Vec<OverUserView> {
+    let over = on.pods.iter().filter(|(_, seen)| seen.lists_over > 0);
+    let view = |(uid, seen): (&PodUid, &Use)| OverUserView {
+        pod_uid: uid.to_string(),
+        pod: node.reservation(uid).map(|held| held.pod.name.to_string()).unwrap_or_default(),
+        used_mib: seen.used.mib(),
+        allowed_mib: seen.allowed.mib(),
+        sightings: seen.lists_over,
+    };
+    over.map(view).collect()
+}
+
+/// What a pod uses beyond what it may, as the end of a sentence; nothing where it does not.
+pub(crate) fn excesses(details: &NodeDetails, uid: &PodUid) -> String {
+    let mut text = String::new();
+    for (device, on) in details.sightings.devices() {
+        let seen = on.pods.get(uid).filter(|seen| seen.lists_over > 0);
+        if let Some(Use { used, allowed, .. }) = seen {
+            let _ = write!(text, "; it uses {used} of {device} and may use {allowed}");
+        }
+    }
+    text
+}
+
+/// Tells a pod that it uses more than it may, and how that is mended.
+pub(crate) fn tell_over_use(app: &App, pod: &PodRef, allowed: MemMib, told: &Told<'_>) {
+    let Told { node, device, used } = told;
+    let excess = used.checked_sub(allowed).unwrap_or(MemMib::ZERO);
+    tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, %used, %allowed, "a pod uses more GPU memory than it may");
+    let mend = if allowed == MemMib::ZERO {
+        "it holds nothing of that device: see that its container gets the device of its placement \
+         and no other"
+            .to_owned()
+    } else {
+        format!(
+            "ask for `gpu-memory: {}` or more, or make the program take less (its cache, its batch)",
+            used.mib()
+        )
+    };
+    let threat = match app.config.guard.over_use {
+        OverUse::Told => "it is taken off what may be placed there, and nothing is ended",
+        OverUse::Evicted => "the pod is evicted if this lasts",
+    };
+    let note = format!(
+        "uses {used} of {device} on node {node} and may use {allowed}: {excess} too much; {threat}; \
+         {mend}"
+    );
+    app.tell(pod, NoticeReason::GpuOveruse, note);
+}
+
+/// Tells the tenants of a device that somebody else uses it.
+pub(crate) fn tell_foreign_use(app: &App, told: &Told<'_>) {
+    let Told { node, device, used } = told;
+    tracing::warn!(%node, %device, %used, "a device is used by processes of no pod that holds anything there");
+    let note = format!(
+        "its device {device} on node {node} is used by others too: {used} by processes of no pod that \
+         gpupack has placed there; it is taken off what may be placed; `nvidia-smi` on the node lists \
+         the processes"
+    );
+    for pod in app.ledger.tenants(node.as_str(), device) {
+        app.tell(&pod, NoticeReason::GpuForeignUse, note.clone());
+    }
+}
+
+/// Tells a pod that nothing is known to hold it to its memory, although driver or MPS was meant to.
+pub(crate) fn tell_unprotected(
+    app: &App,
+    pod: &PodRef,
+    (intended, limit): (Mode, Option<MemMib>),
+    (node, device): (&NodeName, &DeviceId),
+) {
+    tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, ?limit, "intended protection is not verified");
+    let found = match limit {
+        Some(limit) => format!("it is held to {limit}, which is more than its share"),
+        None => "no limit could be read back for all its processes".to_owned(),
+    };
+    let takes = match intended {
+        Mode::Mps => {
+            "Under MPS each of its processes must be a client of the GPU's daemon, all of them together \
+             limited to the share, in a pod created through the webhook; the daemon must serve, and the \
+             agent must be allowed to read the environment of processes"
+        }
+        Mode::None | Mode::Driver | Mode::Mig | Mode::Whole => {
+            "A limit takes driver r615, container toolkit 1.20.1 and cgroup v2 on the node, a pod created \
+             through the webhook, and an agent that sees the host's control groups"
+        }
+    };
+    let note = format!("its memory on {device} of node {node} is not protected: {found}. {takes}");
+    app.tell(pod, NoticeReason::ProtectionNotVerified, note);
+}
+
+/// Evicts over-users, where the operator asked for that; else waits for ever.
+pub(crate) async fn guarding(app: &Arc<App>) {
+    let Truth::Cluster(cluster) = &app.truth else { return std::future::pending().await };
+    match app.config.guard.over_use {
+        OverUse::Told => return std::future::pending().await,
+        OverUse::Evicted => {
+            tracing::info!("pods that use more GPU memory than they may are evicted")
+        }
+    }
+    let mut evictions = Evictions::default();
+    let mut interval = tokio::time::interval(LOOK_EVERY);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        let is_booked = |uid: &_| app.ledger.reservation(uid).is_some();
+        let after = app.config.guard.after_sightings;
+        let now = app.clock.now();
+        for chosen in evictions.choose(app.ledger.over_users(), after, is_booked, now) {
+            let pod = chosen.pod();
+            let answer = match PodKey::of(pod) {
+                Ok(key) => settle(app, &chosen, &cluster.writer.evict(&key, &pod.uid).await),
+                Err(error) => {
+                    tracing::warn!(pod_uid = %pod.uid, %error, "cannot evict a pod of this name");
+                    Answer::Refused
+                }
+            };
+            evictions.settle(&pod.uid, answer, app.clock.now());
+        }
+    }
+}
+
+/// Tells what came of an eviction.
+fn settle(app: &App, chosen: &OverUser, outcome: &EvictOutcome) -> Answer {
+    let (pod, node, device) = (chosen.pod(), &chosen.node, &chosen.device);
+    let (used, allowed) = (chosen.seen.used, chosen.seen.allowed);
+    let (result, answer) = match outcome {
+        EvictOutcome::Evicted => {
+            tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, %used, %allowed, "evicted: it used more GPU memory than it may");
+            let note = format!(
+                "evicted from node {node}: it used {used} of {device} and may use {allowed}, in {} \
+                 lists of processes one after the other",
+                chosen.seen.lists_over
+            );
+            app.tell(pod, NoticeReason::GpuEvicted, note);
+            (EvictionResult::Evicted, Answer::Ending)
+        }
+        EvictOutcome::Gone => (EvictionResult::Gone, Answer::Ending),
+        EvictOutcome::Blocked { message } => {
+            tracing::info!(pod_uid = %pod.uid, %pod, message, "an over-user may not be evicted now");
+            (EvictionResult::Blocked, Answer::Refused)
+        }
+        EvictOutcome::Refused { code, message } => {
+            tracing::error!(pod_uid = %pod.uid, %pod, code, message, "may not evict: apply deploy/evict.yaml");
+            (EvictionResult::Failed, Answer::Refused)
+        }
+        EvictOutcome::Undecided { cause } => {
+            tracing::warn!(pod_uid = %pod.uid, %pod, %cause, "whether a pod is evicted is not known");
+            (EvictionResult::Failed, Answer::Open)
+        }
+    };
+    app.metrics.evicted(result);
+    answer
+}

@@ -1,0 +1,107 @@
+//! What the watch shows of pods, taken in: who waits, who is bound, who is gone.
+
+use std::sync::Arc;
+
+use crate::control::bind::edits::see_written;
+use crate::control::shared::app::{App, Truth};
+use crate::hardware::device::PodUid;
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::pod::start_failure::StartFailure;
+use crate::kube_api::pod::watch::Sink;
+use crate::kube_api::write::events::NoticeReason;
+use crate::ledger::change::facts::PodFact;
+use crate::model::event::Effect;
+
+impl App {
+    /// Takes a bound pod into the books that was read beside the watch, before that shows it.
+    pub fn see_bound(&self, seen: &SeenPod) {
+        let request = seen.request.as_ref().ok().cloned().flatten().map(Arc::new);
+        let fact = PodFact { bound_by_us: self.is_bound_by_us(seen), ..seen.fact(request) };
+        let effects = self.ledger.see_pod(&fact, self.clock.now());
+        self.outbox.push(effects);
+        if !seen.is_terminal {
+            Sink::pod(self, seen);
+        }
+    }
+}
+
+impl Sink for App {
+    fn effects(&self, effects: Vec<Effect>) {
+        self.outbox.push(effects);
+    }
+
+    fn is_bound_by_us(&self, pod: &SeenPod) -> bool {
+        match &self.truth {
+            Truth::Cluster(cluster) => {
+                pod.touched_by.is_some() && cluster.writer.touched(pod).is_eq()
+            }
+            Truth::Books => true,
+        }
+    }
+
+    fn pod(&self, pod: &SeenPod) {
+        // Of a pod that holds devices the ledger tells that its placement was edited.
+        if let Err(error) = &pod.placement
+            && self.ledger.reservation(&pod.pod.uid).is_none()
+        {
+            let note = format!("its placement counts for nothing: {error}");
+            self.tell(&pod.pod, NoticeReason::PlacementUnreadable, note);
+        }
+        see_written(self, pod);
+        self.teams.see(pod);
+        if pod.node.is_some()
+            && let Some((_, accepted)) = self.unseen_binds.remove(&pod.pod.uid)
+        {
+            self.metrics.watch_lagged(self.clock.precise().saturating_sub(accepted));
+        }
+        if pod.start_failure.is_none() {
+            self.start_failures.remove(&pod.pod.uid);
+        }
+        let uid = &pod.pod.uid;
+        let waits = pod.node.is_none() && !pod.is_deleting && self.is_ours(pod);
+        if !waits {
+            self.forget_waiting(uid);
+            return self.settle_pod(uid);
+        }
+        self.see_touch(pod);
+        let mut pod = pod.clone();
+        pod.judge(&self.config.requests);
+        if pod.request == Ok(None) {
+            self.without_gpu.insert(uid.clone());
+            self.passed.see(uid);
+            return self.settle_pod(uid);
+        }
+        self.without_gpu.remove(uid);
+        let pod = Arc::new(pod);
+        if pod.is_gated {
+            // What was noted of a pod that the watch did not show yet is newer than this.
+            if self.pending.remove(uid).is_some() {
+                self.waiting.remove(uid);
+            }
+            self.gated.insert(uid.clone(), pod);
+            return;
+        }
+        self.gated.remove(uid);
+        self.pending.insert(uid.clone(), Arc::clone(&pod));
+        self.see_waiting(&pod);
+    }
+
+    fn start_failed(&self, pod: &SeenPod, failure: &StartFailure) {
+        self.tell(&pod.pod, NoticeReason::GpuStartFailed, failure.note());
+        if !pod.is_terminal {
+            self.start_failures.insert(pod.pod.uid.clone(), failure.clone());
+        }
+    }
+
+    fn pod_ended(&self, uid: &PodUid) {
+        self.start_failures.remove(uid);
+        self.edits.forget(uid);
+        self.forget_waiting(uid);
+        self.settle_pod(uid);
+        self.unseen_binds.remove(uid);
+    }
+
+    fn watched(&self, resource: &'static str, is_failure: bool) {
+        self.metrics.watched(resource, is_failure);
+    }
+}

@@ -1,0 +1,74 @@
+//! What would help the pods that wait, found in the background and kept per different request: looking
+//! at every node takes too long for a verb, and for a page that asks again and again.
+//!
+//! What is kept is looked at again before it is told: a remedy that no longer helps is left out.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::control::pods::wording;
+use crate::control::shared::app::App;
+use crate::control::shared::kept_suggestions::locked;
+use crate::hardware::device::PodUid;
+use crate::kube_api::write::events::NoticeReason;
+use crate::ledger::query::questions::Question;
+
+/// Pause between two looks at the pods that wait the longest.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// Pods whose remedies are kept fresh: those that the page names.
+const KEPT_FRESH: usize = 100;
+
+/// Different requests of theirs that are looked into in one go.
+const MOST_REQUESTS: usize = 20;
+
+/// Tells refused pods why they wait, and keeps the remedies of the first of them fresh.
+pub(crate) async fn explaining(app: &Arc<App>) {
+    let mut looks = tokio::time::interval(LOOK_EVERY);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = app.reasons.refused.notified() => {}
+            _ = looks.tick() => rested(app, look_again).await,
+        }
+        loop {
+            let Some(uid) = locked(&app.reasons.untold).pop_first() else { break };
+            if app.is_to_be_told(&uid, NoticeReason::NoGpuFits) {
+                rested(app, move |app| tell(app, &uid)).await;
+            }
+        }
+    }
+}
+
+/// Does work off the threads that answer questions, and rests for as long as it took: one half of one
+/// core at most.
+async fn rested(app: &Arc<App>, work: impl FnOnce(&App) + Send + 'static) {
+    let worker = Arc::clone(app);
+    let started = app.clock.precise();
+    if tokio::task::spawn_blocking(move || work(&worker)).await.is_err() {
+        tracing::error!("a fault while looking for what would help a pod, please report this");
+    }
+    tokio::time::sleep(app.clock.precise().saturating_sub(started)).await;
+}
+
+fn tell(app: &App, uid: &PodUid) {
+    if !app.pending.contains_key(uid) {
+        return;
+    }
+    let Some(state) = app.waiting.pod(uid) else { return };
+    let Some(misfits) = state.refused.filter(|misfits| !misfits.is_empty()) else { return };
+    let question = &state.waiting.question;
+    let remedies = app.reasons.recent(&app.ledger, question, app.clock.now());
+    let mends = wording::mends(question, &remedies, misfits.keys().copied());
+    app.tell(&state.waiting.pod, NoticeReason::NoGpuFits, wording::sentence(&misfits, &mends));
+}
+
+fn look_again(app: &App) {
+    let waiting = app.waiting.all().into_iter().filter(|state| state.refused.is_some());
+    let questions = waiting.take(KEPT_FRESH).map(|state| state.waiting.question);
+    let different: BTreeSet<Question> = questions.collect();
+    for question in different.iter().take(MOST_REQUESTS) {
+        app.reasons.recent(&app.ledger, question, app.clock.now());
+    }
+}

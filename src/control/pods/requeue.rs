@@ -1,0 +1,249 @@
+//! Whom to requeue, and when, for room that appeared: one pod at a time per node.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::units::Timestamp;
+use crate::ledger::nodes::state::Ledger;
+use crate::ledger::suggest::requeue::{Group, RequeueOrder};
+use crate::ledger::suggest::waiting::{Change, Progress, Requeued, WaitingPod, WaitingPods};
+
+/// A pod that fits and is not bound after this time will not take the room: kube-scheduler binds within some
+/// hundred milliseconds, or something else is in the way of the pod.
+const BOUND_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long until a touch is looked after that is still being written.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// Longest time between two looks at the pods that changed, so that they are few when room appears.
+const FOLLOW_EVERY: Duration = Duration::from_secs(1);
+
+/// Changed pods that are taken over at once, while *filter* may have to wait.
+const CHANGES_AT_ONCE: usize = 256;
+
+/// Groups of pods after which the other nodes have to wait for the next step: some 10 ms.
+const LOOKS: usize = 50_000;
+
+/// Groups of pods that the watch showed late for which room is looked for in one step, each on all nodes at
+/// worst.
+const LATE_AT_ONCE: usize = 8;
+
+/// Nodes with new room, and the pods that were touched for it. One pod at a time is touched per node; the
+/// next one only when the first did not take the room, so that nothing is touched in vain.
+#[derive(Default)]
+pub struct Wakes {
+    nodes: BTreeMap<NodeName, Chain>,
+    order: RequeueOrder,
+    /// Pods whose touch is being written, for whatever node. One that does not come about leaves its pod to be
+    /// touched for other room, which must not be forgotten until then.
+    sending: RequeueOrder,
+    /// What pods ask that the watch showed late, where room has yet to be looked for: the same for many.
+    late: BTreeSet<Group>,
+}
+
+/// The pods touched for the room of one node.
+struct Chain {
+    /// Those that were asked about the node, and did not fit after all. What else keeps a pod from being
+    /// touched again in vain is noted with the pod, for the room of every node.
+    tried: BTreeSet<PodUid>,
+    last: Option<PodUid>,
+    /// Since when that one is known to fit somewhere.
+    fits: Option<Timestamp>,
+    /// When more room appeared since it was touched.
+    more: Option<Timestamp>,
+    due: Timestamp,
+}
+
+/// What is to be done now.
+#[derive(Debug, Default)]
+pub struct Step {
+    /// The pods to touch, each with the node that has room for it.
+    pub touches: Vec<(NodeName, WaitingPod)>,
+    /// How touches ended without a question.
+    pub ended: Vec<Requeued>,
+}
+
+impl Wakes {
+    /// Notes room that appeared. A pod that was touched for the node's room a moment ago comes first; else
+    /// all may be tried again, as there is more than before.
+    pub fn room(&mut self, nodes: Vec<NodeName>, now: Timestamp) {
+        for node in nodes {
+            match self.nodes.entry(node) {
+                Entry::Occupied(mut known) => known.get_mut().has_more(now),
+                Entry::Vacant(free) => {
+                    free.insert(Chain::new(now));
+                }
+            }
+        }
+    }
+
+    /// How long until there is something to do.
+    pub fn rest(&self, now: Timestamp) -> Duration {
+        if !self.late.is_empty() {
+            return Duration::ZERO;
+        }
+        let next = self.nodes.values().map(|chain| chain.due).min();
+        next.map_or(FOLLOW_EVERY, |due| due.since(now)).min(FOLLOW_EVERY)
+    }
+
+    /// What is to be done now. Takes some milliseconds with thousands of waiting pods: not for a thread that
+    /// answers requests.
+    pub fn step(&mut self, waiting: &WaitingPods, ledger: &Ledger, now: Timestamp) -> Step {
+        let mut step = Step::default();
+        self.nodes.retain(|_, chain| chain.goes_on(waiting, ledger, &mut step, now));
+        self.follow(|uid| waiting.is_sending(uid), || waiting.changes(CHANGES_AT_ONCE));
+        self.catch_up(waiting, ledger, now);
+        let due = self.nodes.iter().filter(|(_, chain)| chain.last.is_none() && chain.due <= now);
+        let mut due: Vec<_> = due.map(|(node, chain)| (chain.due, node.clone())).collect();
+        due.sort(); // nobody waits for ever, however many come
+        let mut looks = 0;
+        for (_, node) in due {
+            if looks > LOOKS {
+                break;
+            }
+            looks += self.search(&node, waiting, ledger, &mut step, now);
+        }
+        step
+    }
+
+    /// Takes over which pods are being touched, and which can be requeued. In this order: a touch that ends in
+    /// between is still known as one, or is followed as a change.
+    fn follow(
+        &mut self,
+        is_sending: impl Fn(&PodUid) -> bool,
+        mut changes: impl FnMut() -> Option<(Vec<Change>, bool)>,
+    ) {
+        self.sending.retain(is_sending);
+        loop {
+            match changes() {
+                None => self.order.clear(),
+                Some((changes, is_all)) => {
+                    changes.into_iter().for_each(|(uid, pod)| self.order.set(&uid, pod));
+                    if is_all {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks for room that appeared after a pod was refused and before the watch showed it: there may be no
+    /// chain for it any more.
+    fn catch_up(&mut self, waiting: &WaitingPods, ledger: &Ledger, now: Timestamp) {
+        loop {
+            let late = waiting.late(CHANGES_AT_ONCE);
+            if late.is_empty() {
+                break;
+            }
+            self.late.extend(late);
+        }
+        for _ in 0..LATE_AT_ONCE {
+            let Some(pods) = self.late.pop_first() else { return };
+            if let Some(node) = ledger.node_with_room(&pods) {
+                self.nodes.entry(node).or_insert_with(|| Chain::new(now));
+            }
+        }
+    }
+
+    /// Finds the pod to touch for the room on `node`. Answers how many groups were looked at.
+    fn search(
+        &mut self,
+        node: &NodeName,
+        waiting: &WaitingPods,
+        ledger: &Ledger,
+        step: &mut Step,
+        now: Timestamp,
+    ) -> usize {
+        let mut all_looks = 0;
+        if let Some(chain) = self.nodes.get_mut(node)
+            && let Some(room) = ledger.free_room(node.as_str())
+        {
+            loop {
+                let (first, looks) = self.order.first(&room, &chain.tried);
+                all_looks += looks;
+                let Some(uid) = first else { break };
+                let candidate = self.order.take(&uid); // it comes back with its next change
+                if let Some(pod) = waiting.touch(&uid, &room) {
+                    self.sending.set(&uid, candidate);
+                    chain.tried.insert(uid.clone());
+                    (chain.last, chain.fits, chain.more) = (Some(uid), None, None);
+                    chain.due = now.plus(LOOK_AGAIN);
+                    step.touches.push((node.clone(), pod));
+                    return all_looks;
+                }
+            }
+            let (first, looks) = self.sending.first(&room, &chain.tried);
+            all_looks += looks;
+            if first.is_some() {
+                chain.due = now.plus(LOOK_AGAIN);
+                return all_looks;
+            }
+        }
+        self.nodes.remove(node);
+        all_looks
+    }
+}
+
+impl Chain {
+    fn new(now: Timestamp) -> Self {
+        Self { tried: BTreeSet::new(), last: None, fits: None, more: None, due: now }
+    }
+
+    /// Others may be tried again for more room. The last one will be asked about it.
+    fn has_more(&mut self, now: Timestamp) {
+        self.tried.retain(|uid| self.last.as_ref() == Some(uid));
+        self.more = Some(now);
+    }
+
+    fn goes_to_the_next(&mut self, now: Timestamp) {
+        (self.last, self.due) = (None, now);
+    }
+
+    /// Sees what became of the pod that was touched last. Answers whether there may be more to do for this
+    /// room.
+    fn goes_on(
+        &mut self,
+        waiting: &WaitingPods,
+        ledger: &Ledger,
+        step: &mut Step,
+        now: Timestamp,
+    ) -> bool {
+        let Some(last) = &self.last else { return true };
+        // It took a place, here or elsewhere: kube-scheduler looks at the others by itself. It may have done
+        // so before there was more room.
+        if ledger.reservation(last).is_some() {
+            self.goes_to_the_next(now);
+            return self.more.is_some();
+        }
+        match waiting.progress(last, now) {
+            Progress::Sending => self.due = now.plus(LOOK_AGAIN),
+            Progress::Until(at) => self.due = at,
+            Progress::Fits => {
+                self.due = self.fits.get_or_insert(now).plus(BOUND_WITHIN);
+                if self.due <= now {
+                    self.goes_to_the_next(now);
+                }
+            }
+            Progress::Waits { asked } => {
+                if self.more.is_some_and(|more| asked <= more) {
+                    self.tried.remove(last); // its question may have come too early for that
+                }
+                self.goes_to_the_next(now);
+            }
+            Progress::Late => {
+                step.ended.push(Requeued::Unanswered);
+                self.goes_to_the_next(now);
+            }
+            Progress::Gone => {
+                step.ended.push(Requeued::Gone);
+                self.goes_to_the_next(now);
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,69 @@
+//! What each team holds and uses over time, for chargeback: by namespace and priority class.
+//!
+//! The books are looked at every few seconds, and what is found counts for the time since the last look:
+//! a pod that comes and goes in between does not count, one that is seen counts a little too much or too
+//! little, and in the mean that is even.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use crate::control::shared::app::App;
+use crate::control::shared::team_names::Team;
+use crate::hardware::device::PodUid;
+use crate::hardware::units::Share;
+use crate::metrics::demand::TeamUse;
+use crate::model::device_state::DeviceBooks;
+use crate::model::node_state::NodeLedger;
+use crate::usage::node_details::NodeDetails;
+
+/// Longest time that one look counts for: what was held while the process stood still is not known.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Counts what is held and used for the time since the last look.
+pub fn account(app: &App) {
+    let now = app.clock.now();
+    let last = app.teams.last.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
+    let Some(last) = last else { return };
+    let millis = now.since(last).min(LONGEST).as_millis();
+    let mut teams: BTreeMap<Team, TeamUse> = BTreeMap::new();
+    let mut holders = BTreeSet::new();
+    app.ledger.look_into_each(|node, details| {
+        for books in node.devices().iter().filter(|books| !books.tenants().is_empty()) {
+            count(app, (node, books, details), millis, &mut teams, &mut holders);
+        }
+    });
+    app.teams.classes.retain(|uid, _| holders.contains(uid) || app.waiting.has(uid));
+    for ((namespace, class), used) in teams {
+        app.metrics.used(&namespace, &class, used);
+    }
+}
+
+/// Counts the tenants of one device. Busy time cannot be told apart by tenant: each has the part of it
+/// that it has of the booked share.
+fn count(
+    app: &App,
+    (node, books, details): (&NodeLedger, &DeviceBooks, &NodeDetails),
+    millis: u128,
+    teams: &mut BTreeMap<Team, TeamUse>,
+    holders: &mut BTreeSet<PodUid>,
+) {
+    let seen = details.sightings.on(&books.device().id);
+    let all = u128::from(books.booked().share.millionths()).max(1);
+    let busy = books
+        .busy_percent()
+        .map(|percent| u128::from(percent) * u128::from(Share::WHOLE.millionths()) / 100);
+    for (uid, held) in books.tenants() {
+        let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
+        let team = teams.entry((namespace.to_owned(), app.teams.class_of(uid))).or_default();
+        let share = u128::from(held.share.millionths());
+        team.share_booked += share * millis;
+        team.share_used += busy.map_or(0, |busy| busy * share / all) * millis;
+        team.memory_booked += u128::from(held.memory.mib()) * millis;
+        let used = seen.and_then(|seen| seen.pods.get(uid)).map_or(0, |seen| seen.used.mib());
+        team.memory_used += u128::from(used) * millis;
+        if app.teams.classes.contains_key(uid) {
+            holders.insert(uid.clone());
+        }
+    }
+}

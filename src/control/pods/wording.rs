@@ -1,0 +1,220 @@
+//! The words for why a pod waits and what would help: the same in pod events, `/v1/explain`,
+//! `/v1/waiting`, the page and the command line.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+
+use crate::ledger::query::questions::Question;
+use crate::ledger::suggest::search::{Change, Lever, Remedy};
+use crate::model::rejection::Misfit;
+use crate::model::request::{Amount, GpuRequest, Isolation};
+use crate::model::reservation::PodRef;
+
+/// What is in the way of a pod that fits.
+pub(crate) const NOT_OURS: &str = "kube-scheduler";
+
+/// What is in the way of a pod whose request cannot be read.
+pub(crate) const REQUEST: &str = "request";
+
+/// Why a pod waits that fits.
+pub(crate) const FITS_NOW: &str = "a node fits: kube-scheduler's own filters refuse it, or it has \
+     not asked again yet";
+
+/// Why a pod waits to which no node was refused.
+pub(crate) const NOT_REFUSED: &str =
+    "kube-scheduler has not asked about it yet, or not since a node fitted";
+
+/// Why a pod waits that is not to be scheduled yet.
+pub(crate) const GATED: &str =
+    "it has scheduling gates: kube-scheduler does not look at it before they are taken away";
+
+/// What to do about a request that cannot be read.
+pub(crate) const MEND_REQUEST: &str =
+    "mend the annotation in the pod's template and create the pod anew";
+
+/// Obstacles that a sentence names.
+const MOST_OBSTACLES: usize = 4;
+
+/// Mends that a sentence names.
+const MOST_MENDS: usize = 3;
+
+/// Pods that a mend names.
+const MOST_PODS: usize = 5;
+
+/// One sentence on why a pod waits.
+pub(crate) fn verdict(fitting: usize, nodes: usize, closest: Option<Misfit>) -> String {
+    match (fitting, closest) {
+        (0, None) => "no node is known".to_owned(),
+        (0, Some(misfit)) => {
+            format!("none of {nodes} nodes fits; the closest obstacle: {}", misfit.reason())
+        }
+        (_, _) => format!(
+            "{fitting} of {nodes} nodes fit now; if the pod still waits, kube-scheduler's own filters \
+             refuse them (see its events)"
+        ),
+    }
+}
+
+/// All that fits into an event: how many nodes refuse for which reason, and what would help.
+pub(crate) fn sentence(misfits: &BTreeMap<Misfit, usize>, mends: &[String]) -> String {
+    let nodes: usize = misfits.values().sum();
+    let mut sentence = format!("none of {nodes} nodes fits");
+    let mut closest: Vec<_> = misfits.iter().collect();
+    closest.sort_by_key(|(misfit, _)| std::cmp::Reverse(misfit.closeness()));
+    for (misfit, nodes) in closest.into_iter().take(MOST_OBSTACLES) {
+        sentence += &format!("; {nodes}: {}", misfit.reason());
+        let missing = misfit.missing();
+        if missing != misfit.reason() {
+            sentence += &format!(" ({missing})");
+        }
+    }
+    for (mend, how) in mends.iter().take(MOST_MENDS).zip(["; mend", "; or", "; or"]) {
+        sentence += &format!("{how}: {mend}");
+    }
+    sentence
+}
+
+/// What would help, the cheapest first: what was found on the books, then what an operator could do.
+pub(crate) fn mends(
+    question: &Question,
+    remedies: &[Remedy],
+    misfits: impl IntoIterator<Item = Misfit>,
+) -> Vec<String> {
+    let found = remedies.iter().map(|remedy| words(question, remedy));
+    let mut told = BTreeSet::new();
+    let of_operator = misfits.into_iter().filter_map(Misfit::mend).map(str::to_owned);
+    found.chain(of_operator).filter(|mend| told.insert(mend.clone())).collect()
+}
+
+/// One remedy in words.
+pub(crate) fn words(question: &Question, remedy: &Remedy) -> String {
+    let node = &remedy.node;
+    match &remedy.change {
+        Change::Claimed => format!(
+            "wait some seconds: the room on node {node} is held back for a pod that is being bound"
+        ),
+        Change::Ending(pods) => format!(
+            "wait some seconds: processes of {} may still hold the room on node {node}",
+            named(pods)
+        ),
+        Change::Ask(lever, changed) => {
+            format!("{}: it fits on node {node} now", asking(question, *lever, changed))
+        }
+        Change::End(way, pods) => {
+            format!("end {} ({} GPU): it fits on node {node} then", named(pods), way.moved)
+        }
+        Change::Kubelet(devices) => format!(
+            "{devices} GPUs that would take it are kubelet's (a device plugin hands them out), on node \
+             {node} for one: turn the plugin off there to give them to gpupack, or ask for \
+             `nvidia.com/gpu` without gpupack"
+        ),
+        Change::Heal(devices) => format!(
+            "{devices} GPUs that would take it are unhealthy, on node {node} for one: see `ailment` in \
+             /v1/state"
+        ),
+    }
+}
+
+/// What to ask for in place of what is asked.
+fn asking(question: &Question, lever: Lever, changed: &Question) -> String {
+    let host = |amount: String, less: u64, unit: &str, of: &str| {
+        format!("ask for {amount} of {of}, {less}{unit} less")
+    };
+    match lever {
+        Lever::Cpu => {
+            let (asked, now) = (question.host.cpu.milli(), changed.host.cpu.milli());
+            return host(format!("{now}m"), asked.saturating_sub(now), "m", "CPU");
+        }
+        Lever::HostMemory => {
+            let (asked, now) = (question.host.memory, changed.host.memory);
+            let less = asked.mib().saturating_sub(now.mib());
+            return host(now.to_string(), less, " MiB", "main memory");
+        }
+        Lever::Share
+        | Lever::Memory
+        | Lever::Devices
+        | Lever::Profile
+        | Lever::Model
+        | Lever::Whole
+        | Lever::Isolation => {}
+    }
+    let (Some(asked), Some(now)) = (&question.gpu, &changed.gpu) else { return String::new() };
+    match lever {
+        Lever::Devices => format!("ask for {} devices in place of {}", now.count, asked.count),
+        Lever::Model => {
+            let is_new = |name: &&str| !asked.models.names().any(|known| known == *name);
+            let names: Vec<&str> = now.models.names().filter(is_new).collect();
+            format!("accept the model {} too, in `gpupack.dev/gpu-model`", names.join(" or "))
+        }
+        Lever::Isolation => {
+            let accepted = match now.isolation {
+                Isolation::None => "none",
+                Isolation::Memory => "memory",
+                Isolation::Hardware => "hardware",
+            };
+            format!("accept `gpupack.dev/isolation: {accepted}`")
+        }
+        Lever::Share
+        | Lever::Memory
+        | Lever::Profile
+        | Lever::Whole
+        | Lever::Cpu
+        | Lever::HostMemory => {
+            format!("ask for {} in place of {}", key(&now.amount, lever), amount(&asked.amount))
+        }
+    }
+}
+
+/// An amount as an annotation or resource has it; of two dimensions, the one that `lever` moves.
+fn key(amount: &Amount, lever: Lever) -> String {
+    match (amount, lever) {
+        (Amount::FractionAndMemory(share, _), Lever::Share) | (Amount::Fraction(share), _) => {
+            format!("`gpu-fraction: \"{share}\"`")
+        }
+        (Amount::Memory(memory) | Amount::FractionAndMemory(_, memory), _) => {
+            format!("`gpu-memory: \"{}\"`", memory.mib())
+        }
+        (Amount::MigInstance(profile), _) => format!("`nvidia.com/mig-{profile}`"),
+        (Amount::Whole, _) => "`gpu-fraction: \"1\"`".to_owned(),
+        (Amount::SharedSlot, _) => "`nvidia.com/gpu.shared`".to_owned(),
+    }
+}
+
+fn named(pods: &[PodRef]) -> String {
+    let mut names: Vec<&str> = pods.iter().take(MOST_PODS).map(|pod| &*pod.name).collect();
+    let more = format!("{} more", pods.len().saturating_sub(MOST_PODS));
+    if pods.len() > MOST_PODS {
+        names.push(&more);
+    }
+    names.join(", ")
+}
+
+/// What a pod asks for, for people.
+pub(crate) fn in_words(request: &GpuRequest) -> String {
+    let amount = amount(&request.amount);
+    let mut words = match request.count {
+        NonZeroU32::MIN => amount,
+        count => format!("{count} × {amount}"),
+    };
+    if !request.models.is_any() {
+        words += " on ";
+        words += &request.models.names().collect::<Vec<_>>().join(" or ");
+    }
+    match request.isolation {
+        Isolation::None => {}
+        Isolation::Memory => words += ", isolation memory",
+        Isolation::Hardware => words += ", isolation hardware",
+    }
+    words
+}
+
+fn amount(amount: &Amount) -> String {
+    match amount {
+        Amount::Fraction(share) => format!("{share} GPU"),
+        Amount::Memory(memory) => memory.to_string(),
+        Amount::FractionAndMemory(share, memory) => format!("{share} GPU with {memory}"),
+        Amount::Whole => "1 whole GPU".to_owned(),
+        Amount::MigInstance(profile) => format!("MIG {profile}"),
+        Amount::SharedSlot => "a replica slot".to_owned(),
+    }
+}

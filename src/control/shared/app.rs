@@ -1,0 +1,324 @@
+//! What all handlers share: the books, the waiting pods, the clock, and the ways out.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use dashmap::{DashMap, DashSet};
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::config::file::Config;
+use crate::config::webhook::MemoryLimit;
+use crate::control::shared::bind_locks::Turns;
+use crate::control::shared::edited::Edits;
+use crate::control::shared::kept_suggestions::Reasons;
+use crate::control::shared::other_fences::OtherTouches;
+use crate::control::shared::outbox::Outbox;
+use crate::control::shared::passed::PassedPods;
+use crate::control::shared::team_names::Teams;
+use crate::hardware::device::PodUid;
+use crate::hardware::pool::Protection;
+use crate::hardware::units::MemMib;
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::pod::start_failure::StartFailure;
+use crate::kube_api::request::placement::DEVICES;
+use crate::kube_api::write::events::{Notice, NoticeReason, NoticeSender};
+use crate::kube_api::write::target::PodKey;
+use crate::kube_api::write::writer::ApiWriter;
+use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::questions::Question;
+use crate::ledger::query::reading::Readiness;
+use crate::ledger::suggest::waiting::{Requeued, WaitingPod, WaitingPods};
+use crate::metrics::labels::RequeueResult;
+use crate::metrics::registry::Metrics;
+use crate::model::fit::HostRule;
+use crate::model::isolation::DriverLimits;
+use crate::model::reservation::{Placement, PodRef};
+use crate::scoring::strategy::Strategy;
+
+/// What a CUDA context takes of a GPU's memory before the program allocates any, by and large: 300 to 500
+/// MiB on data center GPUs.
+const CUDA_CONTEXT: MemMib = MemMib::new(512);
+
+/// Where a decision is written.
+pub enum Truth {
+    /// The API server: a Binding makes it true.
+    Cluster(Box<ClusterTruth>),
+    /// The books themselves: a demo without Kubernetes. Nobody else checks CPU and memory there.
+    Books,
+}
+
+/// The ways to the API server.
+pub struct ClusterTruth {
+    /// Bindings and touches.
+    pub writer: ApiWriter,
+    /// Pod events.
+    pub notices: NoticeSender,
+}
+
+/// What all handlers share.
+pub struct App {
+    /// The books.
+    pub ledger: Arc<Ledger>,
+    /// The pods without a node, with what became of their last question.
+    pub waiting: WaitingPods,
+    /// The same pods as the API server shows them: what a Binding needs. Where there is one, nothing that
+    /// a verb's caller says gets here.
+    pub pending: DashMap<PodUid, Arc<SeenPod>>,
+    /// Pods of ours without a node and without a GPU request.
+    pub without_gpu: DashSet<PodUid>,
+    /// Pods with scheduling gates that will ask for a GPU: shown to people, and otherwise like pods that the
+    /// watch does not show, since kube-scheduler does not look at them.
+    pub gated: DashMap<PodUid, Arc<SeenPod>>,
+    /// The placed pods of which a container could not be started, by UID.
+    pub start_failures: DashMap<PodUid, StartFailure>,
+    /// The binds that are going on.
+    pub binds: Turns,
+    /// Pods that another process touched last.
+    pub other_touches: OtherTouches,
+    /// What *filter* passed lately.
+    pub passed: PassedPods,
+    /// Whose the pods are that hold something.
+    pub teams: Teams,
+    /// Bindings that the watch has not shown yet, with the time of their posting on the precise clock.
+    pub unseen_binds: DashMap<PodUid, Duration>,
+    /// The clock.
+    pub clock: Clock,
+    /// The configuration.
+    pub config: Config,
+    /// The metrics.
+    pub metrics: Metrics,
+    /// Where decisions are written.
+    pub truth: Truth,
+    /// Effects that background loops have still to see to.
+    pub outbox: Outbox,
+    /// Pods whose placement somebody else edited.
+    pub edits: Edits,
+    /// What would help the pods that wait.
+    pub reasons: Reasons,
+    /// Whether Bindings of an earlier run can land no more.
+    is_fenced: AtomicBool,
+    /// Whether the process was asked to stop.
+    stopping: watch::Sender<bool>,
+}
+
+impl App {
+    /// An extender over an empty ledger, with everything that `config` says.
+    pub fn new(ledger: Arc<Ledger>, clock: Clock, config: Config, truth: Truth) -> Self {
+        let waiting = match truth {
+            Truth::Cluster(_) => WaitingPods::default(),
+            Truth::Books => WaitingPods::without_watch(),
+        };
+        Self {
+            ledger,
+            waiting,
+            pending: DashMap::new(),
+            without_gpu: DashSet::new(),
+            gated: DashMap::new(),
+            start_failures: DashMap::new(),
+            binds: Turns::default(),
+            other_touches: OtherTouches::default(),
+            passed: PassedPods::default(),
+            teams: Teams::default(),
+            unseen_binds: DashMap::new(),
+            clock,
+            config,
+            metrics: Metrics::new(),
+            truth,
+            outbox: Outbox::default(),
+            edits: Edits::default(),
+            reasons: Reasons::default(),
+            is_fenced: AtomicBool::new(false),
+            stopping: watch::Sender::new(false),
+        }
+    }
+
+    /// The question that a pod's request stands for; none where the request is faulty. A pod without
+    /// a GPU is a question only where nobody else checks processor time and memory.
+    pub fn question(&self, pod: &SeenPod) -> Option<Question> {
+        let mut gpu = pod.request.as_ref().ok()?.clone();
+        if let Some(gpu) = &mut gpu {
+            gpu.min_memory = self.config.requests.min_memory;
+        }
+        let host_rule = match self.truth {
+            Truth::Cluster(_) if gpu.is_none() => return None,
+            Truth::Cluster(_) => HostRule::Trusted,
+            Truth::Books => HostRule::Checked,
+        };
+        let policy = gpu.as_ref().and_then(|gpu| gpu.policy).unwrap_or(self.config.policy);
+        let strategy = Strategy::Policy(policy);
+        Some(Question { gpu, host: pod.host, host_rule, strategy })
+    }
+
+    /// The pod as one that waits for an answer to `question`.
+    pub fn waiting_pod(pod: &SeenPod, question: Question) -> WaitingPod {
+        WaitingPod {
+            pod: pod.pod.clone(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            question,
+            priority: pod.priority,
+            created_unix_seconds: pod.created_unix_seconds,
+        }
+    }
+
+    /// Forgets a pod that is bound or gone.
+    pub fn settle_pod(&self, uid: &PodUid) {
+        self.waiting.remove(uid);
+        self.pending.remove(uid);
+        self.gated.remove(uid);
+    }
+
+    /// Whether a pod is for one of our schedulers.
+    pub fn is_ours(&self, pod: &SeenPod) -> bool {
+        self.config.scheduler_names.contains(&pod.scheduler_name)
+    }
+
+    /// Notes how a touch ended, where one did: the room may be for another pod now.
+    pub fn requeued(&self, ended: Option<Requeued>) {
+        let Some(ended) = ended else { return };
+        self.metrics.requeued(match ended {
+            Requeued::Helped => RequeueResult::Helped,
+            Requeued::Refused => RequeueResult::Refused,
+            Requeued::LeftOut => RequeueResult::NodeLeftOut,
+            Requeued::Unanswered => RequeueResult::Unanswered,
+            Requeued::Gone => RequeueResult::Gone,
+        });
+        self.outbox.nudge();
+    }
+
+    /// Tells about a pod, where `kubectl describe` shows it. Never waits.
+    pub fn tell(&self, pod: &PodRef, reason: NoticeReason, note: String) {
+        let Truth::Cluster(cluster) = &self.truth else { return };
+        match PodKey::of(pod) {
+            Ok(key) => {
+                let notice = Notice { key, uid: pod.uid.clone(), reason, note };
+                cluster.notices.offer(notice, self.clock.now());
+            }
+            Err(error) => tracing::debug!(pod_uid = %pod.uid, %error, "no event for this pod"),
+        }
+    }
+
+    /// Whether a notice about a pod would be written, as it was not told within the minute.
+    pub fn is_to_be_told(&self, uid: &PodUid, reason: NoticeReason) -> bool {
+        match &self.truth {
+            Truth::Cluster(cluster) => !cluster.notices.is_muted(uid, reason, self.clock.now()),
+            Truth::Books => false,
+        }
+    }
+
+    /// Tells where a pod is placed, and truthfully how it is protected there and whether it sees its GPU.
+    pub fn tell_placed(&self, pod: &SeenPod, placement: &Placement) {
+        let mut note = format!("placed on node {}", placement.node);
+        for device in &placement.devices {
+            let (share, memory) = (device.demand.share, device.demand.memory);
+            let _ = write!(note, "; {}: {share} of its compute, {memory}", device.id);
+        }
+        note.push_str(match placement.protection {
+            Protection::None if self.driver_limits() == DriverLimits::Intended => {
+                "; the driver is meant to hold it to its memory, which `/v1/state` confirms once it runs"
+            }
+            Protection::None if self.driver_limits() == DriverLimits::OfClients => {
+                "; MPS is meant to hold it to its memory, as far as its programs co-operate, which \
+                 `/v1/state` confirms once it runs"
+            }
+            Protection::None => "; its memory is not protected from neighbours on the GPU",
+            Protection::Mps => {
+                "; MPS is to hold each tenant of the GPU to its memory, which nobody has verified"
+            }
+            Protection::Driver => {
+                "; the driver is to hold each tenant of the GPU to its memory, which nobody has \
+                 verified"
+            }
+            Protection::Hardware => "; it has no neighbours on the device",
+        });
+        if !pod.takes_devices {
+            note.push_str(
+                "; it sees no GPU by this: no container has a variable from the annotation ",
+            );
+            note.push_str(DEVICES);
+        }
+        self.tell(&pod.pod, NoticeReason::GpuPlaced, note);
+    }
+
+    /// Warns about a placement on which a CUDA program can hardly start.
+    pub fn tell_small(&self, pod: &SeenPod, placement: &Placement) {
+        let least = placement.devices.iter().map(|device| device.demand.memory).min();
+        let Some(memory) = least.filter(|memory| *memory < CUDA_CONTEXT) else { return };
+        let note = format!(
+            "it gets {memory} of GPU memory, and a CUDA context alone takes up to {CUDA_CONTEXT}: ask \
+             for more by `gpu-memory` or `gpu-fraction`"
+        );
+        self.tell(&pod.pod, NoticeReason::GpuMemorySmall, note);
+    }
+
+    /// Whether containers that share a GPU are given to the driver to be limited: what the webhook is
+    /// told to do.
+    pub fn driver_limits(&self) -> DriverLimits {
+        match self.config.webhook.memory_limit {
+            MemoryLimit::None => DriverLimits::Unused,
+            MemoryLimit::Driver => DriverLimits::Intended,
+            MemoryLimit::Mps => DriverLimits::OfClients,
+        }
+    }
+
+    /// How many entries the tables have that grow with pods, nodes or questions, by name.
+    #[doc(hidden)] // for tests, which hold them against their bounds
+    pub fn entries(&self) -> BTreeMap<&'static str, usize> {
+        let notices = match &self.truth {
+            Truth::Cluster(cluster) => cluster.notices.remembered(),
+            Truth::Books => 0,
+        };
+        let own = [
+            ("waiting", self.waiting.count()),
+            ("pending", self.pending.len()),
+            ("without a GPU", self.without_gpu.len()),
+            ("touches of others", self.other_touches.count()),
+            ("gated", self.gated.len()),
+            ("start failures", self.start_failures.len()),
+            ("binds", self.binds.count()),
+            ("unseen binds", self.unseen_binds.len()),
+            ("teams", self.teams.count()),
+            ("edits", self.edits.count()),
+            ("written annotations", self.edits.written_count()),
+            ("reasons", self.reasons.count()),
+            ("effects", self.outbox.count()),
+            ("notices", notices),
+        ];
+        self.ledger.entries().into_iter().chain(own).collect()
+    }
+
+    /// Whether questions are answered now: the books are complete, and no Binding of an earlier run
+    /// can land any more.
+    pub fn readiness(&self) -> Readiness {
+        if !self.is_fenced.load(Ordering::Acquire) {
+            return Readiness::NotListed;
+        }
+        self.ledger.readiness(self.clock.now())
+    }
+
+    /// Notes that the process was asked to stop: from now on no Binding is posted, since another process may
+    /// count on it.
+    pub fn set_stopping(&self) {
+        self.stopping.send_replace(true);
+    }
+
+    /// Whether the process was asked to stop.
+    pub fn is_stopping(&self) -> bool {
+        *self.stopping.borrow()
+    }
+
+    /// Ends so long after the process was asked to stop.
+    pub async fn stopped_for(&self, time: Duration) {
+        let _ = self.stopping.subscribe().wait_for(|is_stopping| *is_stopping).await;
+        tokio::time::sleep(time).await;
+    }
+
+    /// Notes that Bindings of an earlier run can land no more.
+    pub fn set_fenced(&self) {
+        self.is_fenced.store(true, Ordering::Release);
+    }
+}

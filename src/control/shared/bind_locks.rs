@@ -1,0 +1,181 @@
+//! One bind of a pod at a time.
+//!
+//! Two kube-schedulers may bind one pod to one node at once, and both then stand on the same
+//! reservation: were the first refused and the reservation taken back while the second is still on
+//! its way to the API server, a bound pod would be in no book until the watch shows it.
+
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, SemaphorePermit};
+
+use crate::control::shared::bind_error::BindError;
+use crate::hardware::device::PodUid;
+use crate::kube_api::write::target::BindTarget;
+
+/// The Binding that is on its way for a pod: what to ask the API server about when its answer is lost.
+type OnItsWay = Option<BindTarget>;
+
+/// The binds that are going on, by pod. It holds no pod whose Binding is decided.
+#[derive(Default)]
+pub struct Turns {
+    turns: DashMap<PodUid, Arc<Mutex<OnItsWay>>>,
+    /// How many may go on.
+    pub(crate) limits: Limits,
+}
+
+/// Binds that go on at once: of pods that the watch shows waiting for a GPU, and as many of others.
+const MOST_BINDS: usize = 512;
+
+/// Binds that wait for the turn of one pod: one for each of two kube-schedulers.
+const MOST_WAITING: usize = 2;
+
+/// Pods that are read at once on a caller's word, and as many others that the watch shows waiting.
+const MOST_READS: usize = 16;
+
+/// How many binds may go on at once. Those of pods that may be made up take no place of others.
+pub(crate) struct Limits {
+    known: Semaphore,
+    others: Semaphore,
+    known_reads: Semaphore,
+    other_reads: Semaphore,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let [known, others] = [MOST_BINDS; 2].map(Semaphore::new);
+        let [known_reads, other_reads] = [MOST_READS; 2].map(Semaphore::new);
+        Self { known, others, known_reads, other_reads }
+    }
+}
+
+impl Limits {
+    /// A place for one bind, for a pod that is known to wait or for another one.
+    pub(crate) fn place(&self, is_known: bool) -> Result<SemaphorePermit<'_>, BindError> {
+        let places = if is_known { &self.known } else { &self.others };
+        places.try_acquire().map_err(|_| BindError::TooMany)
+    }
+
+    /// Where the read of a pod waits for its turn, for a pod that is known to wait or for another one.
+    pub(crate) fn reads(&self, is_known: bool) -> &Semaphore {
+        if is_known { &self.known_reads } else { &self.other_reads }
+    }
+}
+
+/// The right to bind one pod. Others wait until it is dropped.
+pub struct Turn<'a> {
+    turns: &'a Turns,
+    uid: PodUid,
+    /// The pod's undecided Binding; it outlives the turn.
+    pub on_its_way: OwnedMutexGuard<OnItsWay>,
+}
+
+impl Turns {
+    /// A place for one bind of this pod. None where others wait for its turn already: while its Binding is
+    /// undecided each of them would keep a place from the binds of other pods.
+    pub(crate) fn place(
+        &self,
+        uid: &PodUid,
+        is_known: bool,
+    ) -> Result<SemaphorePermit<'_>, BindError> {
+        // The map holds it, too, and so does the bind that goes on.
+        let waiting = self.turns.get(uid).map_or(0, |turn| Arc::strong_count(&turn));
+        if waiting >= 2 + MOST_WAITING {
+            return Err(BindError::TooMany);
+        }
+        self.limits.place(is_known)
+    }
+
+    /// Waits for the pod's turn.
+    pub async fn take(&self, uid: &PodUid) -> Turn<'_> {
+        let turn = Arc::clone(&self.turns.entry(uid.clone()).or_default());
+        Turn { turns: self, uid: uid.clone(), on_its_way: turn.lock_owned().await }
+    }
+
+    /// The pod's turn, unless a bind of it goes on.
+    pub fn try_take(&self, uid: &PodUid) -> Option<Turn<'_>> {
+        let turn = Arc::clone(&self.turns.entry(uid.clone()).or_default());
+        let on_its_way = turn.try_lock_owned().ok()?;
+        Some(Turn { turns: self, uid: uid.clone(), on_its_way })
+    }
+
+    /// Whether the pod is being bound, or is undecided.
+    pub(crate) fn has(&self, uid: &PodUid) -> bool {
+        self.turns.contains_key(uid)
+    }
+
+    /// How many pods are being bound, or are undecided.
+    pub(crate) fn count(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// The pods whose Binding is undecided and which nobody sees to at this moment.
+    pub fn abandoned(&self) -> Vec<PodUid> {
+        // A `try_take` that met the end of a bind kept that from removing its entry.
+        let is_used = |turn: &Arc<Mutex<OnItsWay>>| {
+            Arc::strong_count(turn) > 1 || turn.try_lock().is_ok_and(|on| on.is_some())
+        };
+        self.turns.retain(|_, turn| is_used(turn));
+        let is_abandoned = |turn: &Mutex<OnItsWay>| turn.try_lock().is_ok_and(|on| on.is_some());
+        let pods = self.turns.iter().filter(|entry| is_abandoned(entry.value()));
+        pods.map(|entry| entry.key().clone()).collect()
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Two hold it, the map and this turn: nobody waits. New ones come only through the map.
+        let is_last = |turn: &Arc<Mutex<OnItsWay>>| Arc::strong_count(turn) <= 2;
+        let is_decided = self.on_its_way.is_none();
+        self.turns.turns.remove_if(&self.uid, |_, turn| is_decided && is_last(turn));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn binds_of_pods_that_may_be_made_up_take_no_place_of_others() {
+        let limits = Limits::default();
+        let made_up: Vec<_> = (0..MOST_BINDS).map(|_| limits.place(false).unwrap()).collect();
+        assert!(matches!(limits.place(false), Err(BindError::TooMany)));
+        assert!(limits.place(true).is_ok());
+        drop(made_up);
+        assert!(limits.place(false).is_ok());
+    }
+
+    #[tokio::test]
+    async fn few_binds_wait_for_the_turn_of_one_pod() {
+        let turns = Turns::default();
+        let (one, other) = (PodUid::new("one"), PodUid::new("other"));
+        let first = turns.take(&one).await;
+        let mut waiting = Vec::new();
+        for _ in 0..MOST_WAITING {
+            assert!(turns.place(&one, true).is_ok());
+            let mut next = Box::pin(turns.take(&one));
+            assert!(futures::poll!(next.as_mut()).is_pending());
+            waiting.push(next);
+        }
+        assert!(matches!(turns.place(&one, true), Err(BindError::TooMany)));
+        assert!(turns.place(&other, true).is_ok());
+        drop(waiting.pop());
+        assert!(turns.place(&one, true).is_ok(), "one has given up");
+        drop((first, waiting));
+    }
+
+    #[tokio::test]
+    async fn binds_of_one_pod_take_turns_and_nothing_is_left() {
+        let turns = Turns::default();
+        let (one, other) = (PodUid::new("one"), PodUid::new("other"));
+        let first = turns.take(&one).await;
+        let apart = turns.take(&other).await;
+        let mut second = Box::pin(turns.take(&one));
+        assert!(futures::poll!(second.as_mut()).is_pending());
+        drop(first);
+        assert_eq!(turns.turns.len(), 2, "one waits for it");
+        drop(second.await);
+        drop(apart);
+        assert!(turns.turns.is_empty());
+    }
+}

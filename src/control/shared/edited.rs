@@ -1,0 +1,173 @@
+//! Pods whose placement somebody else edited, and what gpupack wrote on them.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::units::Timestamp;
+use crate::kube_api::request::placement::decode;
+use crate::kube_api::request::written::{Written, placement_mark};
+use crate::model::reservation::{Placement, PodRef};
+
+/// Most placements written back at one look.
+pub(crate) const WRITES_PER_LOOK: usize = 20;
+
+/// Pause after the first write for a pod; it doubles with each further one.
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest pause.
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+/// A pod that was not edited for this long begins with the first pause again. Longer than any pause.
+pub(crate) const FORGET_AFTER: Duration = Duration::from_secs(600);
+
+/// Most pods noted at once. One beyond it is noted at its next change, or at the next list.
+pub(crate) const MAX_EDITED: usize = 10_000;
+
+/// What is written on bound pods, and the pods of which somebody else edited it.
+#[derive(Default)]
+pub struct Edits {
+    pub(crate) edits: Mutex<BTreeMap<PodUid, Edit>>,
+    /// As gpupack wrote it, or as it was first seen after a start: the configuration may have been another
+    /// when it was written.
+    pub(crate) written: Mutex<BTreeMap<PodUid, Known>>,
+}
+
+/// What is known to be written on a pod.
+#[derive(Clone)]
+pub(crate) struct Known {
+    pub(crate) written: Written,
+    /// Of the placement that it was written with. The pod may get another one: from a Binding of another
+    /// process, where ours does not land.
+    pub(crate) placement: u64,
+}
+
+impl Known {
+    pub(crate) fn new(written: Written, placement: &Placement) -> Self {
+        Self { written, placement: placement_mark(placement) }
+    }
+
+    pub(crate) fn is_of(&self, placement: &Placement) -> bool {
+        self.placement == placement_mark(placement)
+    }
+}
+
+pub(crate) struct Edit {
+    pub(crate) pod: PodRef,
+    /// When to write; none while nothing is to be written.
+    pub(crate) due: Option<Timestamp>,
+    writes: u32,
+    last: Timestamp,
+}
+
+impl Edits {
+    pub(crate) fn edits(&self) -> MutexGuard<'_, BTreeMap<PodUid, Edit>> {
+        self.edits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn written(&self) -> MutexGuard<'_, BTreeMap<PodUid, Known>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what gpupack is about to write on a pod that is on `node`, or will be.
+    pub(crate) fn wrote(
+        &self,
+        uid: &PodUid,
+        node: &NodeName,
+        annotations: &BTreeMap<String, String>,
+    ) {
+        if let Ok(Some(placement)) = decode(annotations, node) {
+            let known = Known::new(Written::of(annotations), &placement);
+            self.written().insert(uid.clone(), known);
+        }
+    }
+
+    /// Forgets what was written on a pod: it is gone, or its Binding has not landed.
+    pub(crate) fn forget(&self, uid: &PodUid) {
+        self.written().remove(uid);
+    }
+
+    /// Of how many pods it is known what was written on them.
+    pub fn written_count(&self) -> usize {
+        self.written().len()
+    }
+
+    /// Notes that a pod was edited, or that it was not possible to write back.
+    pub(crate) fn note(&self, pod: &PodRef, now: Timestamp) {
+        let mut edits = self.edits();
+        let is_full = edits.len() >= MAX_EDITED;
+        match edits.get_mut(&pod.uid) {
+            Some(edit) if edit.due.is_none() => edit.due = Some(edit.last.plus(pause(edit.writes))),
+            None if !is_full => {
+                let edit = Edit { pod: pod.clone(), due: Some(now), writes: 0, last: now };
+                edits.insert(pod.uid.clone(), edit);
+            }
+            Some(_) | None => {}
+        }
+    }
+
+    /// The pods to write now, each of which counts as written by that.
+    pub(crate) fn take_due(&self, now: Timestamp) -> Vec<PodRef> {
+        let mut edits = self.edits();
+        edits.retain(|_, edit| edit.due.is_some() || now.since(edit.last) < FORGET_AFTER);
+        let due = edits.values_mut().filter(|edit| edit.due.is_some_and(|due| due <= now));
+        due.take(WRITES_PER_LOOK)
+            .map(|edit| {
+                (edit.due, edit.last) = (None, now);
+                edit.writes = edit.writes.saturating_add(1);
+                edit.pod.clone()
+            })
+            .collect()
+    }
+
+    /// How many pods are noted.
+    pub fn count(&self) -> usize {
+        self.edits().len()
+    }
+}
+
+pub(crate) fn pause(writes: u32) -> Duration {
+    let doubled = 1_u32.checked_shl(writes.saturating_sub(1)).unwrap_or(u32::MAX);
+    FIRST_PAUSE.saturating_mul(doubled).min(LONGEST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::control::shared::edited::{Edits, MAX_EDITED, WRITES_PER_LOOK};
+    use crate::ledger::fixture::{pod, seconds};
+
+    fn due(edits: &Edits, second: u64) -> usize {
+        edits.take_due(seconds(second)).len()
+    }
+
+    #[test]
+    fn an_editor_that_goes_on_is_answered_ever_more_slowly() {
+        let edits = Edits::default();
+        let mut written = Vec::new();
+        for second in 0..2_000 {
+            edits.note(&pod("p"), seconds(second));
+            if due(&edits, second) == 1 {
+                written.push(second);
+            }
+        }
+        assert_eq!(written[..6], [0, 1, 3, 7, 15, 31]);
+        let pauses: Vec<u64> = written.windows(2).map(|two| two[1] - two[0]).collect();
+        assert_eq!((pauses.iter().max(), written.len()), (Some(&300), 14));
+    }
+
+    #[test]
+    fn a_pod_that_is_left_alone_is_forgotten() {
+        let edits = Edits::default();
+        edits.note(&pod("p"), seconds(0));
+        assert_eq!((due(&edits, 0), due(&edits, 1), edits.count()), (1, 0, 1));
+        assert_eq!((due(&edits, 600), edits.count()), (0, 0));
+    }
+
+    #[test]
+    fn few_are_written_at_once_and_few_are_kept() {
+        let edits = Edits::default();
+        (0..MAX_EDITED + 5).for_each(|at| edits.note(&pod(&format!("{at}")), seconds(0)));
+        assert_eq!((due(&edits, 0), edits.count()), (WRITES_PER_LOOK, MAX_EDITED));
+    }
+}

@@ -1,0 +1,79 @@
+//! What would help the pods that wait, kept per different request.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::hardware::device::PodUid;
+use crate::hardware::units::Timestamp;
+use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::questions::Question;
+use crate::ledger::suggest::search::Remedy;
+
+/// What was found is looked for anew after this time: other remedies may be cheaper by then.
+pub(crate) const FRESH_FOR: Duration = Duration::from_secs(5);
+
+/// Different requests that are kept, some kilobytes each; beyond it the oldest goes.
+pub(crate) const MOST_KEPT: usize = 500;
+
+/// Pods that wait to be told why; beyond it others hear at their next refusal.
+pub(crate) const MOST_UNTOLD: usize = 10_000;
+
+/// Remedies by request, and pods that are to be told.
+#[derive(Default)]
+pub struct Reasons {
+    kept: Mutex<BTreeMap<Question, (Timestamp, Vec<Remedy>)>>,
+    pub(crate) untold: Mutex<BTreeSet<PodUid>>,
+    pub(crate) refused: Notify,
+}
+
+impl Reasons {
+    /// Notes that a pod was refused everywhere, so that it is told why and what would help. Never waits.
+    pub fn refused(&self, uid: &PodUid) {
+        let mut untold = locked(&self.untold);
+        if untold.len() < MOST_UNTOLD {
+            untold.insert(uid.clone());
+            self.refused.notify_one();
+        }
+    }
+
+    /// How many requests and pods are kept.
+    pub(crate) fn count(&self) -> usize {
+        locked(&self.kept).len() + locked(&self.untold).len()
+    }
+
+    /// The remedies that are kept of a request, without those that no longer help; none where nothing is
+    /// kept, or nothing of it helps any more. Looks at one node for each.
+    pub fn known(&self, ledger: &Ledger, question: &Question) -> Option<Vec<Remedy>> {
+        let mut known = locked(&self.kept).get(question)?.1.clone();
+        let were = known.len();
+        known.retain(|remedy| ledger.still_helps(question, remedy));
+        (were == 0 || !known.is_empty()).then_some(known)
+    }
+
+    /// The remedies for a request as they are now. Looks at every node some ten times.
+    pub fn found(&self, ledger: &Ledger, question: &Question, now: Timestamp) -> Vec<Remedy> {
+        let remedies = ledger.remedies(question);
+        let mut kept = locked(&self.kept);
+        if kept.len() >= MOST_KEPT && !kept.contains_key(question) {
+            let oldest = kept.iter().min_by_key(|(_, (at, _))| *at).map(|(known, _)| known.clone());
+            oldest.and_then(|oldest| kept.remove(&oldest));
+        }
+        kept.insert(question.clone(), (now, remedies.clone()));
+        remedies
+    }
+
+    /// The same, or what was found a moment ago and still helps.
+    pub fn recent(&self, ledger: &Ledger, question: &Question, now: Timestamp) -> Vec<Remedy> {
+        let is_fresh = |at: Timestamp| now.since(at) < FRESH_FOR;
+        let is_fresh = locked(&self.kept).get(question).is_some_and(|(at, _)| is_fresh(*at));
+        let known = if is_fresh { self.known(ledger, question) } else { None };
+        known.unwrap_or_else(|| self.found(ledger, question, now))
+    }
+}
+
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

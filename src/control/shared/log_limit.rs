@@ -1,0 +1,53 @@
+//! Lines of the log that anyone can cause: one per second for each reason, and how many were left out.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Pause between two lines for one reason.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What a line is about: constant texts, so that there are few.
+type Reason = (&'static str, &'static str);
+
+/// When the last line was written for each reason, and how many were left out since.
+pub(crate) struct LogLimit {
+    last: Mutex<BTreeMap<Reason, (Duration, u64)>>,
+}
+
+impl LogLimit {
+    /// Without any line so far.
+    pub(crate) const fn new() -> Self {
+        Self { last: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// Whether a line may be written now, on the precise clock; then how many were left out since the last.
+    pub(crate) fn admits(&self, reason: Reason, now: Duration) -> Option<u64> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((at, left_out)) = last.get_mut(&reason) else {
+            last.insert(reason, (now, 0));
+            return Some(0);
+        };
+        if now.saturating_sub(*at) < PAUSE {
+            *left_out += 1;
+            return None;
+        }
+        *at = now;
+        Some(std::mem::take(left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_lines_for_one_reason_one_is_written_a_second_and_the_rest_counted() {
+        let limit = LogLimit::new();
+        let told = |reason, millis| limit.admits(("filter", reason), Duration::from_millis(millis));
+        assert_eq!(told("a", 0), Some(0));
+        (1..1_000).for_each(|millis| assert_eq!(told("a", millis), None));
+        assert_eq!(told("b", 999), Some(0), "another reason");
+        assert_eq!((told("a", 1_000), told("a", 2_000)), (Some(999), Some(0)));
+    }
+}

@@ -1,0 +1,74 @@
+//! Effects that background loops have still to see to.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::hardware::device::NodeName;
+use crate::model::event::Effect;
+
+/// Effects that wait for a background loop. A set: the same effect twice is one.
+#[derive(Default)]
+pub struct Outbox {
+    effects: Mutex<BTreeSet<Effect>>,
+    filled: Notify,
+    nudged: Notify,
+}
+
+impl Outbox {
+    /// Adds effects; never waits.
+    pub fn push(&self, effects: Vec<Effect>) {
+        if effects.is_empty() {
+            return;
+        }
+        self.effects.lock().unwrap_or_else(PoisonError::into_inner).extend(effects);
+        self.filled.notify_one();
+    }
+
+    /// Tells that there is something to do besides. Never waits.
+    pub fn nudge(&self) {
+        self.nudged.notify_one();
+    }
+
+    /// Waits for a nudge.
+    pub async fn nudged(&self) {
+        self.nudged.notified().await;
+    }
+
+    /// How many effects wait.
+    pub(crate) fn count(&self) -> usize {
+        self.effects.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Waits until there are effects and takes them all.
+    pub async fn take(&self) -> Vec<Effect> {
+        loop {
+            let taken = {
+                let mut effects = self.effects.lock().unwrap_or_else(PoisonError::into_inner);
+                std::mem::take(&mut *effects)
+            };
+            if !taken.is_empty() {
+                return taken.into_iter().collect();
+            }
+            self.filled.notified().await;
+        }
+    }
+}
+
+/// The nodes on which room appeared.
+pub fn rooms(effects: &[Effect]) -> Vec<NodeName> {
+    let room = |effect: &Effect| match effect {
+        Effect::Room(node) => Some(node.clone()),
+        Effect::Overbooked { .. }
+        | Effect::DeviceLost { .. }
+        | Effect::Impossible { .. }
+        | Effect::Unplaced { .. }
+        | Effect::PlacementEdited { .. }
+        | Effect::Overuse { .. }
+        | Effect::Foreign { .. }
+        | Effect::Unprotected { .. }
+        | Effect::Silent(_) => None,
+    };
+    effects.iter().filter_map(room).collect()
+}

@@ -1,0 +1,43 @@
+//! Whose the pods are that hold something.
+
+use std::sync::{Arc, Mutex};
+
+use dashmap::DashMap;
+
+use crate::hardware::device::PodUid;
+use crate::hardware::units::Timestamp;
+use crate::kube_api::pod::seen_pod::SeenPod;
+
+/// A namespace and a priority class; the latter empty where a pod has none.
+pub(crate) type Team = (String, Arc<str>);
+
+/// Priority classes of pods, and when the books were looked at last.
+#[derive(Default)]
+pub struct Teams {
+    pub(crate) classes: DashMap<PodUid, Arc<str>>,
+    pub(crate) last: Mutex<Option<Timestamp>>,
+}
+
+impl Teams {
+    /// Notes the priority class of a pod that asks for a GPU.
+    pub fn see(&self, pod: &SeenPod) {
+        if pod.request != Ok(None) && !pod.priority_class.is_empty() {
+            let class = || Arc::from(pod.priority_class.as_str());
+            self.classes.entry(pod.pod.uid.clone()).or_insert_with(class);
+        }
+    }
+
+    /// Forgets a pod that holds nothing.
+    pub fn forget(&self, uid: &PodUid) {
+        self.classes.remove(uid);
+    }
+
+    /// How many pods are noted.
+    pub(crate) fn count(&self) -> usize {
+        self.classes.len()
+    }
+
+    pub(crate) fn class_of(&self, uid: &PodUid) -> Arc<str> {
+        self.classes.get(uid).map_or_else(|| Arc::from(""), |class| Arc::clone(&class))
+    }
+}

@@ -1,0 +1,298 @@
+//! What a node owns: devices, their capacity and health, as its agent reports them.
+//!
+//! A device is whatever a pod can be placed on: a GPU, or one MIG instance of a GPU. A GPU in MIG
+//! mode is in the inventory too, but holds nobody itself: its instances do.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::hardware::units::MemMib;
+
+/// Most devices one node may report: 16 GPUs of 7 MIG instances and their parents fit twice over.
+pub const MAX_DEVICES_PER_NODE: usize = 256;
+
+/// Largest memory of one device that is believed: 16 TiB, about 50 times the largest GPU of 2026.
+pub const MAX_DEVICE_MEMORY: MemMib = MemMib::new(16 << 20);
+
+/// Declares a cheap, ordered name type: a shared string that is only compared and printed.
+macro_rules! name_type {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Wraps the name as it is; nothing is checked here.
+            pub fn new(name: impl Into<Arc<str>>) -> Self {
+                Self(name.into())
+            }
+
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl std::borrow::Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+    };
+}
+
+name_type! {
+    /// Name of a node, as Kubernetes spells it.
+    NodeName
+}
+name_type! {
+    /// Value of the configured pool label of a node; empty where the node has none.
+    PoolName
+}
+name_type! {
+    /// Product name of a GPU as NVML reports it, for instance `NVIDIA A100-SXM4-80GB`.
+    ModelName
+}
+name_type! {
+    /// UID of a pod, as the API server gave it.
+    PodUid
+}
+name_type! {
+    /// Name of a MIG profile without the prefix, for instance `3g.40gb`.
+    MigProfile
+}
+
+/// UUID of a device as NVML reports it (`GPU-…` or `MIG-…`).
+///
+/// Only ASCII letters, digits, `-` and `/` (old MIG form), at most 96 characters: it becomes part of
+/// an annotation value and of a CDI device name, where a comma or a space would change the meaning.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(Arc<str>);
+
+impl DeviceId {
+    /// Checks and wraps a UUID.
+    ///
+    /// # Errors
+    /// [`InventoryError::DeviceId`] when it is empty, too long or has other characters.
+    pub fn new(id: &str) -> Result<Self, InventoryError> {
+        let legal = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'/';
+        if id.is_empty() || id.len() > 96 || !id.bytes().all(legal) {
+            let shown: String = id.chars().take(96).collect();
+            return Err(InventoryError::DeviceId { id: shown });
+        }
+        Ok(Self(id.into()))
+    }
+
+    /// The UUID as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl MigProfile {
+    /// Whether a request for `self` means this profile. Resource names have no `+`, so that NVIDIA's
+    /// device plugin writes `1g.10gb.me` for `1g.10gb+me`.
+    pub fn means(&self, profile: &Self) -> bool {
+        self == profile || *self.0 == profile.0.replace('+', ".")
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// NVML index of a GPU within its node. It may change at a reboot; the UUID does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceIndex(pub u32);
+
+/// What kind of device this is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeviceKind {
+    /// A GPU that can be shared or given away whole.
+    Gpu,
+    /// A GPU in MIG mode: its instances hold tenants, it does not.
+    MigParent,
+    /// One MIG instance: hardware-isolated, with memory of its own.
+    MigInstance {
+        /// UUID of the GPU it is cut from.
+        parent: DeviceId,
+        /// Its profile, for instance `3g.40gb`.
+        profile: MigProfile,
+    },
+}
+
+/// Whether a device may take new tenants, as far as its node is concerned; what is worse comes later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Health {
+    /// Works.
+    #[default]
+    Healthy,
+    /// Kubelet hands it out by itself, to whom it likes: keeps its tenants and takes no new one.
+    KubeletOwned,
+    /// Lost, needs a reset, or cannot be read: keeps its tenants and takes no new one.
+    Unhealthy,
+}
+
+/// One device of a node as its agent reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// UUID; unique in the whole cluster.
+    pub id: DeviceId,
+    /// NVML index (of the parent, for a MIG instance).
+    pub index: DeviceIndex,
+    /// Product name.
+    pub model: ModelName,
+    /// Memory on the board (or of the instance), before the driver's reserve.
+    pub total: MemMib,
+    /// Memory that the driver keeps; never placed on.
+    pub reserved: MemMib,
+    /// GPU, MIG parent or MIG instance.
+    pub kind: DeviceKind,
+    /// Whether it may take new tenants.
+    pub health: Health,
+}
+
+impl Device {
+    /// Schedulable memory: NVML total minus reserved. [`NodeInventory::new`] refuses a device whose
+    /// reserve exceeds its total, so this is zero only for a device that has none.
+    pub fn capacity(&self) -> MemMib {
+        self.total.checked_sub(self.reserved).unwrap_or(MemMib::ZERO)
+    }
+}
+
+/// Why an inventory is not believed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InventoryError {
+    /// A UUID that cannot be one.
+    #[error(
+        "device id `{id}` is not a UUID of NVML: 1 to 96 letters, digits, `-` or `/` are allowed"
+    )]
+    DeviceId {
+        /// The offending text, cut to 96 characters.
+        id: String,
+    },
+    /// More devices than a node can hold.
+    #[error("`{count}` devices are reported, at most {MAX_DEVICES_PER_NODE} are believed")]
+    TooManyDevices {
+        /// How many were reported.
+        count: usize,
+    },
+    /// More memory than any device has.
+    #[error("device `{id}` reports `{total}`, at most {MAX_DEVICE_MEMORY} are believed")]
+    Memory {
+        /// The device.
+        id: DeviceId,
+        /// The reported total.
+        total: MemMib,
+    },
+    /// The driver's reserve is larger than the device.
+    #[error("device `{id}` reports a reserve of `{reserved}` on a total of {total}")]
+    Reserve {
+        /// The device.
+        id: DeviceId,
+        /// The reported reserve.
+        reserved: MemMib,
+        /// The reported total.
+        total: MemMib,
+    },
+    /// The same UUID twice in one inventory.
+    #[error("device `{id}` is reported twice")]
+    Twice {
+        /// The device.
+        id: DeviceId,
+    },
+    /// A MIG instance whose GPU is not in the inventory.
+    #[error("instance `{id}` names the GPU `{parent}`, which is not reported")]
+    Orphan {
+        /// The instance.
+        id: DeviceId,
+        /// The missing GPU.
+        parent: DeviceId,
+    },
+}
+
+/// GPU models that a pod accepts; empty means any.
+///
+/// A name matches when its words appear in the product name as whole words, next to each other and
+/// in the same order, whatever the case. Words are runs of letters and digits: `A100` matches
+/// `NVIDIA A100-SXM4-80GB`, `A10` does not.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ModelFilter {
+    names: Vec<Arc<str>>,
+}
+
+impl ModelFilter {
+    /// Accepts exactly the models that one of `names` matches; none given means any model.
+    pub fn new(names: impl IntoIterator<Item = impl Into<Arc<str>>>) -> Self {
+        let mut names: Vec<Arc<str>> = names.into_iter().map(Into::into).collect();
+        names.sort();
+        names.dedup();
+        Self { names }
+    }
+
+    /// Whether this accepts every model.
+    pub fn is_any(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// The accepted names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(|name| &**name)
+    }
+
+    /// Whether `model` is accepted.
+    pub fn matches(&self, model: &ModelName) -> bool {
+        self.is_any() || {
+            let product = words(model.as_str());
+            self.names.iter().any(|name| {
+                let wanted = words(name);
+                !wanted.is_empty() && product.windows(wanted.len()).any(|run| run == wanted)
+            })
+        }
+    }
+}
+
+/// The words of a product name: runs of ASCII letters and digits, in lower case.
+pub(crate) fn words(text: &str) -> Vec<String> {
+    text.split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty())
+        .map(str::to_ascii_lowercase)
+        .collect()
+}
+
+/// Where a device sits. Each is none where the driver cannot say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceDetails {
+    /// Number of its device node, `/dev/nvidia<minor>`.
+    pub minor: Option<u32>,
+    /// NUMA node of the host that it is attached to.
+    pub numa_node: Option<u32>,
+    /// GPUs of the same node that it reaches by NVLink, with the number of active links, by UUID.
+    pub neighbours: Vec<(DeviceId, u32)>,
+    /// Where a MIG instance lies on its GPU.
+    pub slot: Option<Slot>,
+    /// Streaming multiprocessors of a MIG instance.
+    pub sm_count: Option<u32>,
+    /// Whether the driver can hold containers to an amount of its memory.
+    pub can_limit_memory: bool,
+}
+
+/// Where a MIG instance lies on its GPU, in units of the axis: 4 on an A30, 8 on an A100 or H100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// The first unit.
+    pub start: u32,
+    /// How many units, at least 1.
+    pub size: u32,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! All devices of one node as its agent reported them, and what of that is not believed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::hardware::device::{
+    Device, DeviceDetails, DeviceId, DeviceKind, Health, InventoryError, MAX_DEVICE_MEMORY,
+    MAX_DEVICES_PER_NODE,
+};
+use crate::hardware::mig;
+use crate::hardware::mig::MigFault;
+use crate::hardware::topology::Nearness;
+
+/// All devices of one node, sorted by index and UUID; no UUID appears twice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeInventory {
+    devices: Vec<Device>,
+    faults: BTreeMap<DeviceId, MigFault>,
+    nearness: Nearness,
+}
+
+impl NodeInventory {
+    /// Checks and sorts what an agent reported. Where the devices sit is not known.
+    ///
+    /// # Errors
+    /// As [`NodeInventory::placed`].
+    pub fn new(devices: Vec<Device>) -> Result<Self, InventoryError> {
+        Self::placed(devices, &BTreeMap::new())
+    }
+
+    /// Checks and sorts what an agent reported. `details` say where the devices sit, as far as that is
+    /// known. A MIG instance that its model cannot have, or not there, is kept as unhealthy: it takes no
+    /// tenants, and those that it has stay booked.
+    ///
+    /// # Errors
+    /// One [`InventoryError`] for the first fault found: too many devices, absurd memory, a UUID
+    /// twice, an instance without its parent.
+    pub fn placed(
+        mut devices: Vec<Device>,
+        details: &BTreeMap<DeviceId, DeviceDetails>,
+    ) -> Result<Self, InventoryError> {
+        if devices.len() > MAX_DEVICES_PER_NODE {
+            return Err(InventoryError::TooManyDevices { count: devices.len() });
+        }
+        let mut ids = BTreeSet::new();
+        for device in &devices {
+            if device.total > MAX_DEVICE_MEMORY {
+                return Err(InventoryError::Memory { id: device.id.clone(), total: device.total });
+            }
+            if device.reserved > device.total {
+                return Err(InventoryError::Reserve {
+                    id: device.id.clone(),
+                    reserved: device.reserved,
+                    total: device.total,
+                });
+            }
+            if !ids.insert(device.id.clone()) {
+                return Err(InventoryError::Twice { id: device.id.clone() });
+            }
+        }
+        for device in &devices {
+            if let DeviceKind::MigInstance { parent, .. } = &device.kind
+                && !ids.contains(parent)
+            {
+                return Err(InventoryError::Orphan {
+                    id: device.id.clone(),
+                    parent: parent.clone(),
+                });
+            }
+        }
+        devices.sort_by(|a, b| (a.index, &a.id).cmp(&(b.index, &b.id)));
+        let faults = mig::faults(&devices, |id| Some(details.get(id)?.slot?.start));
+        for device in devices.iter_mut().filter(|device| faults.contains_key(&device.id)) {
+            device.health = Health::Unhealthy;
+        }
+        let nearness = Nearness::of(&devices, details);
+        Ok(Self { devices, faults, nearness })
+    }
+
+    /// The MIG instances that cannot be, with the reason.
+    pub fn faults(&self) -> &BTreeMap<DeviceId, MigFault> {
+        &self.faults
+    }
+
+    /// How near the devices are to each other, in their order.
+    pub(crate) fn nearness(&self) -> &Nearness {
+        &self.nearness
+    }
+
+    /// The devices, sorted by index and UUID.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+}

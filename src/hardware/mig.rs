@@ -1,0 +1,332 @@
+//! What MIG instances each model can have, and which of them can lie beside each other.
+//!
+//! A GPU in MIG mode has an axis of units (4 on an A30, else 8). An instance covers a run of units that
+//! may begin only where its profile allows. Memory comes in as many parts as the axis has units, compute
+//! does not: on Hopper the smallest profile with twice the memory has 26 of 132 multiprocessors.
+//!
+//! What a node reports wins over this table; it serves to see that a report cannot be, and to say which
+//! part of a GPU's compute an instance has. Models that are not listed are believed.
+//!
+//! Sources: NVIDIA's MIG User Guide (profiles, placements), and `nvidia-smi mig -lgip` and `-lgipp` as
+//! public captures show them (memory: A30 under driver 535, A100 80 GB, H100 NVL under 560, GH200, and
+//! eight H200 in issue 120 of mig-parted). Memory varies by some per cent with the driver.
+
+use std::collections::BTreeMap;
+
+use crate::hardware::device::{Device, DeviceId, DeviceKind, MigProfile, ModelFilter, ModelName};
+use crate::hardware::units::{MemMib, Share};
+
+/// One kind of instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// Its name, without `+me`.
+    pub name: &'static str,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Usable memory in MiB.
+    pub memory_mib: u64,
+    /// Units at which it may begin.
+    pub starts: &'static [u32],
+    /// How many units it covers.
+    pub size: u32,
+    /// Whether one of them may have the media engines too; then its name ends in [`MEDIA`].
+    pub has_media: bool,
+}
+
+/// The instances of one model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Names of the model, as [`ModelFilter`] reads them.
+    pub names: &'static [&'static str],
+    /// Memory of the board in MiB, as NVML tells it.
+    pub total_mib: u64,
+    /// Units of the axis.
+    pub axis: u32,
+    /// Its profiles, small ones first; the last one is the whole GPU.
+    pub profiles: &'static [Profile],
+}
+
+/// Ending of a profile with media engines; one instance of a GPU may have it.
+pub const MEDIA: &str = "+me";
+
+/// Two boards of one name differ in memory by more than this part of it, and drivers by less.
+const SAME_MEMORY_PERCENT: u64 = 5;
+
+const fn profile(
+    name: &'static str,
+    multiprocessors: u32,
+    memory_mib: u64,
+    starts: &'static [u32],
+    size: u32,
+) -> Profile {
+    Profile { name, multiprocessors, memory_mib, starts, size, has_media: false }
+}
+
+const fn with_media(profile: Profile) -> Profile {
+    Profile { has_media: true, ..profile }
+}
+
+/// Name and memory of six profiles on an axis of eight: single, single with double memory, double,
+/// triple, quadruple, whole.
+type Row = (&'static str, u64);
+
+const fn eight(rows: [Row; 6], multiprocessors: [u32; 6]) -> [Profile; 6] {
+    let [one, wide, two, three, four, all] = rows;
+    let of = multiprocessors;
+    [
+        with_media(profile(one.0, of[0], one.1, &[0, 1, 2, 3, 4, 5, 6], 1)),
+        profile(wide.0, of[1], wide.1, &[0, 2, 4, 6], 2),
+        profile(two.0, of[2], two.1, &[0, 2, 4], 2),
+        profile(three.0, of[3], three.1, &[0, 4], 4),
+        profile(four.0, of[4], four.1, &[0], 4),
+        profile(all.0, of[5], all.1, &[0], 8),
+    ]
+}
+
+const AMPERE: [u32; 6] = [14, 14, 28, 42, 56, 98];
+/// Of the SXM boards.
+const HOPPER: [u32; 6] = [16, 26, 32, 60, 64, 132];
+
+const A30: [Profile; 3] = [
+    with_media(profile("1g.6gb", 14, 5_952, &[0, 1, 2, 3], 1)),
+    with_media(profile("2g.12gb", 28, 11_968, &[0, 2], 2)),
+    profile("4g.24gb", 56, 24_000, &[0], 4),
+];
+const A100_40: [Profile; 6] = eight(
+    [
+        ("1g.5gb", 4_864),
+        ("1g.10gb", 9_856),
+        ("2g.10gb", 9_856),
+        ("3g.20gb", 19_968),
+        ("4g.20gb", 19_968),
+        ("7g.40gb", 40_192),
+    ],
+    AMPERE,
+);
+const A100_80: [Profile; 6] = eight(
+    [
+        ("1g.10gb", 9_728),
+        ("1g.20gb", 19_968),
+        ("2g.20gb", 19_968),
+        ("3g.40gb", 40_192),
+        ("4g.40gb", 40_192),
+        ("7g.80gb", 80_896),
+    ],
+    AMPERE,
+);
+const H100_80: [Profile; 6] = eight(
+    [
+        ("1g.10gb", 9_984),
+        ("1g.20gb", 20_096),
+        ("2g.20gb", 20_096),
+        ("3g.40gb", 40_448),
+        ("4g.40gb", 40_448),
+        ("7g.80gb", 81_152),
+    ],
+    HOPPER,
+);
+const H100_94: [Profile; 6] = eight(
+    [
+        ("1g.12gb", 11_008),
+        ("1g.24gb", 22_144),
+        ("2g.24gb", 22_144),
+        ("3g.47gb", 47_488),
+        ("4g.47gb", 47_488),
+        ("7g.94gb", 95_360),
+    ],
+    HOPPER,
+);
+const H100_96: [Profile; 6] = eight(
+    [
+        ("1g.12gb", 11_264),
+        ("1g.24gb", 23_552),
+        ("2g.24gb", 23_552),
+        ("3g.48gb", 47_616),
+        ("4g.48gb", 47_616),
+        ("7g.96gb", 95_232),
+    ],
+    HOPPER,
+);
+const H200: [Profile; 6] = eight(
+    [
+        ("1g.18gb", 16_384),
+        ("1g.35gb", 33_024),
+        ("2g.35gb", 33_024),
+        ("3g.71gb", 71_168),
+        ("4g.71gb", 71_168),
+        ("7g.141gb", 143_104),
+    ],
+    HOPPER,
+);
+
+/// All models that are known.
+pub const GEOMETRIES: [Geometry; 7] = [
+    Geometry { names: &["A30"], total_mib: 24_576, axis: 4, profiles: &A30 },
+    Geometry { names: &["A100", "A800"], total_mib: 40_960, axis: 8, profiles: &A100_40 },
+    Geometry { names: &["A100", "A800"], total_mib: 81_920, axis: 8, profiles: &A100_80 },
+    Geometry { names: &["H100", "H800"], total_mib: 81_559, axis: 8, profiles: &H100_80 },
+    Geometry { names: &["H100 NVL", "H800 NVL"], total_mib: 95_830, axis: 8, profiles: &H100_94 },
+    Geometry { names: &["H100", "GH200"], total_mib: 97_871, axis: 8, profiles: &H100_96 },
+    Geometry { names: &["H200"], total_mib: 143_771, axis: 8, profiles: &H200 },
+];
+
+impl Geometry {
+    /// The geometry of a GPU, by its product name and then by the nearest memory; none where the model
+    /// is not listed or has other memory than any listed board of its name.
+    pub fn of(model: &ModelName, total: MemMib) -> Option<&'static Self> {
+        let is_named = |known: &&Self| ModelFilter::new(known.names.iter().copied()).matches(model);
+        let apart = |known: &&Self| known.total_mib.abs_diff(total.mib());
+        let is_near = |known: &&Self| {
+            apart(known).saturating_mul(100) <= known.total_mib * SAME_MEMORY_PERCENT
+        };
+        GEOMETRIES.iter().filter(is_named).filter(is_near).min_by_key(apart)
+    }
+
+    /// The profile of this name, with or without media engines.
+    pub fn profile(&self, name: &MigProfile) -> Option<&'static Profile> {
+        let (plain, wants_media) = split(name);
+        let mut profiles = self.profiles.iter();
+        profiles.find(|known| known.name == plain && (known.has_media || !wants_media))
+    }
+
+    /// The part of the compute of a GPU in MIG mode that an instance of the profile has, rounded down.
+    pub fn compute_of(&self, name: &MigProfile) -> Option<Share> {
+        let all = self.profiles.last()?.multiprocessors;
+        let own = self.profile(name)?.multiprocessors;
+        Share::ratio(MemMib::new(own.into()), MemMib::new(all.into()))
+    }
+
+    /// Whether instances of these profiles can lie beside each other, those with a start at that start.
+    fn is_possible(&self, instances: &mut [(&Profile, Option<u32>)]) -> bool {
+        instances.sort_by_key(|(profile, start)| {
+            (std::cmp::Reverse(start.is_some()), std::cmp::Reverse(profile.size))
+        });
+        let units: u32 = instances.iter().map(|(profile, _)| profile.size).sum();
+        units <= self.axis && has_room(instances, 0)
+    }
+}
+
+fn split(name: &MigProfile) -> (&str, bool) {
+    match name.as_str().strip_suffix(MEDIA) {
+        Some(plain) => (plain, true),
+        None => (name.as_str(), false),
+    }
+}
+
+/// Units that an instance covers, as bits.
+fn units(profile: &Profile, start: u32) -> u32 {
+    ((1 << profile.size) - 1) << start
+}
+
+/// Whether all instances find a place beside the units that are taken. An axis has eight units, so
+/// there is little to try.
+fn has_room(instances: &[(&Profile, Option<u32>)], taken: u32) -> bool {
+    let Some(((profile, start), rest)) = instances.split_first() else { return true };
+    let is_meant = |at: &&u32| start.is_none_or(|start| start == **at);
+    profile.starts.iter().filter(is_meant).any(|at| {
+        let own = units(profile, *at);
+        taken & own == 0 && has_room(rest, taken | own)
+    })
+}
+
+/// Why an instance that is reported cannot be; nothing is placed on it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum MigFault {
+    /// The model has no such profile.
+    #[error("a GPU of model `{model}` has no MIG profile `{profile}`")]
+    Profile {
+        /// The model.
+        model: ModelName,
+        /// The profile.
+        profile: MigProfile,
+    },
+    /// It begins where its profile may not.
+    #[error("a MIG instance of profile `{profile}` cannot begin at unit {start}")]
+    Start {
+        /// The profile.
+        profile: MigProfile,
+        /// The unit.
+        start: u32,
+    },
+    /// It covers units that another one covers.
+    #[error("the MIG instance overlaps instance `{other}`")]
+    Overlap {
+        /// The other one.
+        other: DeviceId,
+    },
+    /// The instances of the GPU find no places beside each other.
+    #[error("the {instances} MIG instances of GPU `{parent}` cannot lie beside each other on it")]
+    Crowded {
+        /// The GPU.
+        parent: DeviceId,
+        /// How many instances it is said to have.
+        instances: usize,
+    },
+}
+
+/// The instances among `devices` that cannot be, as far as their models are known. `start` says where
+/// those lie of which it is known.
+pub(crate) fn faults(
+    devices: &[Device],
+    start: impl Fn(&DeviceId) -> Option<u32>,
+) -> BTreeMap<DeviceId, MigFault> {
+    let mut faults = BTreeMap::new();
+    for parent in devices.iter().filter(|device| device.kind == DeviceKind::MigParent) {
+        if let Some(geometry) = Geometry::of(&parent.model, parent.total) {
+            faults.extend(faults_on(geometry, parent, devices, &start));
+        }
+    }
+    faults
+}
+
+fn faults_on(
+    geometry: &Geometry,
+    parent: &Device,
+    devices: &[Device],
+    start: impl Fn(&DeviceId) -> Option<u32>,
+) -> BTreeMap<DeviceId, MigFault> {
+    let mut faults = BTreeMap::new();
+    let mut sound: Vec<(&DeviceId, &Profile, Option<u32>, bool)> = Vec::new();
+    for device in devices {
+        let DeviceKind::MigInstance { parent: of, profile } = &device.kind else { continue };
+        if *of != parent.id {
+            continue;
+        }
+        let start = start(&device.id);
+        let fault = match (geometry.profile(profile), start) {
+            (None, _) => {
+                MigFault::Profile { model: parent.model.clone(), profile: profile.clone() }
+            }
+            (Some(known), Some(start)) if !known.starts.contains(&start) => {
+                MigFault::Start { profile: profile.clone(), start }
+            }
+            (Some(known), start) => {
+                sound.push((&device.id, known, start, split(profile).1));
+                continue;
+            }
+        };
+        faults.insert(device.id.clone(), fault);
+    }
+    for (id, profile, start, _) in &sound {
+        let own = start.map_or(0, |start| units(profile, start));
+        let other = sound.iter().find(|(other, profile, start, _)| {
+            other != id && start.is_some_and(|start| units(profile, start) & own != 0)
+        });
+        if let Some((other, ..)) = other {
+            faults.insert((*id).clone(), MigFault::Overlap { other: (*other).clone() });
+        }
+    }
+    sound.retain(|(id, ..)| !faults.contains_key(id));
+    let instances = sound.len();
+    let media = sound.iter().filter(|(.., has_media)| *has_media).count();
+    let mut places: Vec<_> =
+        sound.iter().map(|(_, profile, start, _)| (*profile, *start)).collect();
+    if media > 1 || !geometry.is_possible(&mut places) {
+        let crowded = MigFault::Crowded { parent: parent.id.clone(), instances };
+        faults.extend(sound.iter().map(|(id, ..)| ((*id).clone(), crowded.clone())));
+    }
+    faults
+}
+
+#[cfg(test)]
+mod tests;

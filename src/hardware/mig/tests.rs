@@ -1,0 +1,179 @@
+//! The table itself, entry by entry, and the reports that cannot be.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::hardware::device::{DeviceDetails, DeviceIndex, Health, Slot};
+use crate::hardware::inventory::NodeInventory;
+use crate::hardware::units::Share;
+
+/// All sets of instances that can lie beside each other and to which none can be added, as names.
+fn fullest(
+    geometry: &Geometry,
+    taken: u32,
+    set: &mut Vec<&'static Profile>,
+    seen: &mut Vec<Vec<&'static Profile>>,
+) {
+    let mut is_full = true;
+    for profile in geometry.profiles {
+        for start in profile.starts {
+            let own = units(profile, *start);
+            if taken & own == 0 {
+                is_full = false;
+                // each set once: the first free units first
+                if taken == 0 || own > taken {
+                    set.push(profile);
+                    fullest(geometry, taken | own, set, seen);
+                    set.pop();
+                }
+            }
+        }
+    }
+    if is_full {
+        seen.push(set.clone());
+    }
+}
+
+#[test]
+fn every_entry_of_the_table_is_sound() {
+    for geometry in &GEOMETRIES {
+        let whole = geometry.profiles.last().unwrap();
+        assert_eq!((whole.starts, whole.size), (&[0][..], geometry.axis), "{:?}", geometry.names);
+        let names: BTreeSet<&str> = geometry.profiles.iter().map(|profile| profile.name).collect();
+        assert_eq!(names.len(), geometry.profiles.len(), "no name twice: {:?}", geometry.names);
+        for profile in geometry.profiles {
+            let told = format!("{} of {:?}", profile.name, geometry.names);
+            let slices: u32 = profile.name.split_once("g.").unwrap().0.parse().unwrap();
+            let gb: u64 =
+                profile.name.split_once("g.").unwrap().1.trim_end_matches("gb").parse().unwrap();
+            assert!(profile.starts.is_sorted() && !profile.starts.is_empty(), "{told}");
+            assert!(
+                profile.starts.iter().all(|start| start + profile.size <= geometry.axis),
+                "{told}"
+            );
+            assert!(profile.memory_mib < geometry.total_mib, "{told}");
+            // the name rounds the memory to GB, of the board's nominal size
+            assert!(profile.memory_mib.abs_diff(gb * 1000) < gb * 150, "{told}");
+            assert!(profile.multiprocessors >= slices * 14, "{told}");
+            assert!(profile.multiprocessors <= whole.multiprocessors, "{told}");
+            let memory_by_units =
+                whole.memory_mib * u64::from(profile.size) / u64::from(geometry.axis);
+            assert!(profile.memory_mib.abs_diff(memory_by_units) * 10 < memory_by_units, "{told}");
+        }
+    }
+}
+
+#[test]
+fn instances_that_lie_beside_each_other_never_have_more_than_the_gpu() {
+    for geometry in &GEOMETRIES {
+        let mut seen = Vec::new();
+        fullest(geometry, 0, &mut Vec::new(), &mut seen);
+        assert!(seen.len() > 4, "{:?}", geometry.names);
+        for set in seen {
+            let names: Vec<&str> = set.iter().map(|profile| profile.name).collect();
+            let memory: u64 = set.iter().map(|profile| profile.memory_mib).sum();
+            let multiprocessors: u32 = set.iter().map(|profile| profile.multiprocessors).sum();
+            assert!(memory <= geometry.total_mib, "{names:?}");
+            let all = geometry.profiles.last().unwrap().multiprocessors;
+            assert!(multiprocessors <= all, "{names:?}");
+            let mut places: Vec<_> = set.iter().map(|profile| (*profile, None)).collect();
+            assert!(geometry.is_possible(&mut places), "{names:?}");
+        }
+    }
+}
+
+#[test]
+fn a_model_is_known_by_its_name_and_then_by_its_memory() {
+    for (model, mib, whole) in [
+        ("NVIDIA A30", 24_576, Some("4g.24gb")),
+        ("NVIDIA A100-SXM4-40GB", 40_536, Some("7g.40gb")),
+        ("NVIDIA A100-PCIE-40GB", 40_960, Some("7g.40gb")),
+        ("NVIDIA A100-SXM4-80GB", 81_920, Some("7g.80gb")),
+        ("NVIDIA H100 80GB HBM3", 81_559, Some("7g.80gb")),
+        ("NVIDIA H100 NVL", 95_830, Some("7g.94gb")),
+        ("NVIDIA GH200 480GB", 97_871, Some("7g.96gb")),
+        ("NVIDIA H200", 143_771, Some("7g.141gb")),
+        ("NVIDIA A100-SXM4-80GB", 60_000, None),
+        ("NVIDIA A10", 23_028, None),
+        ("NVIDIA B200", 183_359, None),
+    ] {
+        let found = Geometry::of(&ModelName::new(model), MemMib::new(mib));
+        let found = found.and_then(|geometry| geometry.profiles.last()).map(|profile| profile.name);
+        assert_eq!(found, whole, "{model} with {mib} MiB");
+    }
+}
+
+#[test]
+fn the_compute_of_an_instance_is_counted_in_multiprocessors() {
+    let of = |model: &str, mib, profile| {
+        Geometry::of(&ModelName::new(model), MemMib::new(mib))
+            .and_then(|geometry| geometry.compute_of(&MigProfile::new(profile)))
+            .map(Share::millionths)
+    };
+    assert_eq!(of("H200", 143_771, "1g.35gb"), Some(196_969), "not one seventh");
+    assert_eq!(of("H200", 143_771, "1g.18gb+me"), Some(121_212));
+    assert_eq!(of("A30", 24_576, "2g.12gb"), Some(500_000));
+    assert_eq!(of("A30", 24_576, "3g.18gb"), None);
+}
+
+/// The faults of an A100 with 40 GB that has these instances: `1g.5gb` or, with a start, `1g.5gb@6`.
+fn check(instances: &[&str], expected: &[(&str, &str)]) {
+    let device = |id: &str, total: u64, kind: DeviceKind| Device {
+        id: DeviceId::new(id).unwrap(),
+        index: DeviceIndex(0),
+        model: ModelName::new("NVIDIA A100-SXM4-40GB"),
+        total: MemMib::new(total),
+        reserved: MemMib::ZERO,
+        kind,
+        health: Health::Healthy,
+    };
+    let mut devices = vec![device("GPU-a", 40_960, DeviceKind::MigParent)];
+    let mut details = BTreeMap::new();
+    for (at, text) in instances.iter().enumerate() {
+        let (profile, start) = text.split_once('@').unwrap_or((text, ""));
+        let kind = DeviceKind::MigInstance {
+            parent: DeviceId::new("GPU-a").unwrap(),
+            profile: MigProfile::new(profile),
+        };
+        let id = format!("MIG-{at}");
+        let slot = start.parse().ok().map(|start| Slot { start, size: 1 });
+        let known = DeviceDetails { slot, ..DeviceDetails::default() };
+        details.insert(DeviceId::new(&id).unwrap(), known);
+        devices.push(device(&id, 4_864, kind));
+    }
+    let inventory = NodeInventory::placed(devices, &details).unwrap();
+    let found: Vec<_> = inventory.faults().iter().collect();
+    assert_eq!(found.len(), expected.len(), "{instances:?}: {found:?}");
+    for ((id, fault), (expected_id, part)) in found.into_iter().zip(expected) {
+        assert_eq!(id.as_str(), *expected_id, "{instances:?}");
+        assert!(fault.to_string().contains(part), "{instances:?}: {fault}");
+    }
+    for device in inventory.devices() {
+        let is_ill = device.health == Health::Unhealthy;
+        assert_eq!(is_ill, inventory.faults().contains_key(&device.id), "{instances:?}");
+    }
+}
+
+#[test]
+fn instances_that_cannot_be_are_told_of_and_take_nobody() {
+    check(&["1g.5gb"; 7], &[]);
+    check(&["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"], &[]);
+    check(&["3g.20gb@4", "1g.5gb@3", "2g.10gb", "1g.5gb+me"], &[]);
+    check(&["1g.5gb", "1g.6gb"], &[("MIG-1", "no MIG profile `1g.6gb`")]);
+    check(&["1c.3g.20gb"], &[("MIG-0", "`1c.3g.20gb`")]);
+    check(&["7g.40gb+me"], &[("MIG-0", "`7g.40gb+me`")]);
+    check(&["3g.20gb@2", "1g.5gb"], &[("MIG-0", "cannot begin at unit 2")]);
+    check(&["1g.5gb@4294967295"], &[("MIG-0", "unit 4294967295")]);
+    let overlap = [("MIG-0", "overlaps instance `MIG-1`"), ("MIG-1", "overlaps instance `MIG-0`")];
+    check(&["3g.20gb@4", "2g.10gb@4", "1g.5gb@0"], &overlap);
+    check(&["7g.40gb", "1g.5gb"], &[("MIG-0", "the 2 MIG"), ("MIG-1", "beside each other")]);
+    check(&["1g.5gb+me", "1g.5gb+me"], &[("MIG-0", "the 2"), ("MIG-1", "the 2")]);
+    let eight: Vec<(String, &str)> = (0..8).map(|at| (format!("MIG-{at}"), "the 8")).collect();
+    let eight: Vec<(&str, &str)> = eight.iter().map(|(id, part)| (id.as_str(), *part)).collect();
+    check(&["1g.5gb"; 8], &eight);
+    // 2g and 4g must leave units 0 to 3 to each other
+    check(
+        &["4g.20gb", "3g.20gb", "1g.5gb"],
+        &[("MIG-0", "the 3"), ("MIG-1", "the 3"), ("MIG-2", "the 3")],
+    );
+}

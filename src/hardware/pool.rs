@@ -1,0 +1,243 @@
+//! How the devices of a pool are shared: freely or in equal slots, MIG instances whole or in parts, and
+//! what is to hold their tenants to their memory. The operator's word, per pool.
+//!
+//! A device that is cut into R slots is asked for in whole slots. *k* of them are k/R of its memory and
+//! of its compute, each rounded down, so that slots that sum to R always fit together, and R + 1 never
+//! do: what rounding leaves of the compute, R millionths at most, is less than a slot.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use crate::hardware::device::{DeviceKind, PoolName};
+use crate::hardware::units::{Demand, MemMib, Share};
+
+/// Into how many equal slots each device is cut, 2 to [`Replicas::MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Replicas(NonZeroU32);
+
+impl Replicas {
+    /// Fewest slots.
+    pub const MIN: u32 = 2;
+    /// Most slots: beside more than 64 others no tenant gets a turn worth having, and an MPS daemon
+    /// serves 60 processes at most.
+    pub const MAX: u32 = 64;
+
+    /// That many slots; none out of the range.
+    pub const fn new(count: u32) -> Option<Self> {
+        match NonZeroU32::new(count) {
+            Some(slots) if count >= Self::MIN && count <= Self::MAX => Some(Self(slots)),
+            Some(_) | None => None,
+        }
+    }
+
+    /// How many slots.
+    pub fn count(self) -> u32 {
+        self.0.get()
+    }
+
+    /// What `slots` of them are of a device with `capacity` memory; all of it for as many as there are.
+    pub fn amount(self, slots: u32, capacity: MemMib) -> Demand {
+        let slots = slots.min(self.count());
+        let part = |whole: u64| {
+            let part = u128::from(whole) * u128::from(slots) / u128::from(self.count());
+            u64::try_from(part).expect("a part is at most the whole")
+        };
+        Demand {
+            memory: MemMib::new(part(capacity.mib())),
+            share: Share::from_millionths(part(Share::WHOLE.millionths())),
+        }
+    }
+
+    /// The fewest slots that hold `demand` in both dimensions, at least one; at most all there are.
+    pub fn slots_for(self, demand: Demand, capacity: MemMib) -> u32 {
+        let part = |amount: u64, whole: u64| {
+            let scaled = u128::from(amount) * u128::from(self.count());
+            scaled.div_ceil(u128::from(whole.max(1)))
+        };
+        let by_memory = part(demand.memory.mib(), capacity.mib());
+        let by_share = part(demand.share.millionths(), Share::WHOLE.millionths());
+        let slots = by_memory.max(by_share).max(1);
+        u32::try_from(slots).unwrap_or(u32::MAX).min(self.count())
+    }
+
+    /// How many whole slots `free` room has.
+    pub fn slots_in(self, free: Demand, capacity: MemMib) -> u32 {
+        let fits = |slots: &u32| free.checked_sub(self.amount(*slots, capacity)).is_some();
+        (1..=self.count()).take_while(fits).last().unwrap_or(0)
+    }
+}
+
+/// Whether MIG instances are given to several tenants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum InstanceUse {
+    /// Each has one tenant.
+    #[default]
+    Whole,
+    /// Each is shared as a GPU is: by fraction, memory or slot of the instance.
+    Shared,
+}
+
+/// What is to hold the tenants of a shared device to their memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Guard {
+    /// Nothing: they take turns on it and trust each other.
+    #[default]
+    None,
+    /// MPS with a memory limit per client.
+    Mps,
+    /// The driver's limit per control group, from release 615 on.
+    Driver,
+}
+
+impl Guard {
+    /// The name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Mps => "mps",
+            Self::Driver => "driver",
+        }
+    }
+
+    /// What it is for tenants that share a device of this kind. The driver's limits do not reach into
+    /// MIG instances ("Dynamo per-GPU limits guide", NVIDIA); MPS runs in each of them.
+    pub fn on(self, kind: &DeviceKind) -> Protection {
+        match (self, kind) {
+            (Self::None, _) | (Self::Driver, DeviceKind::MigInstance { .. }) => Protection::None,
+            (Self::Mps, _) => Protection::Mps,
+            (Self::Driver, DeviceKind::Gpu | DeviceKind::MigParent) => Protection::Driver,
+        }
+    }
+}
+
+/// How the devices of one pool are shared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolRule {
+    /// Into how many slots each device is cut; none where any fraction may be taken.
+    pub replicas: Option<Replicas>,
+    /// Whether MIG instances are shared.
+    pub instances: InstanceUse,
+    /// What is to hold the tenants of a shared device.
+    pub guard: Guard,
+}
+
+/// The rules of all pools that have one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolRules {
+    by_pool: BTreeMap<PoolName, PoolRule>,
+}
+
+impl PoolRules {
+    /// These rules; every other pool has the default one.
+    pub fn new(rules: impl IntoIterator<Item = (PoolName, PoolRule)>) -> Self {
+        Self { by_pool: rules.into_iter().collect() }
+    }
+
+    /// The rule of a pool.
+    pub fn of(&self, pool: &PoolName) -> PoolRule {
+        self.by_pool.get(pool).copied().unwrap_or_default()
+    }
+
+    /// The pools with a rule of their own, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&PoolName, &PoolRule)> {
+        self.by_pool.iter()
+    }
+}
+
+/// What a placement intends to hold a tenant to its memory, from weak to strong. What is verified on
+/// the node is reported apart from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protection {
+    /// Nothing holds the tenants of the GPU to their memory.
+    #[default]
+    None,
+    /// MPS is to hold each of them to its memory.
+    Mps,
+    /// The driver is to hold each of them to its memory.
+    Driver,
+    /// The hardware does: a MIG instance, or a GPU that has one tenant by construction.
+    Hardware,
+}
+
+impl Protection {
+    /// The name in annotations and views.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Mps => "mps",
+            Self::Driver => "driver",
+            Self::Hardware => "hardware",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replicas(count: u32) -> Replicas {
+        Replicas::new(count).unwrap()
+    }
+
+    #[test]
+    fn two_to_64_slots_can_be_had() {
+        for (count, is_legal) in [(0, false), (1, false), (2, true), (64, true), (65, false)] {
+            assert_eq!(Replicas::new(count).is_some(), is_legal, "{count}");
+        }
+    }
+
+    #[test]
+    fn slots_that_sum_to_all_fit_and_one_more_never_does() {
+        for count in Replicas::MIN..=Replicas::MAX {
+            for mib in [1, 63, 4_864, 15_360, 81_286] {
+                let (replicas, capacity) = (replicas(count), MemMib::new(mib));
+                let mut free = Demand { memory: capacity, share: Share::WHOLE };
+                for taken in 0..count {
+                    assert_eq!(replicas.slots_in(free, capacity), count - taken, "{count}, {mib}");
+                    free = free.checked_sub(replicas.amount(1, capacity)).unwrap();
+                }
+                assert_eq!(replicas.slots_in(free, capacity), 0, "{count} of {mib}");
+                assert!(free.checked_sub(replicas.amount(1, capacity)).is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_is_rounded_up_to_slots() {
+        let capacity = MemMib::new(15_001);
+        for (count, millionths, mib, slots) in [
+            (4, 1, 0, 1),
+            (4, 250_000, 3_750, 1),
+            (4, 250_010, 3_750, 2),
+            (4, 250_000, 3_751, 2),
+            (4, 500_000, 7_500, 2),
+            (4, 0, 15_001, 4),
+            (3, 333_330, 0, 1),
+            (3, 333_340, 0, 2),
+            (64, 1_000_000, 15_001, 64),
+        ] {
+            let share = Share::from_millionths(millionths);
+            let demand = Demand { memory: MemMib::new(mib), share };
+            let replicas = replicas(count);
+            assert_eq!(replicas.slots_for(demand, capacity), slots, "{millionths}, {mib}");
+            let given = replicas.amount(slots, capacity);
+            assert!(given.checked_sub(demand).is_some(), "{given:?} holds {demand:?}");
+        }
+        assert_eq!(replicas(4).slots_for(Demand::ZERO, MemMib::ZERO), 1, "no memory, no panic");
+    }
+
+    #[test]
+    fn the_driver_limits_nobody_inside_a_mig_instance() {
+        let parent = crate::hardware::device::DeviceId::new("GPU-a").unwrap();
+        let profile = crate::hardware::device::MigProfile::new("1g.5gb");
+        let instance = DeviceKind::MigInstance { parent, profile };
+        for (guard, on_gpu, on_instance) in [
+            (Guard::None, Protection::None, Protection::None),
+            (Guard::Mps, Protection::Mps, Protection::Mps),
+            (Guard::Driver, Protection::Driver, Protection::None),
+        ] {
+            let found = (guard.on(&DeviceKind::Gpu), guard.on(&instance));
+            assert_eq!(found, (on_gpu, on_instance), "{}", guard.name());
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What would let a container reach a GPU that it was not given, whatever its variables say: no setting of
+//! the operator allows that. Beyond it only what [`pod_security`](crate::kube_api::admission::pod_security) allows.
+//!
+//! None of this is a complete fence: a pod that is not sent to the webhook may do as it likes within
+//! the rules of its namespace (Pod Security).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{PodSpec, SecurityContext, Volume};
+
+use crate::config::allowed::{HostFolder, LIFTING_CAPABILITIES, ResourceClaims, plain};
+use crate::config::webhook::WebhookConfig;
+use crate::kube_api::admission::pod_security;
+use crate::kube_api::containers::admission_error::AdmissionError;
+use crate::kube_api::containers::container_view::ContainerView;
+use crate::kube_api::request::request_error::shown;
+
+/// Places of a node with GPU devices or what controls them; `*` stands for the rest of a name.
+const GUARDED_PATHS: [&str; 7] = [
+    "/dev/nvidia*",
+    "/run/nvidia*",
+    "/run/cdi",
+    "/etc/cdi",
+    "/usr/local/nvidia",
+    "/proc",
+    "/sys/fs/cgroup",
+];
+
+/// Where NVIDIA's runtime looks for devices named by mounts (`/var/run` is `/run`).
+const DEVICE_MOUNTS: &str = "/run/nvidia-container-devices";
+
+/// Beginnings of annotations by which container runtimes and their plugins are told devices:
+/// containerd's, NVIDIA's NRI plugin's, those of NRI's device injector, and CRI-O's. The policy
+/// `gpupack-request` has the same list.
+const DEVICE_ANNOTATIONS: [&str; 7] = [
+    "cdi.k8s.io/",
+    "nvidia.cdi.k8s.io/",
+    "cdi-devices.noderesource.dev/",
+    "devices.noderesource.dev/",
+    "cdi-devices.nri.io/",
+    "devices.nri.io/",
+    "io.kubernetes.cri-o.Devices",
+];
+
+/// Refuses what a whole pod could do: namespaces and paths of its node, among them the folder of MPS,
+/// devices by annotation or claim, and whatever goes beyond *baseline*. A volume that is `ours` is none of
+/// its doing.
+///
+/// # Errors
+/// The first [`AdmissionError`] found.
+pub(crate) fn refuse_pod(
+    annotations: &BTreeMap<String, String>,
+    spec: &PodSpec,
+    settings: &WebhookConfig,
+    ours: Option<&Volume>,
+) -> Result<(), AdmissionError> {
+    for (field, value) in [("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)] {
+        if value == Some(true) {
+            return Err(AdmissionError::HostNamespace { field });
+        }
+    }
+    for volume in spec.volumes.iter().flatten().filter(|volume| Some(*volume) != ours) {
+        let Some(source) = &volume.host_path else { continue };
+        if let Some(guarded) = reached(&source.path, &settings.mps_folder) {
+            let (volume, path) = (shown(&volume.name), shown(&source.path));
+            let guarded = guarded.to_owned();
+            return Err(AdmissionError::HostPath { volume, path, guarded });
+        }
+    }
+    let names_devices = |key: &&String| DEVICE_ANNOTATIONS.iter().any(|part| key.starts_with(part));
+    if let Some(key) = annotations.keys().find(names_devices) {
+        return Err(AdmissionError::DeviceAnnotation { key: shown(key) });
+    }
+    let claim = spec.resource_claims.iter().flatten().next();
+    if let Some(claim) =
+        claim.filter(|_| settings.allowed.resource_claims == ResourceClaims::Refused)
+    {
+        return Err(AdmissionError::ResourceClaim { claim: shown(&claim.name) });
+    }
+    pod_security::check_pod(annotations, spec, settings, ours)
+}
+
+/// Refuses what one container could do.
+///
+/// # Errors
+/// The first [`AdmissionError`] found.
+pub(crate) fn refuse_container(
+    container: &ContainerView<'_>,
+    settings: &WebhookConfig,
+) -> Result<(), AdmissionError> {
+    let name = || shown(container.name);
+    if container.security.and_then(|security| security.privileged) == Some(true) {
+        return Err(AdmissionError::Privileged { container: name() });
+    }
+    if let Some(capability) = container.security.and_then(capability) {
+        return Err(AdmissionError::Capability { container: name(), capability });
+    }
+    let is_list = |path: &str| {
+        let path = plain(path);
+        path == DEVICE_MOUNTS || path.starts_with(&format!("{DEVICE_MOUNTS}/"))
+    };
+    match container.mounts.iter().find(|mount| is_list(&mount.mount_path)) {
+        Some(mount) => {
+            let path = shown(&mount.mount_path);
+            Err(AdmissionError::DeviceMount { container: name(), path })
+        }
+        None => pod_security::check_container(container, settings),
+    }
+}
+
+/// The first capability that goes too far.
+fn capability(security: &SecurityContext) -> Option<String> {
+    let added = security.capabilities.as_ref()?.add.as_ref()?;
+    let goes_too_far = |given: &&String| {
+        let name = given.to_ascii_uppercase();
+        LIFTING_CAPABILITIES.contains(&name.strip_prefix("CAP_").unwrap_or(&name))
+    };
+    added.iter().find(goes_too_far).map(|given| shown(given))
+}
+
+/// The guarded place that a mount of `path` reaches: itself, something below, or above.
+fn reached<'a>(path: &str, folder: &'a HostFolder) -> Option<&'a str> {
+    let path = plain(path);
+    let below = |folder: &str, path: &str| {
+        path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let places = GUARDED_PATHS.into_iter().chain([folder.as_str()]);
+    places.into_iter().find(|guarded| {
+        let place = plain(guarded.trim_end_matches('*'));
+        let is_inside = match guarded.ends_with('*') {
+            true => path.starts_with(&place),
+            false => below(&place, &path),
+        };
+        is_inside || path == "/" || below(&path, &place)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_to_gpus_are_recognised_from_below_and_above() {
+        for (path, expected) in [
+            ("/dev/nvidia0", Some("/dev/nvidia*")),
+            ("/dev/nvidia-caps/nvidia-cap1", Some("/dev/nvidia*")),
+            ("/dev", Some("/dev/nvidia*")),
+            ("/dev/", Some("/dev/nvidia*")),
+            ("/", Some("/dev/nvidia*")),
+            ("", Some("/dev/nvidia*")),
+            ("//dev/./shm/../nvidiactl", Some("/dev/nvidia*")),
+            ("/var/run/nvidia/driver", Some("/run/nvidia*")),
+            ("/run", Some("/run/nvidia*")),
+            ("/var/run/cdi", Some("/run/cdi")),
+            ("/etc/cdi/x.yaml", Some("/etc/cdi")),
+            ("/usr/local", Some("/usr/local/nvidia")),
+            ("/usr/local/nvidia/lib64", Some("/usr/local/nvidia")),
+            ("/proc/1/root", Some("/proc")),
+            ("/sys", Some("/sys/fs/cgroup")),
+            ("/dev/shm", None),
+            ("/dev/infiniband", None),
+            ("/data/nvidia", None),
+            ("/processed", None),
+            ("/usr/local/nvidia-data", None),
+            ("/etc/ssl", None),
+            ("/var/lib", None),
+            ("/mnt/../srv", None),
+            ("/run/gpupack/mps", Some("/var/run/gpupack/mps")),
+            ("/var/run/gpupack", Some("/var/run/gpupack/mps")),
+            ("/run/gpupack/mps/GPU-a/pipe", Some("/var/run/gpupack/mps")),
+            ("/run/gpupack/mps-data", None),
+        ] {
+            assert_eq!(reached(path, &"/var/run/gpupack/mps".parse().unwrap()), expected, "{path}");
+        }
+    }
+}

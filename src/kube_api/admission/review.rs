@@ -1,0 +1,242 @@
+//! The body of a call for admission: an AdmissionReview of a pod.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::admission::{AdmissionRequest, AdmissionReview};
+use serde_json::Value;
+
+use crate::kube_api::request::bounded::outside_texts;
+use crate::kube_api::request::request_error::shown;
+
+/// What an AdmissionReview that is understood calls itself.
+const REVIEW: (&str, &str) = ("admission.k8s.io/v1", "AdmissionReview");
+
+/// Most values of a review: two versions of a pod with 10,000 variables, and who wrote which of them, have
+/// fewer. Each may take a hundred times its text.
+const MOST_VALUES: usize = 250_000;
+
+/// Most objects that have fields, of which two versions of the same pod have some 45,000. Each takes 700 bytes
+/// at least, be its text as short as `{"a":0}`.
+const MOST_OBJECTS: usize = 50_000;
+
+/// Bytes that a review of so many values and objects may take, beside its text.
+pub const MOST_REVIEW_BYTES: usize = 700 * MOST_OBJECTS + 64 * MOST_VALUES;
+
+/// Most items of a list other than of texts or variables: a container alone takes two kilobytes.
+const MOST_ITEMS: usize = 1_000;
+
+/// Most items of all such lists together: some take half a kilobyte where their text is `{}`.
+const MOST_IN_LISTS: usize = 40_000;
+
+/// Most variables of all containers, in both versions of the pod together.
+const MOST_VARIABLES: usize = 20_000;
+
+/// Why a body is not answered: the caller is no API server, or is configured for other objects.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReviewFault {
+    /// Not the JSON of a review.
+    #[error("the body is no AdmissionReview: {fault}")]
+    Json {
+        /// What the JSON parser says.
+        fault: String,
+    },
+    /// More than any pod that can run has.
+    #[error("the AdmissionReview has more than {most} {what}: split the pod")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many are allowed.
+        most: usize,
+    },
+    /// Another kind or version.
+    #[error(
+        "the body is `{kind}` of `{version}`: AdmissionReview of admission.k8s.io/v1 is understood"
+    )]
+    Kind {
+        /// Its kind.
+        kind: String,
+        /// Its version.
+        version: String,
+    },
+    /// No request, or no pod in it.
+    #[error("the AdmissionReview has no `{field}`")]
+    Missing {
+        /// The field.
+        field: &'static str,
+    },
+    /// Another resource than pods.
+    #[error(
+        "the AdmissionReview is about `{resource}`: pods and pods/ephemeralcontainers are answered, so \
+         correct the rules of the webhook's configuration"
+    )]
+    Resource {
+        /// Resource and subresource.
+        resource: String,
+    },
+}
+
+/// The request of a review about pods.
+pub(crate) fn request(body: &[u8]) -> Result<AdmissionRequest<Pod>, ReviewFault> {
+    let json =
+        |error: serde_json::Error| ReviewFault::Json { fault: shown_long(&error.to_string()) };
+    refuse_many_values(body)?;
+    let value: Value = serde_json::from_slice(body).map_err(json)?;
+    let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or_default();
+    if (text("apiVersion"), text("kind")) != REVIEW {
+        let (kind, version) = (shown(text("kind")), shown(text("apiVersion")));
+        return Err(ReviewFault::Kind { kind, version });
+    }
+    let missing = ReviewFault::Missing { field: "request" };
+    let about = value.pointer("/request/resource").ok_or(missing.clone())?;
+    let part = |field| about.get(field).and_then(Value::as_str).unwrap_or_default();
+    if (part("group"), part("resource")) != ("", "pods") {
+        let resource = shown(&format!("{}/{}", part("group"), part("resource")));
+        return Err(ReviewFault::Resource { resource });
+    }
+    refuse_long_lists(&value, &mut Counted::default())?;
+    let review: AdmissionReview<Pod> = serde_json::from_value(value).map_err(json)?;
+    review.try_into().map_err(|_| missing)
+}
+
+/// Refuses what would take far more memory as values than as text.
+fn refuse_many_values(body: &[u8]) -> Result<(), ReviewFault> {
+    let (mut values, mut objects, mut before) = (0, 0, 0);
+    for byte in outside_texts(body).filter(|byte| !byte.is_ascii_whitespace()) {
+        // Each value but the first has one of these in front.
+        values += usize::from(matches!(byte, b'{' | b'[' | b','));
+        objects += usize::from(before == b'{' && byte != b'}');
+        if values > MOST_VALUES {
+            return Err(ReviewFault::TooMany { what: "values", most: MOST_VALUES });
+        }
+        if objects > MOST_OBJECTS {
+            return Err(ReviewFault::TooMany { what: "objects", most: MOST_OBJECTS });
+        }
+        before = byte;
+    }
+    Ok(())
+}
+
+/// What was met in a review so far.
+#[derive(Default)]
+struct Counted {
+    variables: usize,
+    in_lists: usize,
+}
+
+/// Refuses what would take far more memory as a pod than as text.
+fn refuse_long_lists(value: &Value, counted: &mut Counted) -> Result<(), ReviewFault> {
+    match value {
+        Value::Object(fields) => fields.iter().try_for_each(|(name, field)| {
+            let items = field.as_array().map_or(&[][..], Vec::as_slice);
+            if name == "env" {
+                counted.variables += items.len();
+            } else {
+                let items = items.iter().filter(|item| !item.is_string()).count();
+                counted.in_lists += items;
+                if items > MOST_ITEMS {
+                    return Err(ReviewFault::TooMany { what: "items in a list", most: MOST_ITEMS });
+                }
+            }
+            if counted.variables > MOST_VARIABLES {
+                return Err(ReviewFault::TooMany { what: "variables", most: MOST_VARIABLES });
+            }
+            if counted.in_lists > MOST_IN_LISTS {
+                return Err(ReviewFault::TooMany { what: "items in lists", most: MOST_IN_LISTS });
+            }
+            refuse_long_lists(field, counted)
+        }),
+        Value::Array(items) => items.iter().try_for_each(|item| refuse_long_lists(item, counted)),
+        _ => Ok(()),
+    }
+}
+
+/// Namespace and name of the pod, or the prefix of a name that is still to be made.
+pub(crate) fn name_of(request: &AdmissionRequest<Pod>, pod: &Pod) -> String {
+    let name = pod.metadata.name.as_deref().or(pod.metadata.generate_name.as_deref());
+    let namespace = request.namespace.as_deref().unwrap_or_default();
+    format!("{}/{}", shown(namespace), shown(name.unwrap_or_default()))
+}
+
+/// A message of the JSON parser, which may quote the body.
+fn shown_long(text: &str) -> String {
+    text.chars().take(200).flat_map(char::escape_debug).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn review(pod: &Value) -> String {
+        json!({
+            "apiVersion": REVIEW.0, "kind": REVIEW.1,
+            "request": {
+                "uid": "1", "kind": {"group": "", "version": "v1", "kind": "Pod"},
+                "resource": {"group": "", "version": "v1", "resource": "pods"},
+                "operation": "UPDATE", "name": "p", "namespace": "n", "userInfo": {},
+                "object": pod, "oldObject": pod, "dryRun": false,
+            },
+        })
+        .to_string()
+    }
+
+    #[test]
+    fn a_review_takes_no_more_memory_than_its_text_by_far() {
+        let spec = |containers: Value| json!({"metadata": {"name": "p"}, "spec": {"containers": containers}});
+        let many = |item: Value, count: usize| Value::from(vec![item; count]);
+        let variables =
+            |count| spec(json!([{"name": "c", "env": many(json!({"name": "A"}), count)}]));
+        for (body, part) in [
+            (format!("[{}0]", "0,".repeat(4 << 20)), "250000 values"),
+            (format!("{{\"a\":[{}0]}}", "{},".repeat(200_000)), "250000 values"),
+            (review(&spec(many(json!({}), 1_001))), "1000 items in a list"),
+            (
+                review(
+                    &json!({"metadata": {}, "spec": {"containers": [], "volumes": many(json!({}), 1_001)}}),
+                ),
+                "1000 items",
+            ),
+            (review(&variables(10_001)), "20000 variables"),
+            (format!("[{}0]", "{ \"a\" :0},".repeat(50_001)), "50000 objects"),
+            (format!("[{}]", "{\"a\":".repeat(100_000)), "50000 objects"),
+            (
+                review(
+                    &json!({"metadata": {}, "spec": {"containers": [], "volumes": many(json!({"projected": {"sources": many(json!({}), 1_000)}}), 20)}}),
+                ),
+                "40000 items in lists",
+            ),
+        ] {
+            let fault = request(body.as_bytes()).unwrap_err().to_string();
+            assert!(fault.contains(part), "{part}: {fault}");
+        }
+        assert!(request(review(&spec(many(json!({"name": "c"}), 1_000))).as_bytes()).is_ok());
+        assert!(request(review(&variables(10_000)).as_bytes()).is_ok());
+        let empty = format!("[{}0]", "{ },".repeat(100_000));
+        let fault = request(empty.as_bytes()).unwrap_err();
+        assert!(matches!(fault, ReviewFault::Kind { .. }), "an empty object takes little: {fault}");
+    }
+
+    #[test]
+    fn a_pod_as_large_as_kubernetes_stores_is_still_read() {
+        // 500 containers with 20 variables and as many arguments each, and who wrote what: some 2 MiB.
+        let names: Vec<String> = (0..20).map(|at| format!("VARIABLE_{at:04}")).collect();
+        let wrote = names.iter().map(|name| {
+            (format!("k:{{\"name\":\"{name}\"}}"), json!({".": {}, "f:name": {}, "f:value": {}}))
+        });
+        let wrote: serde_json::Map<String, Value> = wrote.collect();
+        let env: Vec<Value> =
+            names.iter().map(|name| json!({"name": name, "value": "x".repeat(100)})).collect();
+        let containers: Vec<Value> = (0..500)
+            .map(|at| json!({"name": format!("c-{at}"), "image": "x", "env": env, "args": names}))
+            .collect();
+        let owned: serde_json::Map<String, Value> = (0..500)
+            .map(|at| (format!("k:{{\"name\":\"c-{at}\"}}"), json!({"f:env": wrote})))
+            .collect();
+        let pod = json!({
+            "metadata": {"name": "p", "managedFields": [{"manager": "m", "fieldsV1": {"f:spec": {"f:containers": owned}}}]},
+            "spec": {"containers": containers},
+        });
+        let body = review(&pod);
+        assert!(body.len() > 4 << 20, "{}", body.len());
+        assert_eq!(request(body.as_bytes()).map(|_| ()), Ok(()));
+    }
+}

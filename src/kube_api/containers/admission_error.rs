@@ -1,0 +1,243 @@
+//! Why a pod is not admitted: one text, for whoever creates it. It names what is wrong and the mend.
+
+use crate::kube_api::request::request_error::RequestError;
+
+/// A pod that is refused at its creation, or a debug container that is not added.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AdmissionError {
+    /// Its way of asking for a GPU: the same text as from *filter* and in events.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// It is bound past every scheduler.
+    #[error(
+        "the pod asks for a GPU and names its node (`{node}`): which GPU it gets is decided with \
+         its node, so remove `spec.nodeName`, or choose nodes by `nodeSelector` or affinity"
+    )]
+    NodeName {
+        /// The node.
+        node: String,
+    },
+    /// It asks for a GPU under a runtime that does not hand it out.
+    #[error(
+        "`runtimeClassName` is `{found}`: the GPU is handed out by the RuntimeClass `{expected}`, \
+         so set that, or leave it out"
+    )]
+    RuntimeClass {
+        /// The pod's.
+        found: String,
+        /// The configured one.
+        expected: String,
+    },
+    /// It has NVIDIA's runtime and asks for no GPU.
+    #[error(
+        "`runtimeClassName` is `{class}`, but the pod asks gpupack for no GPU: add `gpu-fraction` (0 to 1) \
+         or `gpu-memory` (MiB) to its annotations and leave `schedulerName` out, or remove \
+         `runtimeClassName`"
+    )]
+    UnmanagedRuntimeClass {
+        /// The class.
+        class: String,
+    },
+    /// It chooses devices, or their memory, itself.
+    #[error(
+        "container `{container}` sets `{variable}`: which GPU a container sees, and how much of it, \
+         is decided when the pod is placed, so remove the variable"
+    )]
+    Variable {
+        /// The container.
+        container: String,
+        /// The variable.
+        variable: String,
+    },
+    /// Variables from elsewhere could have such a name.
+    #[error(
+        "container `{container}` takes variables from elsewhere (`envFrom`) with the prefix \
+         `{prefix}`, which could make a `{variable}`: use another prefix"
+    )]
+    EnvFromPrefix {
+        /// The container.
+        container: String,
+        /// The prefix.
+        prefix: String,
+        /// The variable that it could make.
+        variable: &'static str,
+    },
+    /// It sees all devices of the node.
+    #[error(
+        "container `{container}` is privileged and would see every GPU of its node: remove \
+         `securityContext.privileged`"
+    )]
+    Privileged {
+        /// The container.
+        container: String,
+    },
+    /// It may lift its own confinement.
+    #[error(
+        "container `{container}` adds the capability `{capability}`, which lets it reach GPUs that are \
+         not its own: remove it from `securityContext.capabilities`"
+    )]
+    Capability {
+        /// The container.
+        container: String,
+        /// The capability.
+        capability: String,
+    },
+    /// It sets what Pod Security *baseline* does not allow, and the operator does not either.
+    #[error(
+        "{place} sets `{field}` to `{value}`: pods with a GPU, and pods that share nodes with them, may have \
+         what the Pod Security standard `baseline` allows, so remove it{}",
+        or_list_it(*key)
+    )]
+    NotAllowed {
+        /// The pod or a container.
+        place: String,
+        /// The field.
+        field: &'static str,
+        /// What it says.
+        value: String,
+        /// The key of the configuration by which an operator can allow it.
+        key: Option<&'static str>,
+    },
+    /// It mounts a folder of the node that is not listed.
+    #[error(
+        "volume `{volume}` mounts `{path}` of the node: pods with a GPU, and pods that share nodes with them, \
+         mount none but those that the cluster's operator lists under `webhook.allowed_host_paths`, so remove \
+         it, take what is in a listed folder by `subPath` of the mount, or take a PersistentVolumeClaim or an \
+         emptyDir"
+    )]
+    UnlistedHostPath {
+        /// The volume.
+        volume: String,
+        /// Its path on the node.
+        path: String,
+    },
+    /// It has claims on devices of DRA drivers.
+    #[error(
+        "the pod has the resource claim `{claim}`, by which a DRA driver could hand it GPUs that gpupack gives \
+         to others: remove `resourceClaims`, or have the cluster's operator set \
+         `webhook.allow_resource_claims`"
+    )]
+    ResourceClaim {
+        /// The claim's name in the pod.
+        claim: String,
+    },
+    /// Its runtime may hand out GPUs.
+    #[error(
+        "`runtimeClassName` is `{class}`, and it is not known that this runtime hands out no GPU: remove it, \
+         or have the cluster's operator list it under `webhook.runtime_classes_without_gpus`"
+    )]
+    UnknownRuntimeClass {
+        /// The class.
+        class: String,
+    },
+    /// It may keep its GPU for too long after it was deleted.
+    #[error(
+        "`terminationGracePeriodSeconds` is `{seconds}`: so long a deleted pod may keep its GPU, and here that \
+         is at most `{most}` (`webhook.max_grace_period_seconds`), so set `{most}` or less"
+    )]
+    GracePeriod {
+        /// The pod's.
+        seconds: i64,
+        /// The configured one.
+        most: u64,
+    },
+    /// It reaches into other pods.
+    #[error(
+        "the pod asks for a GPU and sets `{field}`, through which it reaches the processes of its \
+         neighbours on the GPU: remove it"
+    )]
+    HostNamespace {
+        /// The field of the pod.
+        field: &'static str,
+    },
+    /// It mounts devices or the driver.
+    #[error(
+        "volume `{volume}` mounts `{path}` of the node, which holds GPU devices or what controls \
+         them (`{guarded}`): remove it, or mount a folder that holds only the data you need"
+    )]
+    HostPath {
+        /// The volume.
+        volume: String,
+        /// Its path on the node.
+        path: String,
+        /// The path that it reaches.
+        guarded: String,
+    },
+    /// It names devices by a mount.
+    #[error(
+        "container `{container}` mounts something at `{path}`, by which NVIDIA's runtime is told \
+         devices: remove the mount"
+    )]
+    DeviceMount {
+        /// The container.
+        container: String,
+        /// The path in the container.
+        path: String,
+    },
+    /// It asks for parts of several GPUs where parts are limited by MPS.
+    #[error(
+        "the pod asks for parts of `{count}` GPUs: here MPS limits who shares a GPU, and a process can \
+         be the client of one GPU's MPS daemon only, so ask for a part of one GPU, or for whole GPUs \
+         (`gpu-fraction: \"1\"`)"
+    )]
+    SeveralUnderMps {
+        /// How many.
+        count: u32,
+    },
+    /// A volume of its own has the name of ours.
+    #[error(
+        "volume `gpupack-mps` is not the one that gpupack gives to clients of MPS: give it another name"
+    )]
+    MpsVolume,
+    /// It mounts what only clients of MPS do, or something else in its place.
+    #[error(
+        "container `{container}` mounts something at `{path}` that only gpupack mounts: MPS needs \
+         `/dev/shm` and `/run/gpupack-mps` of the container that gets the GPU, and the volume \
+         `gpupack-mps` is nobody else's, so remove the mount"
+    )]
+    MpsMount {
+        /// The container.
+        container: String,
+        /// The path in the container.
+        path: String,
+    },
+    /// It names devices by an annotation.
+    #[error("annotation `{key}` names devices for the container runtime: remove it")]
+    DeviceAnnotation {
+        /// The annotation.
+        key: String,
+    },
+}
+
+impl AdmissionError {
+    /// Short name for logs; a closed set.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Request(error) => error.label(),
+            Self::NodeName { .. } => "node_name",
+            Self::RuntimeClass { .. } => "runtime_class",
+            Self::UnmanagedRuntimeClass { .. } => "unmanaged_runtime_class",
+            Self::Variable { .. } => "variable",
+            Self::EnvFromPrefix { .. } => "env_from_prefix",
+            Self::Privileged { .. } => "privileged",
+            Self::Capability { .. } => "capability",
+            Self::NotAllowed { .. } => "not_allowed",
+            Self::UnlistedHostPath { .. } => "unlisted_host_path",
+            Self::ResourceClaim { .. } => "resource_claim",
+            Self::UnknownRuntimeClass { .. } => "unknown_runtime_class",
+            Self::GracePeriod { .. } => "grace_period",
+            Self::HostNamespace { .. } => "host_namespace",
+            Self::HostPath { .. } => "host_path",
+            Self::DeviceMount { .. } => "device_mount",
+            Self::SeveralUnderMps { .. } => "several_under_mps",
+            Self::MpsVolume => "mps_volume",
+            Self::MpsMount { .. } => "mps_mount",
+            Self::DeviceAnnotation { .. } => "device_annotation",
+        }
+    }
+}
+
+fn or_list_it(key: Option<&str>) -> String {
+    key.map(|key| format!(", or have the cluster's operator allow it (`{key}`)"))
+        .unwrap_or_default()
+}

@@ -1,0 +1,100 @@
+//! All containers of a pod alike: regular, init and ephemeral ones have types of their own.
+
+use k8s_openapi::api::core::v1::{
+    ContainerPort, EnvFromSource, EnvVar, EnvVarSource, Lifecycle, ObjectFieldSelector, PodSpec,
+    Probe, ResourceRequirements, SecurityContext, VolumeMount,
+};
+
+/// A list of containers in a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ContainerList {
+    /// What runs for the life of the pod.
+    Regular,
+    /// What runs before, sidecars included.
+    Init,
+    /// What was added to a running pod.
+    Ephemeral,
+}
+
+impl ContainerList {
+    /// The field of the pod's `spec`.
+    pub(crate) fn field(self) -> &'static str {
+        match self {
+            Self::Regular => "containers",
+            Self::Init => "initContainers",
+            Self::Ephemeral => "ephemeralContainers",
+        }
+    }
+}
+
+/// What matters of one container at admission.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ContainerView<'a> {
+    /// The list that it stands in.
+    pub(crate) list: ContainerList,
+    /// Its place there.
+    pub(crate) index: usize,
+    /// Its name.
+    pub(crate) name: &'a str,
+    /// Its variables.
+    pub(crate) env: &'a [EnvVar],
+    /// Where it takes further variables from.
+    pub(crate) env_from: &'a [EnvFromSource],
+    /// Its rights.
+    pub(crate) security: Option<&'a SecurityContext>,
+    /// Its mounts.
+    pub(crate) mounts: &'a [VolumeMount],
+    /// Its resources.
+    pub(crate) resources: Option<&'a ResourceRequirements>,
+    /// Its ports.
+    pub(crate) ports: &'a [ContainerPort],
+    /// How kubelet asks whether it lives, is ready, and has started.
+    pub(crate) probes: [Option<&'a Probe>; 3],
+    /// What kubelet does when it starts and ends.
+    pub(crate) lifecycle: Option<&'a Lifecycle>,
+}
+
+/// The containers of a pod: regular, init, ephemeral, each list in its order.
+pub(crate) fn containers(spec: &PodSpec) -> Vec<ContainerView<'_>> {
+    macro_rules! views {
+        ($list:expr, $containers:expr) => {
+            $containers.enumerate().map(|(index, container)| ContainerView {
+                list: $list,
+                index,
+                name: &container.name,
+                env: container.env.as_deref().unwrap_or_default(),
+                env_from: container.env_from.as_deref().unwrap_or_default(),
+                security: container.security_context.as_ref(),
+                mounts: container.volume_mounts.as_deref().unwrap_or_default(),
+                resources: container.resources.as_ref(),
+                ports: container.ports.as_deref().unwrap_or_default(),
+                probes: [
+                    container.liveness_probe.as_ref(),
+                    container.readiness_probe.as_ref(),
+                    container.startup_probe.as_ref(),
+                ],
+                lifecycle: container.lifecycle.as_ref(),
+            })
+        };
+    }
+    let regular = views!(ContainerList::Regular, spec.containers.iter());
+    let init = views!(ContainerList::Init, spec.init_containers.iter().flatten());
+    let ephemeral = views!(ContainerList::Ephemeral, spec.ephemeral_containers.iter().flatten());
+    regular.chain(init).chain(ephemeral).collect()
+}
+
+/// The UUIDs of the devices, for the workload.
+pub const UUIDS_VARIABLE: &str = "GPUPACK_DEVICE_UUIDS";
+
+/// A variable with this value.
+pub(crate) fn literal(name: &str, value: &str) -> EnvVar {
+    EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() }
+}
+
+/// A variable that kubelet fills from an annotation when the container starts.
+pub(crate) fn placed(name: &str, annotation: &str) -> EnvVar {
+    let field_path = format!("metadata.annotations['{annotation}']");
+    let field = ObjectFieldSelector { field_path, api_version: None };
+    let source = EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() };
+    EnvVar { name: name.to_owned(), value_from: Some(source), ..EnvVar::default() }
+}

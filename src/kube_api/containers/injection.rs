@@ -1,0 +1,368 @@
+//! What admission writes into a pod, as JSON patch operations.
+//!
+//! The operations are made one by one and never as the difference of two pods: fields of a newer
+//! Kubernetes, which the types here do not know, stay as they are. A pod that has everything already
+//! gets no operation.
+
+use std::collections::BTreeMap;
+
+use json_patch::jsonptr::PointerBuf;
+use json_patch::{AddOperation, PatchOperation, RemoveOperation};
+use k8s_openapi::api::core::v1::{EnvVar, PodSpec, Volume, VolumeMount};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Value, json};
+
+use crate::config::webhook::MemoryLimit;
+use crate::kube_api::containers::admission_error::AdmissionError;
+use crate::kube_api::containers::container_view::{
+    ContainerView, UUIDS_VARIABLE, containers, literal, placed,
+};
+use crate::kube_api::containers::mps;
+use crate::kube_api::request::placement::{DEVICES, DRIVER_MEMORY, MEMORY_MIB, UUIDS};
+use crate::kube_api::request::quantity::parse_count;
+use crate::kube_api::request::request_error::shown;
+use crate::kube_api::request::resources::{MARKER_MEMORY, MARKER_SHARE, WHOLE};
+use crate::model::request::{Amount, GpuRequest, Isolation};
+
+/// What NVIDIA's runtime reads the devices of a container from.
+pub const DEVICES_VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
+/// The value that gives no device, over an image's own `all`.
+pub const NO_DEVICE: &str = "void";
+
+/// The memory of the share per device in MiB, for the workload.
+pub const MEMORY_VARIABLE: &str = "GPUPACK_MEMORY_MIB";
+/// Guaranteed memory, for the toolkit's hook. Zero must be said: without it the hook takes the limit.
+const HOOK_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
+/// Most memory, for the toolkit's hook, in MiB.
+const HOOK_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
+
+/// The variables that are nobody's but ours: those by which a container gets devices or memory of
+/// them, and those that tell it what it got. `CUDA_VISIBLE_DEVICES` is not among them: it only
+/// chooses among the devices that a container has.
+const OWNED: [&str; 7] = [
+    DEVICES_VARIABLE,
+    HOOK_REQUEST,
+    HOOK_LIMIT,
+    "NVIDIA_MIG_CONFIG_DEVICES",
+    "NVIDIA_MIG_MONITOR_DEVICES",
+    UUIDS_VARIABLE,
+    MEMORY_VARIABLE,
+];
+
+/// Beginning of the names by which NVIDIA's container toolkit takes orders; it learns new ones from time to
+/// time.
+const TOOLKIT: &str = "NVIDIA_";
+
+/// Those of the toolkit's names, and of NVIDIA's images and libraries, that give no device and no memory:
+/// which parts of the driver a container gets, versions, and what programs read.
+const HARMLESS: [&str; 8] = [
+    "NVIDIA_API_KEY",
+    "NVIDIA_BUILD_ID",
+    "NVIDIA_CUDA_VERSION",
+    "NVIDIA_DISABLE_REQUIRE",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_PRODUCT_NAME",
+    "NVIDIA_TF32_OVERRIDE",
+    "NVIDIA_TRITON_SERVER_VERSION",
+];
+
+/// Conditions on driver and GPU, which can only keep a container from starting.
+const HARMLESS_PREFIX: &str = "NVIDIA_REQUIRE_";
+
+/// Those of MPS, where containers are its clients.
+const OWNED_OF_CLIENTS: [&str; 3] =
+    [mps::PIPE_VARIABLE, mps::MEMORY_VARIABLE, mps::THREADS_VARIABLE];
+
+/// Whether the containers of a pod are to be clients of MPS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clients {
+    /// They are not; a program may use MPS inside of its container as it likes.
+    None,
+    /// The one that gets the GPU is.
+    Granted,
+}
+
+/// Which variables are nobody's but ours.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owned<'a> {
+    /// Whether those of MPS are.
+    pub(crate) clients: Clients,
+    /// Those of NVIDIA that the operator leaves to users.
+    pub(crate) allowed: &'a [String],
+}
+
+impl Owned<'_> {
+    fn own(self, variable: &str) -> bool {
+        let is_harmless = || {
+            HARMLESS.contains(&variable)
+                || variable.starts_with(HARMLESS_PREFIX)
+                || self.allowed.iter().any(|allowed| allowed == variable)
+        };
+        self.named().any(|name| name == variable)
+            || (variable.starts_with(TOOLKIT) && !is_harmless())
+    }
+
+    fn named(self) -> impl Iterator<Item = &'static str> {
+        let is_client = self.clients == Clients::Granted;
+        let of_clients = OWNED_OF_CLIENTS.into_iter().filter(move |_| is_client);
+        OWNED.into_iter().chain(of_clients)
+    }
+
+    /// One of these variables that names beginning with `prefix` could make.
+    fn made_by(self, prefix: &str) -> Option<&'static str> {
+        let of_toolkit = prefix.starts_with(TOOLKIT) && !prefix.starts_with(HARMLESS_PREFIX);
+        let named = self.named().find(|name| !prefix.is_empty() && name.starts_with(prefix));
+        named.or(of_toolkit.then_some("NVIDIA_…"))
+    }
+}
+
+/// The variables of the container that gets the devices of `request`.
+pub(crate) fn granted(request: &GpuRequest, limit: MemoryLimit) -> Vec<EnvVar> {
+    let mut variables = vec![
+        placed(DEVICES_VARIABLE, DEVICES),
+        placed(UUIDS_VARIABLE, UUIDS),
+        placed(MEMORY_VARIABLE, MEMORY_MIB),
+    ];
+    let is_shared = match request.amount {
+        Amount::Fraction(_)
+        | Amount::Memory(_)
+        | Amount::FractionAndMemory(..)
+        | Amount::SharedSlot => true,
+        // Nobody else is on the device.
+        Amount::Whole | Amount::MigInstance(_) => false,
+    };
+    // The driver takes no limit of a MIG instance. Under isolation by hardware it is one, or a whole GPU;
+    // of others bind says it, by writing the annotation or not. The hook is not in the specification of an
+    // instance, so that nobody reads the empty variable there.
+    if limit == MemoryLimit::Driver && is_shared && request.isolation != Isolation::Hardware {
+        variables.push(literal(HOOK_REQUEST, "0"));
+        variables.push(placed(HOOK_LIMIT, DRIVER_MEMORY));
+    }
+    variables
+}
+
+/// The variables of a container that gets no device.
+pub(crate) fn blank() -> Vec<EnvVar> {
+    vec![literal(DEVICES_VARIABLE, NO_DEVICE)]
+}
+
+/// Whether a container of the pod takes its devices from the annotation that comes with the Binding,
+/// under whatever name.
+pub fn takes_devices(spec: &PodSpec) -> bool {
+    let mut given = containers(spec).into_iter().flat_map(|container| container.env);
+    given.any(is_of_devices)
+}
+
+/// Whether a variable is filled from the annotation of the devices.
+pub(crate) fn is_of_devices(given: &EnvVar) -> bool {
+    given.value_from.as_ref().is_some_and(|source| source.field_ref.is_some())
+        && plain(given).value_from == placed(DEVICES_VARIABLE, DEVICES).value_from
+}
+
+/// `given` without what the API server fills in by itself.
+fn plain(given: &EnvVar) -> EnvVar {
+    let mut plain = given.clone();
+    plain.value = plain.value.filter(|value| !value.is_empty());
+    if let Some(field) = plain.value_from.as_mut().and_then(|source| source.field_ref.as_mut()) {
+        field.api_version = field.api_version.take().filter(|version| version != "v1");
+    }
+    plain
+}
+
+/// Operations on one pod, in the order in which they must be applied.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    operations: Vec<PatchOperation>,
+}
+
+impl Changes {
+    /// The operations as a patch; none where the pod stays as it is.
+    pub(crate) fn into_patch(self) -> Option<json_patch::Patch> {
+        (!self.operations.is_empty()).then_some(json_patch::Patch(self.operations))
+    }
+
+    /// Sets a field of the pod's `spec`.
+    pub(crate) fn set(&mut self, field: &str, value: &str) {
+        self.add(&["spec", field], json!(value));
+    }
+
+    /// Sets annotations, on a pod that has `present` ones.
+    pub(crate) fn annotate(
+        &mut self,
+        present: &BTreeMap<String, String>,
+        wanted: &[(&str, String)],
+    ) {
+        let missing = wanted.iter().filter(|(key, value)| present.get(*key) != Some(value));
+        if present.is_empty() && missing.clone().next().is_some() {
+            self.add(&["metadata", "annotations"], json!({}));
+        }
+        for (key, value) in missing {
+            self.add(&["metadata", "annotations", key], json!(value));
+        }
+    }
+
+    /// Gives a container the variables `wanted`, each as the only one of its name, in front of all
+    /// others so that these may refer to them.
+    ///
+    /// # Errors
+    /// [`AdmissionError::Variable`] and [`AdmissionError::EnvFromPrefix`] where the pod sets one of
+    /// our variables in another way.
+    pub(crate) fn variables(
+        &mut self,
+        container: &ContainerView<'_>,
+        wanted: &[EnvVar],
+        owned: Owned<'_>,
+    ) -> Result<(), AdmissionError> {
+        refuse_prefixes(container, owned)?;
+        let mut present = Vec::new();
+        let mut repeated = Vec::new();
+        for (index, given) in container.env.iter().enumerate() {
+            if !owned.own(&given.name) {
+                continue;
+            }
+            match wanted.iter().position(|wanted| *wanted == plain(given)) {
+                None => {
+                    let (container, variable) = (shown(container.name), shown(&given.name));
+                    return Err(AdmissionError::Variable { container, variable });
+                }
+                Some(which) if present.contains(&which) => repeated.push(index),
+                Some(which) => present.push(which),
+            }
+        }
+        let (list, place) = (container.list.field(), container.index.to_string());
+        for index in repeated.into_iter().rev() {
+            self.remove(&["spec", list, &place, "env", &index.to_string()]);
+        }
+        let missing = wanted.iter().enumerate().filter(|(which, _)| !present.contains(which));
+        let missing: Vec<Value> = missing.map(|(_, variable)| json!(variable)).collect();
+        if container.env.is_empty() {
+            if !missing.is_empty() {
+                self.add(&["spec", list, &place, "env"], Value::Array(missing));
+            }
+            return Ok(());
+        }
+        for variable in missing.into_iter().rev() {
+            self.add(&["spec", list, &place, "env", "0"], variable);
+        }
+        Ok(())
+    }
+
+    /// Gives a container the `wanted` mounts, each once.
+    ///
+    /// # Errors
+    /// [`AdmissionError::MpsMount`].
+    pub(crate) fn mounts(
+        &mut self,
+        container: &ContainerView<'_>,
+        wanted: &[VolumeMount],
+    ) -> Result<(), AdmissionError> {
+        let missing = mps::missing_mounts(container, wanted)?;
+        let (list, place) = (container.list.field(), container.index.to_string());
+        for (index, given) in container.mounts.iter().enumerate().rev() {
+            if wanted.contains(given) && container.mounts[..index].contains(given) {
+                self.remove(&["spec", list, &place, "volumeMounts", &index.to_string()]);
+            }
+        }
+        if container.mounts.is_empty() && !missing.is_empty() {
+            self.add(&["spec", list, &place, "volumeMounts"], json!([]));
+        }
+        for mount in missing {
+            self.add(&["spec", list, &place, "volumeMounts", "-"], json!(mount));
+        }
+        Ok(())
+    }
+
+    /// Gives a pod a volume.
+    pub(crate) fn volume(&mut self, spec: &PodSpec, volume: &Volume) {
+        if spec.volumes.as_ref().is_none_or(Vec::is_empty) {
+            self.add(&["spec", "volumes"], json!([]));
+        }
+        self.add(&["spec", "volumes", "-"], json!(volume));
+    }
+
+    /// Gives a container exactly the `markers`, in its limits.
+    pub(crate) fn mark(&mut self, container: &ContainerView<'_>, markers: &[(&str, u64)]) {
+        let none = BTreeMap::new();
+        let amounts = |of: Option<&BTreeMap<String, Quantity>>| of.unwrap_or(&none).clone();
+        let limits = amounts(container.resources.and_then(|all| all.limits.as_ref()));
+        let requests = amounts(container.resources.and_then(|all| all.requests.as_ref()));
+        let (list, place) = (container.list.field(), container.index.to_string());
+        let says = |given: Option<&Quantity>, amount| {
+            given.is_some_and(|given| parse_count(&given.0) == Ok(amount))
+        };
+        for key in [MARKER_SHARE, MARKER_MEMORY] {
+            let wanted = markers.iter().find(|(name, _)| *name == key).map(|(_, amount)| *amount);
+            let stale = |given: Option<&Quantity>| {
+                given.is_some() && !wanted.is_some_and(|wanted| says(given, wanted))
+            };
+            for (part, given) in [("limits", &limits), ("requests", &requests)] {
+                if stale(given.get(key)) {
+                    self.remove(&["spec", list, &place, "resources", part, key]);
+                }
+            }
+        }
+        let missing = markers.iter().filter(|(key, amount)| !says(limits.get(*key), *amount));
+        let missing: Vec<_> = missing.collect();
+        if missing.is_empty() {
+            return;
+        }
+        if container.resources.is_none() {
+            self.add(&["spec", list, &place, "resources"], json!({}));
+        }
+        if container.resources.is_none_or(|all| all.limits.is_none()) {
+            self.add(&["spec", list, &place, "resources", "limits"], json!({}));
+        }
+        for (key, amount) in missing {
+            let tokens = ["spec", list, &place, "resources", "limits", *key];
+            self.add(&tokens, json!(amount.to_string()));
+        }
+    }
+
+    /// Takes whole GPUs out of the resources of a container, so that kubelet gives it none.
+    pub(crate) fn take_over(&mut self, container: &ContainerView<'_>) {
+        let Some(resources) = container.resources else { return };
+        let (list, place) = (container.list.field(), container.index.to_string());
+        for (part, amounts) in [("limits", &resources.limits), ("requests", &resources.requests)] {
+            if amounts.as_ref().is_some_and(|amounts| amounts.contains_key(WHOLE)) {
+                self.remove(&["spec", list, &place, "resources", part, WHOLE]);
+            }
+        }
+    }
+
+    fn add(&mut self, tokens: &[&str], value: Value) {
+        let path = PointerBuf::from_tokens(tokens.iter().copied());
+        self.operations.push(PatchOperation::Add(AddOperation { path, value }));
+    }
+
+    fn remove(&mut self, tokens: &[&str]) {
+        let path = PointerBuf::from_tokens(tokens.iter().copied());
+        self.operations.push(PatchOperation::Remove(RemoveOperation { path }));
+    }
+}
+
+/// Refuses an `envFrom` that is made to give one of our variables. What is in a ConfigMap or Secret
+/// is not known here; where we set a variable ourselves, ours wins over it.
+fn refuse_prefixes(container: &ContainerView<'_>, owned: Owned<'_>) -> Result<(), AdmissionError> {
+    for prefix in container.env_from.iter().filter_map(|source| source.prefix.as_deref()) {
+        if let Some(variable) = owned.made_by(prefix) {
+            let (container, prefix) = (shown(container.name), shown(prefix));
+            return Err(AdmissionError::EnvFromPrefix { container, prefix, variable });
+        }
+    }
+    Ok(())
+}
+
+/// The marker resources of a request: what is known of it before it is placed. At least one, since a
+/// scheduler that works in place asks the extender only about pods with a marker.
+pub(crate) fn markers(request: &GpuRequest) -> Vec<(&'static str, u64)> {
+    let times = |amount: u64| amount.saturating_mul(u64::from(request.count.get()));
+    match &request.amount {
+        Amount::Fraction(share) => vec![(MARKER_SHARE, times(share.millionths()))],
+        Amount::Memory(memory) => vec![(MARKER_MEMORY, times(memory.mib()))],
+        Amount::FractionAndMemory(share, memory) => {
+            vec![(MARKER_SHARE, times(share.millionths())), (MARKER_MEMORY, times(memory.mib()))]
+        }
+        Amount::Whole => vec![(MARKER_SHARE, times(1_000_000))],
+        Amount::MigInstance(_) | Amount::SharedSlot => vec![(MARKER_SHARE, 0)],
+    }
+}

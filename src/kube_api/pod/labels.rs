@@ -1,0 +1,53 @@
+//! What a Node object says of its GPUs before any agent has looked at them.
+
+use crate::hardware::device::ModelName;
+use crate::hardware::units::MemMib;
+use crate::kube_api::request::quantity::{parse_count, parse_whole};
+
+/// Count of GPUs in a node's allocatable resources.
+const GPU_RESOURCE: &str = "nvidia.com/gpu";
+
+/// Label of GPU feature discovery: number of GPUs.
+const COUNT_LABEL: &str = "nvidia.com/gpu.count";
+
+/// Label of GPU feature discovery: memory of each GPU in MiB.
+const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
+
+/// Label of GPU feature discovery: product name, blanks written as `-`.
+const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
+
+/// Most GPUs that a label is believed; more than any node has.
+const MAX_GPUS: u32 = 64;
+
+/// Whether a label or a resource says something of GPUs.
+pub fn is_of_gpus(key: &str) -> bool {
+    [GPU_RESOURCE, COUNT_LABEL, MEMORY_LABEL, PRODUCT_LABEL].contains(&key)
+}
+
+/// The GPUs that a Node object names; all alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelledGpus {
+    /// How many, at most 64.
+    pub count: u32,
+    /// Memory of each.
+    pub memory: MemMib,
+    /// Product name; may be empty.
+    pub model: ModelName,
+}
+
+/// The GPUs that allocatable resources and the labels of GPU feature discovery name; `None` where they
+/// name no GPU or no memory.
+pub fn labelled_gpus<'a>(
+    label: impl Fn(&str) -> Option<&'a str>,
+    allocatable: impl Fn(&str) -> Option<&'a str>,
+) -> Option<LabelledGpus> {
+    let advertised = allocatable(GPU_RESOURCE).and_then(|text| parse_count(text).ok());
+    let labelled = label(COUNT_LABEL).and_then(|text| parse_whole(text).ok());
+    let count = advertised.filter(|count| *count > 0).or(labelled)?;
+    let memory = label(MEMORY_LABEL).and_then(|text| parse_whole(text).ok())?;
+    Some(LabelledGpus {
+        count: u32::try_from(count).unwrap_or(u32::MAX).min(MAX_GPUS),
+        memory: MemMib::new(memory),
+        model: ModelName::new(label(PRODUCT_LABEL).unwrap_or_default()),
+    })
+}

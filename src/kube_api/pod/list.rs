@@ -1,0 +1,76 @@
+//! All nodes and pods of a cluster, read once: for commands that look and end. Whoever stays uses
+//! [`crate::kube_api::pod::watch`].
+
+use std::fmt::Debug;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::ListParams;
+use kube::{Api, Client};
+use serde::de::DeserializeOwned;
+
+use crate::hardware::units::HostAmount;
+use crate::kube_api::pod::host::host_offer;
+use crate::kube_api::pod::labels::{LabelledGpus, labelled_gpus};
+use crate::kube_api::pod::seen_pod::SeenPod;
+
+/// Objects per request, as `kubectl` asks for them.
+const PAGE: u32 = 500;
+
+/// What matters of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenNode {
+    /// Its name.
+    pub name: String,
+    /// What it offers to pods.
+    pub host: HostAmount,
+    /// The GPUs that its labels name.
+    pub gpus: Option<LabelledGpus>,
+}
+
+impl SeenNode {
+    /// Reads a node of the API server. Fields that are missing are empty.
+    pub fn from_api(node: &Node) -> Self {
+        let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+        let amount =
+            |name: &str| allocatable.and_then(|all| all.get(name)).map(|value| value.0.as_str());
+        let labels = node.metadata.labels.as_ref();
+        let label = |name: &str| labels.and_then(|all| all.get(name)).map(String::as_str);
+        Self {
+            name: node.metadata.name.clone().unwrap_or_default(),
+            host: host_offer(amount),
+            gpus: labelled_gpus(label, amount),
+        }
+    }
+}
+
+/// All nodes.
+///
+/// # Errors
+/// What the API server or the way to it says.
+pub async fn nodes(client: Client) -> Result<Vec<SeenNode>, kube::Error> {
+    all(Api::<Node>::all(client), SeenNode::from_api).await
+}
+
+/// All pods, those that have ended as well.
+///
+/// # Errors
+/// What the API server or the way to it says.
+pub async fn pods(client: Client) -> Result<Vec<SeenPod>, kube::Error> {
+    all(Api::<Pod>::all(client), SeenPod::from_api).await
+}
+
+async fn all<K, Seen>(api: Api<K>, read: fn(&K) -> Seen) -> Result<Vec<Seen>, kube::Error>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    let mut found = Vec::new();
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let list = api.list(&page).await?;
+        found.extend(list.items.iter().map(read));
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(found),
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! A pod as gpupack sees it: read from the watch, from a kube-scheduler body or from the webhook,
+//! always by the same conversion.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::config::requests::RequestRules;
+use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::units::HostAmount;
+use crate::kube_api::containers::injection::takes_devices;
+use crate::kube_api::pod::host::host_amount;
+use crate::kube_api::pod::pod_fields::PodFields;
+use crate::kube_api::pod::start_failure::StartFailure;
+use crate::kube_api::request::annotations::parse_request;
+use crate::kube_api::request::other_keys::{OtherKey, check, other_keys};
+use crate::kube_api::request::placement::{
+    PLACED_PREFIX, PlacementError, TOUCH, TouchMaker, decode, refuse_reserved_keys, touch_digest,
+};
+use crate::kube_api::request::request_error::RequestError;
+use crate::kube_api::request::resources::{ContainerAsk, ContainerKind};
+use crate::kube_api::request::written::Written;
+use crate::ledger::change::facts::PodFact;
+use crate::model::request::GpuRequest;
+use crate::model::reservation::{Placement, PodRef};
+
+/// The scheduler of pods that name none. Not all of its pods are meant for gpupack.
+pub(crate) const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
+/// Longest name of an object, by Kubernetes (a DNS subdomain).
+pub const LONGEST_NAME: usize = 253;
+
+/// Longest name of a namespace, by Kubernetes (a DNS label).
+pub const LONGEST_NAMESPACE: usize = 63;
+
+/// Longest UID that is believed: those that the API server makes have 36 bytes.
+pub const LONGEST_UID: usize = 64;
+
+/// Most bytes of all annotations of an object, by Kubernetes.
+const MOST_ANNOTATIONS: usize = 256 << 10;
+
+/// Most that a pod may have with those of a Binding: there is room left for the key that
+/// [`touch`](crate::kube_api::write::writer::ApiWriter::touch) writes.
+pub(crate) const MAX_ANNOTATION_BYTES: usize = MOST_ANNOTATIONS - 1024;
+
+/// Most annotations that a pod may have beside gpupack's own. The shipped policies allow no more, and refuse
+/// even gpupack's writes on a pod with more than 1,100 in all.
+pub const MAX_ANNOTATIONS: usize = 1_000;
+
+/// What matters of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenPod {
+    /// UID and `namespace/name`.
+    pub pod: PodRef,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The node it is bound to.
+    pub node: Option<NodeName>,
+    /// The scheduler that it is meant for.
+    pub scheduler_name: String,
+    /// What it asks of the node outside its GPUs.
+    pub host: HostAmount,
+    /// What it asks of GPUs; none for a pod that wants no GPU.
+    pub request: Result<Option<GpuRequest>, RequestError>,
+    /// Keys of its that ask another scheduler for a GPU.
+    pub other_keys: Vec<OtherKey>,
+    /// Whether a container of it takes its devices from the placement, as the admission webhook or its
+    /// own template has it. Without that it runs, and sees no GPU by its placement.
+    pub takes_devices: bool,
+    /// Where it was placed; none for a pod without a node, whatever its annotations say.
+    pub placement: Result<Option<Placement>, PlacementError>,
+    /// All that gpupack wrote on it with its placement, where it has a node.
+    pub written: Written,
+    /// The container that could not be started with its device, if there is one.
+    pub start_failure: Option<StartFailure>,
+    /// Whether it has ended: all its containers stopped and none will start again.
+    pub is_terminal: bool,
+    /// Whether its deletion was asked for. It may still run, and still hold its GPU.
+    pub is_deleting: bool,
+    /// Whether a scheduling gate keeps it from being scheduled.
+    pub is_gated: bool,
+    /// Its priority; zero where none is set.
+    pub priority: i32,
+    /// Its priority class; empty where it has none.
+    pub priority_class: String,
+    /// When it was created, in seconds since 1970; zero where that is not known.
+    pub created_unix_seconds: i64,
+    /// The version of the object that this was read from.
+    pub resource_version: String,
+    /// The process of gpupack that touched or bound it last, if one did.
+    pub touched_by: Option<TouchMaker>,
+    /// Digest of that touch, which tells it from others; the same in every process.
+    pub touch: u64,
+    /// The node that a preemption cleared for it.
+    pub nominated: Option<NodeName>,
+    /// Bytes of all its annotations, keys and values: the API server allows 256 KiB, and a Binding
+    /// that exceeds them makes the pod unwritable for ever.
+    pub annotation_bytes: usize,
+    /// How many annotations it has beside gpupack's own.
+    pub annotation_count: usize,
+}
+
+/// Why a JSON text is not a pod that can be scheduled.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PodFault {
+    /// Not a pod at all.
+    #[error("the pod cannot be read: {fault}")]
+    Json {
+        /// What the JSON parser says, with line and column.
+        fault: String,
+    },
+    /// A field that every pod has is missing or empty.
+    #[error("the pod has no `{field}`")]
+    Missing {
+        /// The field.
+        field: &'static str,
+    },
+    /// A field is longer than Kubernetes allows.
+    #[error(
+        "`{field}` of the pod has `{bytes}` bytes, more than the `{most}` that Kubernetes allows"
+    )]
+    TooLong {
+        /// The field.
+        field: &'static str,
+        /// Its length.
+        bytes: usize,
+        /// The longest that is allowed.
+        most: usize,
+    },
+}
+
+impl SeenPod {
+    /// Reads a pod of the API server. Fields that are missing are empty, never a fault: a watch
+    /// must not stop at one odd pod.
+    pub fn from_api(pod: &Pod) -> Self {
+        let metadata = &pod.metadata;
+        let spec = pod.spec.as_ref();
+        let status = pod.status.as_ref();
+        let namespace = metadata.namespace.clone().unwrap_or_default();
+        let name = metadata.name.clone().unwrap_or_default();
+        let none = BTreeMap::new();
+        let annotations = metadata.annotations.as_ref().unwrap_or(&none);
+        let labels = metadata.labels.as_ref().unwrap_or(&none);
+        let node = node_name(spec.and_then(|spec| spec.node_name.as_deref()));
+        let reserved = match &node {
+            None => refuse_reserved_keys(annotations.keys().chain(labels.keys())),
+            Some(_) => Ok(()),
+        };
+        let containers = spec.map(container_asks).unwrap_or_default();
+        let phase = status.and_then(|status| status.phase.as_deref());
+        let nominated = status.and_then(|status| status.nominated_node_name.as_deref());
+        let scheduler = spec.and_then(|spec| spec.scheduler_name.clone());
+        let class = spec.and_then(|spec| spec.priority_class_name.clone());
+        let created = metadata.creation_timestamp.as_ref();
+        Self {
+            pod: PodRef {
+                uid: PodUid::new(metadata.uid.as_deref().unwrap_or_default()),
+                name: format!("{namespace}/{name}").into(),
+            },
+            namespace,
+            name,
+            scheduler_name: scheduler.unwrap_or_else(|| DEFAULT_SCHEDULER.to_owned()),
+            host: spec.map_or(HostAmount::ZERO, host_amount),
+            request: reserved.and_then(|()| parse_request(annotations, &containers)),
+            other_keys: other_keys(annotations, &containers),
+            takes_devices: spec.is_some_and(takes_devices),
+            placement: node.as_ref().map_or(Ok(None), |node| decode(annotations, node)),
+            written: node.as_ref().map(|_| Written::of(annotations)).unwrap_or_default(),
+            node,
+            start_failure: StartFailure::of(pod),
+            is_terminal: matches!(phase, Some("Succeeded" | "Failed")),
+            is_deleting: metadata.deletion_timestamp.is_some(),
+            is_gated: spec.is_some_and(|s| s.scheduling_gates.iter().flatten().next().is_some()),
+            priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
+            priority_class: class.unwrap_or_default(),
+            created_unix_seconds: created.map_or(0, |time| time.0.as_second()),
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            touched_by: annotations.get(TOUCH).map(|value| TouchMaker::of(value)),
+            touch: touch_digest(annotations.get(TOUCH)),
+            nominated: node_name(nominated),
+            annotation_bytes: annotations.iter().map(|(key, value)| key.len() + value.len()).sum(),
+            annotation_count: annotations
+                .keys()
+                .filter(|key| !key.starts_with(PLACED_PREFIX))
+                .count(),
+        }
+    }
+
+    /// The pod as a fact for the ledger, in the one form for every reader; `request` is the pod's own,
+    /// which equal pods may share. Which process bound it, the pod alone does not tell.
+    pub fn fact(&self, request: Option<Arc<GpuRequest>>) -> PodFact {
+        PodFact {
+            pod: self.pod.clone(),
+            node: self.node.clone(),
+            host: self.host,
+            is_terminal: self.is_terminal,
+            wants_gpu: !matches!(self.request, Ok(None)),
+            request,
+            placement: self.placement.as_ref().ok().cloned().flatten(),
+            bound_by_us: false,
+        }
+    }
+
+    /// Reads a pod from JSON, as kube-scheduler or the webhook hands it over.
+    ///
+    /// # Errors
+    /// [`PodFault`] where it is no pod, or has no UID, namespace or name to book it under.
+    pub fn from_json(json: &str) -> Result<Self, PodFault> {
+        let fields: PodFields = serde_json::from_str(json)
+            .map_err(|error| PodFault::Json { fault: error.to_string() })?;
+        let seen = Self::from_api(&Pod::from(fields));
+        let fields = [
+            ("metadata.uid", seen.pod.uid.as_str()),
+            ("metadata.namespace", seen.namespace.as_str()),
+            ("metadata.name", seen.name.as_str()),
+        ];
+        let missing = fields.into_iter().find(|(_, value)| value.is_empty());
+        match missing.map(|(field, _)| field) {
+            Some(field) => Err(PodFault::Missing { field }),
+            None => seen.refuse_long_fields().map(|()| seen),
+        }
+    }
+
+    /// Reads a pod of the API server under the operator's rules: see [`SeenPod::judge`].
+    pub fn judged(pod: &Pod, rules: &RequestRules) -> Self {
+        let mut seen = Self::from_api(pod);
+        seen.judge(rules);
+        seen
+    }
+
+    /// Refuses its request where the operator's rules do, on a pod that waits: what has its node keeps
+    /// what it was given.
+    pub fn judge(&mut self, rules: &RequestRules) {
+        let Ok(request) = &self.request else { return };
+        if request.is_some()
+            && self.node.is_none()
+            && let Some(full) = self.full_annotations()
+        {
+            self.request = Err(full);
+            return;
+        }
+        // Where the cluster's own scheduler serves all pods, one that asks us for nothing is not ours.
+        let is_ours = request.is_some() || self.scheduler_name != DEFAULT_SCHEDULER;
+        if self.node.is_none()
+            && is_ours
+            && let Err(error) = check(rules, request.as_ref(), &self.other_keys)
+        {
+            self.request = Err(error);
+        }
+    }
+
+    /// Why its annotations leave no room for a placement, where they do not: then no process of gpupack with
+    /// these limits posts a Binding with a placement for this version of it.
+    pub fn full_annotations(&self) -> Option<RequestError> {
+        let (count, bytes) = (self.annotation_count, self.annotation_bytes);
+        if count > MAX_ANNOTATIONS {
+            return Some(RequestError::ManyAnnotations { count, most: MAX_ANNOTATIONS });
+        }
+        let most = MAX_ANNOTATION_BYTES;
+        (bytes > most).then_some(RequestError::FullAnnotations { bytes, most })
+    }
+
+    /// Checks everything that is kept of a pod which anybody may have sent.
+    fn refuse_long_fields(&self) -> Result<(), PodFault> {
+        let node = |node: &Option<NodeName>| node.as_ref().map_or(0, |node| node.as_str().len());
+        let fields = [
+            ("metadata.uid", self.pod.uid.as_str().len(), LONGEST_UID),
+            ("metadata.namespace", self.namespace.len(), LONGEST_NAMESPACE),
+            ("metadata.name", self.name.len(), LONGEST_NAME),
+            ("metadata.resourceVersion", self.resource_version.len(), LONGEST_NAME),
+            ("metadata.annotations", self.annotation_bytes, MOST_ANNOTATIONS),
+            ("spec.nodeName", node(&self.node), LONGEST_NAME),
+            ("spec.schedulerName", self.scheduler_name.len(), LONGEST_NAME),
+            ("spec.priorityClassName", self.priority_class.len(), LONGEST_NAME),
+            ("status.nominatedNodeName", node(&self.nominated), LONGEST_NAME),
+        ];
+        let long = fields.into_iter().find(|(_, bytes, most)| bytes > most);
+        long.map_or(Ok(()), |(field, bytes, most)| Err(PodFault::TooLong { field, bytes, most }))
+    }
+}
+
+/// The scheduler that a pod is meant for.
+pub(crate) fn scheduler_of(spec: &PodSpec) -> &str {
+    spec.scheduler_name.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_SCHEDULER)
+}
+
+/// The RuntimeClass that a pod names.
+pub(crate) fn class_of(spec: &PodSpec) -> Option<&str> {
+    spec.runtime_class_name.as_deref().filter(|class| !class.is_empty())
+}
+
+/// The containers of a pod as the request parser wants them: regular ones first, in their order.
+pub fn container_asks(spec: &PodSpec) -> Vec<ContainerAsk> {
+    let regular = spec.containers.iter().map(|c| container_ask(c, ContainerKind::Regular));
+    let init = spec.init_containers.iter().flatten();
+    regular.chain(init.map(|c| container_ask(c, ContainerKind::Init))).collect()
+}
+
+fn container_ask(container: &Container, kind: ContainerKind) -> ContainerAsk {
+    let mut asked = BTreeMap::new();
+    if let Some(resources) = &container.resources {
+        // For an extended resource the API server lets request and limit not differ.
+        let lists: [Option<&BTreeMap<String, Quantity>>; 2] =
+            [resources.requests.as_ref(), resources.limits.as_ref()];
+        for (resource, amount) in lists.into_iter().flatten().flatten() {
+            asked.insert(resource.clone(), amount.0.clone());
+        }
+    }
+    ContainerAsk { name: container.name.clone(), kind, resources: asked }
+}
+
+fn node_name(name: Option<&str>) -> Option<NodeName> {
+    name.filter(|name| !name.is_empty()).map(NodeName::new)
+}
+
+#[cfg(test)]
+mod tests;

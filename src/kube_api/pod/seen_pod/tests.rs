@@ -1,0 +1,135 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn pod(change: impl FnOnce(&mut Value)) -> SeenPod {
+    let mut pod = json!({
+        "metadata": {
+            "name": "infer-7", "namespace": "team-a", "uid": "0b6e", "resourceVersion": "812",
+            "creationTimestamp": "1970-01-02T00:00:00Z",
+            "annotations": {"gpu-fraction": "0.5"},
+        },
+        "spec": {
+            "schedulerName": "gpu", "priority": 7,
+            "containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}}}],
+        },
+        "status": {"phase": "Pending"},
+    });
+    change(&mut pod);
+    SeenPod::from_json(&pod.to_string()).unwrap()
+}
+
+const PLACEMENT: &str =
+    r#"{"v":1,"devices":[{"id":"GPU-a","mib":4,"share":5}],"protection":"none"}"#;
+
+fn place(pod: &mut Value) {
+    pod["metadata"]["annotations"]["placed.gpupack.dev/placement"] = PLACEMENT.into();
+    pod["metadata"]["annotations"]["placed.gpupack.dev/devices"] =
+        "runtime.nvidia.com/gpu=GPU-a".into();
+}
+
+#[test]
+fn a_waiting_pod_is_read() {
+    let seen = pod(|_| ());
+    assert_eq!(seen.pod.to_string(), "team-a/infer-7");
+    assert_eq!((seen.pod.uid.as_str(), seen.resource_version.as_str()), ("0b6e", "812"));
+    assert_eq!((seen.priority, seen.created_unix_seconds), (7, 86_400));
+    assert_eq!((seen.scheduler_name.as_str(), seen.host.cpu.milli()), ("gpu", 1000));
+    assert_eq!((seen.annotation_bytes, seen.node.is_none()), (15, true));
+    assert!(seen.request.unwrap().is_some());
+    assert!(!seen.is_terminal && !seen.is_deleting && !seen.is_gated && !seen.takes_devices);
+    let path = "metadata.annotations['placed.gpupack.dev/devices']";
+    let variable =
+        json!({"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let done = pod(|pod| pod["spec"]["containers"][0]["env"] = json!([variable]));
+    assert!(done.takes_devices);
+}
+
+#[test]
+fn a_placement_counts_only_on_a_pod_with_a_node() {
+    let bound = pod(|pod| {
+        place(pod);
+        pod["spec"]["nodeName"] = "n1".into();
+    });
+    assert_eq!(bound.placement.unwrap().unwrap().node, NodeName::new("n1"));
+    assert!(bound.request.unwrap().is_some());
+    let forged = pod(place);
+    assert_eq!(forged.placement, Ok(None));
+    assert_eq!(forged.request.unwrap_err().label(), "reserved_key");
+    let label = pod(|pod| pod["metadata"]["labels"]["placed.gpupack.dev/x"] = "1".into());
+    assert_eq!(label.request.unwrap_err().label(), "reserved_key");
+    let touched =
+        pod(|pod| pod["metadata"]["annotations"]["placed.gpupack.dev/touch"] = "9".into());
+    assert!(touched.request.is_ok());
+}
+
+#[test]
+fn more_annotations_than_gpupack_may_write_beside_are_refused() {
+    let with = |count: usize| {
+        let mut seen = pod(|pod| {
+            let notes = &mut pod["metadata"]["annotations"];
+            (1..count).for_each(|at| notes[format!("note-{at}")] = "".into());
+            notes["placed.gpupack.dev/touch"] = "9".into();
+        });
+        seen.judge(&RequestRules::default());
+        seen
+    };
+    assert!(with(MAX_ANNOTATIONS).request.is_ok(), "its own touch does not count");
+    let many = with(MAX_ANNOTATIONS + 1);
+    assert_eq!(many.request.as_ref().unwrap_err().label(), "many_annotations");
+    assert_eq!(many.full_annotations(), many.request.err());
+}
+
+#[test]
+fn the_end_of_a_pod_is_told_apart_from_its_beginning() {
+    assert!(pod(|pod| pod["status"]["phase"] = "Failed".into()).is_terminal);
+    let deleting = pod(|pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
+    assert!(deleting.is_deleting && !deleting.is_terminal);
+    assert!(pod(|pod| pod["spec"]["schedulingGates"] = json!([{"name": "g"}])).is_gated);
+}
+
+#[test]
+fn a_pod_that_cannot_be_booked_is_a_fault() {
+    for (json, part) in [
+        ("null", "cannot be read"),
+        ("7", "cannot be read"),
+        (r#"{"metadata":{"name":"a","namespace":"b"}}"#, "no `metadata.uid`"),
+        (r#"{"metadata":{"uid":"a","name":"b","namespace":""}}"#, "no `metadata.namespace`"),
+        (r#"{"metadata":{"uid":"a","namespace":"b"},"spec":null}"#, "no `metadata.name`"),
+        (r#"{"kind":"Node","metadata":{"uid":"a"}}"#, "cannot be read"),
+    ] {
+        let message = SeenPod::from_json(json).unwrap_err().to_string();
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[test]
+fn what_is_longer_than_kubernetes_allows_is_a_fault() {
+    let read = |pointer: &str, bytes: usize| {
+        let mut pod = json!({
+            "metadata": {"name": "a", "namespace": "b", "uid": "c", "resourceVersion": "1",
+                "annotations": {"": ""}},
+            "spec": {"schedulerName": "d", "priorityClassName": "e", "nodeName": "f"},
+            "status": {"nominatedNodeName": "g"},
+        });
+        *pod.pointer_mut(pointer).unwrap() = "x".repeat(bytes).into();
+        SeenPod::from_json(&pod.to_string()).map(|_| ())
+    };
+    for (pointer, most) in [
+        ("/metadata/uid", 64),
+        ("/metadata/namespace", 63),
+        ("/metadata/name", 253),
+        ("/metadata/resourceVersion", 253),
+        ("/metadata/annotations/", 256 << 10),
+        ("/spec/nodeName", 253),
+        ("/spec/schedulerName", 253),
+        ("/spec/priorityClassName", 253),
+        ("/status/nominatedNodeName", 253),
+    ] {
+        assert_eq!(read(pointer, most), Ok(()), "{pointer}");
+        let fault = read(pointer, most + 1).unwrap_err();
+        assert!(matches!(&fault, PodFault::TooLong { bytes, .. } if *bytes == most + 1));
+        let field = pointer.trim_matches('/').replace('/', ".");
+        assert!(fault.to_string().starts_with(&format!("`{field}`")), "{fault}");
+    }
+}

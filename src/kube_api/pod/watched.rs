@@ -1,0 +1,228 @@
+//! Pods and nodes as the watch has them: read as soon as they are decoded.
+//!
+//! A list comes in pages of hundreds, and the whole page is decoded before its first object is looked at. A
+//! `Pod` takes a hundred times what matters of it, so that a page would be most of the memory of the process.
+//! Who wrote which field (`managedFields`), a third of the text, is not even decoded.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
+
+use crate::hardware::device::NodeName;
+use crate::hardware::units::HostAmount;
+use crate::kube_api::pod::host::host_offer;
+use crate::kube_api::pod::pod_fields::{Metadata, Spec, Status};
+use crate::kube_api::pod::seen_pod::SeenPod;
+
+/// What matters of an object of the API server.
+pub(crate) trait Facts: Clone + Debug + Send + 'static {
+    /// The object.
+    type Object: Resource<DynamicType = ()>;
+    /// The part of its `spec` that is decoded.
+    type Spec: DeserializeOwned;
+    /// The part of its `status` that is decoded.
+    type Status: DeserializeOwned;
+
+    /// Reads the object.
+    fn of(metadata: ObjectMeta, spec: Option<Self::Spec>, status: Option<Self::Status>) -> Self;
+}
+
+/// An object of a list or a watch, of which only what matters is kept.
+#[derive(Clone, Debug)]
+pub(crate) struct Watched<F> {
+    /// The version alone: a watch goes on from it.
+    metadata: ObjectMeta,
+    /// What matters.
+    pub(crate) facts: F,
+}
+
+/// What matters of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeFacts {
+    /// Its name.
+    pub(crate) name: NodeName,
+    /// What it offers to pods.
+    pub(crate) host: HostAmount,
+    /// Whether it takes no new pods (`kubectl cordon`).
+    pub(crate) is_unschedulable: bool,
+    labels: BTreeMap<String, String>,
+}
+
+impl NodeFacts {
+    /// The value of a label; empty where it has none.
+    pub(crate) fn label(&self, key: &str) -> &str {
+        self.labels.get(key).map_or("", String::as_str)
+    }
+}
+
+#[derive(Deserialize)]
+struct Parts<Spec, Status> {
+    #[serde(default)]
+    metadata: Metadata,
+    spec: Option<Spec>,
+    status: Option<Status>,
+}
+
+/// The part of a node's specification that is looked at.
+#[derive(Deserialize)]
+pub(crate) struct NodeSpec {
+    unschedulable: Option<bool>,
+}
+
+/// The part of a node's status that is looked at.
+#[derive(Deserialize)]
+pub(crate) struct Offer {
+    allocatable: Option<BTreeMap<String, Quantity>>,
+}
+
+impl Facts for SeenPod {
+    type Object = Pod;
+    type Spec = Spec<{ usize::MAX }>;
+    type Status = Status<{ usize::MAX }>;
+
+    fn of(metadata: ObjectMeta, spec: Option<Self::Spec>, status: Option<Self::Status>) -> Self {
+        let (spec, status) = (spec.map(PodSpec::from), status.map(PodStatus::from));
+        Self::from_api(&Pod { metadata, spec, status })
+    }
+}
+
+impl Facts for NodeFacts {
+    type Object = Node;
+    type Spec = NodeSpec;
+    type Status = Offer;
+
+    fn of(metadata: ObjectMeta, spec: Option<NodeSpec>, status: Option<Offer>) -> Self {
+        let allocatable = status.and_then(|status| status.allocatable).unwrap_or_default();
+        let amount = |name: &str| allocatable.get(name).map(|quantity| quantity.0.as_str());
+        Self {
+            name: NodeName::new(metadata.name.unwrap_or_default()),
+            host: host_offer(amount),
+            is_unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
+            labels: metadata.labels.unwrap_or_default(),
+        }
+    }
+}
+
+impl<'de, F: Facts> Deserialize<'de> for Watched<F> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let parts = Parts::<F::Spec, F::Status>::deserialize(deserializer)?;
+        let whole = ObjectMeta::from(parts.metadata);
+        let resource_version = whole.resource_version.clone();
+        let metadata = ObjectMeta { resource_version, ..ObjectMeta::default() };
+        Ok(Self { metadata, facts: F::of(whole, parts.spec, parts.status) })
+    }
+}
+
+impl<F: Facts> Resource for Watched<F> {
+    type DynamicType = ();
+    type Scope = <F::Object as Resource>::Scope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        F::Object::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        F::Object::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        F::Object::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        F::Object::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod() -> Value {
+        json!({
+            "metadata": {
+                "name": "infer-7", "namespace": "team-a", "uid": "0b6e", "resourceVersion": "812",
+                "creationTimestamp": "1970-01-02T00:00:00Z",
+                "deletionTimestamp": "1970-01-03T00:00:00Z", "labels": {"team": "a"},
+                "annotations": {
+                    "gpu-fraction": "0.5",
+                    "placed.gpupack.dev/placement":
+                        r#"{"v":1,"devices":[{"id":"GPU-a","mib":4,"share":5}],"protection":"none"}"#,
+                },
+                "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {"f:phase": {}}}}],
+            },
+            "spec": {
+                "nodeName": "n1", "schedulerName": "gpu", "priority": 7, "priorityClassName": "high",
+                "schedulingGates": [{"name": "g"}],
+                "containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}}}],
+            },
+            "status": {"phase": "Failed", "nominatedNodeName": "n2", "containerStatuses": [{
+                "name": "main", "image": "i", "imageID": "", "ready": false, "restartCount": 1,
+                "state": {"waiting": {"reason": "CreateContainerError", "message": "unresolvable CDI devices"}},
+            }]},
+        })
+    }
+
+    #[test]
+    fn a_pod_is_read_as_from_the_whole_object() {
+        let mut unbound = pod();
+        unbound["spec"]["nodeName"] = Value::Null;
+        let mut labelled = unbound.clone();
+        labelled["metadata"]["annotations"] = Value::Null;
+        labelled["metadata"]["labels"]["placed.gpupack.dev/x"] = "1".into();
+        for pod in [pod(), unbound, labelled, json!({}), json!({"metadata": {}, "spec": null})] {
+            let watched: Watched<SeenPod> = serde_json::from_value(pod.clone()).unwrap();
+            let whole = SeenPod::from_api(&serde_json::from_value(pod).unwrap());
+            assert_eq!(watched.facts, whole);
+            assert_eq!(
+                watched.meta().resource_version.clone().unwrap_or_default(),
+                whole.resource_version
+            );
+        }
+    }
+
+    #[test]
+    fn a_node_is_read_whatever_else_it_says() {
+        let node = json!({
+            "metadata": {"name": "n1", "resourceVersion": "3", "labels": {"zone": "a"}},
+            "spec": {"podCIDR": 7},
+            "status": {"allocatable": {"cpu": "1500m", "memory": "2Gi"}, "images": "none"},
+        });
+        let watched: Watched<NodeFacts> = serde_json::from_value(node).unwrap();
+        let facts = watched.facts;
+        assert_eq!(
+            (facts.name.as_str(), facts.label("zone"), facts.label("rack")),
+            ("n1", "a", "")
+        );
+        assert!(!facts.is_unschedulable);
+        let cordoned = json!({"metadata": {"name": "n1"}, "spec": {"unschedulable": true}});
+        let cordoned: Watched<NodeFacts> = serde_json::from_value(cordoned).unwrap();
+        assert!(cordoned.facts.is_unschedulable);
+        assert_eq!((facts.host.cpu.milli(), facts.host.memory.mib()), (1500, 2048));
+        let bare: Watched<NodeFacts> = serde_json::from_value(json!({})).unwrap();
+        assert_eq!(bare.facts.host, HostAmount::ZERO);
+    }
+
+    #[test]
+    fn an_object_is_asked_for_where_it_is() {
+        assert_eq!(Watched::<SeenPod>::url_path(&(), None), "/api/v1/pods");
+        assert_eq!(Watched::<NodeFacts>::url_path(&(), None), "/api/v1/nodes");
+    }
+}

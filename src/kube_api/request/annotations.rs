@@ -1,0 +1,365 @@
+//! How a pod asks for a GPU: every key that users write, and the one parser of them.
+//!
+//! Webhook, verbs, watch and restart all read pods through [`parse_request`], so they cannot
+//! disagree. The keys that gpupack itself writes are in [`crate::kube_api::request::placement`].
+//!
+//! Rules beyond the single values, chosen so that a typo is never silently ignored:
+//!
+//! - A key under `gpupack.dev/`, or one that begins with `gpu-fraction` or `gpu-memory`, that is not
+//!   in the lists here is refused, on any pod.
+//! - A key that only qualifies a request (limit, count, container, model, policy, isolation) is
+//!   refused where there is no request: the user meant to get a GPU and would get none.
+//! - Two keys for one quantity may stand side by side only when they say the same.
+//! - Of the container resources, `0` is the same as absent, and one container may name one kind.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use crate::hardware::device::ModelFilter;
+use crate::hardware::units::{MemMib, Share};
+use crate::kube_api::request::request_error::{RequestError, shown};
+use crate::kube_api::request::resources::{
+    ContainerAsk, ResourceRequest, not_longer, resource_request,
+};
+use crate::kube_api::request::values::{
+    device_count, fraction, isolation, mebibytes, models, policy, quantity,
+};
+use crate::model::policy::Policy;
+use crate::model::request::{Amount, GpuRequest, Isolation, Limit};
+
+/// A share of one GPU.
+pub const FRACTION: &str = "gpu-fraction";
+/// Memory of one GPU in MiB.
+pub const MEMORY: &str = "gpu-memory";
+/// Upper limit of the share.
+pub const FRACTION_LIMIT: &str = "gpu-fraction.limit";
+/// The same in the spelling of Run:ai.
+pub const FRACTION_LIMIT_HYPHEN: &str = "gpu-fraction-limit";
+/// Upper limit of the memory, a quantity with a unit.
+pub const MEMORY_LIMIT: &str = "gpu-memory.limit";
+/// The same in the spelling of Run:ai, in MiB.
+pub const MEMORY_LIMIT_HYPHEN: &str = "gpu-memory-limit";
+/// On how many distinct GPUs of one node.
+pub const DEVICE_COUNT: &str = "gpu-fraction-num-devices";
+/// The container that gets the GPU.
+pub const CONTAINER: &str = "gpu-fraction-container-name";
+/// Prefix of our own keys.
+pub const OWN_PREFIX: &str = "gpupack.dev/";
+/// Accepted GPU models.
+pub const MODEL: &str = "gpupack.dev/gpu-model";
+/// Policy of this pod.
+pub const POLICY: &str = "gpupack.dev/policy";
+/// Weakest protection accepted.
+pub const ISOLATION: &str = "gpupack.dev/isolation";
+/// Prefix of NVIDIA's keys of one container: `nvidia.com/container.<c>.gpu-memory.request`.
+const CONTAINER_PREFIX: &str = "nvidia.com/container.";
+const CONTAINER_REQUEST: &str = "request";
+const CONTAINER_LIMIT: &str = "limit";
+/// Longest name of a container, in bytes; Kubernetes allows no longer one.
+const MAX_CONTAINER: usize = 63;
+
+/// The keys without a domain.
+const BARE_KEYS: [&str; 8] = [
+    FRACTION,
+    MEMORY,
+    FRACTION_LIMIT,
+    FRACTION_LIMIT_HYPHEN,
+    MEMORY_LIMIT,
+    MEMORY_LIMIT_HYPHEN,
+    DEVICE_COUNT,
+    CONTAINER,
+];
+const KNOWN_BARE_KEYS: &str = "`gpu-fraction`, `gpu-memory`, `gpu-fraction.limit`, \
+    `gpu-memory.limit`, `gpu-fraction-num-devices` and `gpu-fraction-container-name`";
+const KNOWN_OWN_KEYS: &str =
+    "`gpupack.dev/gpu-model`, `gpupack.dev/policy` and `gpupack.dev/isolation`";
+const KNOWN_CONTAINER_KEYS: &str = "`nvidia.com/container.<container>.gpu-memory.request` and \
+    `nvidia.com/container.<container>.gpu-memory.limit`";
+
+/// What a pod asks for: `None` when it asks for no GPU.
+///
+/// The keys under `placed.gpupack.dev/` are not looked at: see
+/// [`refuse_reserved_keys`](crate::kube_api::request::placement::refuse_reserved_keys).
+///
+/// # Errors
+/// The first [`RequestError`] found.
+pub fn parse_request(
+    annotations: &BTreeMap<String, String>,
+    containers: &[ContainerAsk],
+) -> Result<Option<GpuRequest>, RequestError> {
+    let keys = Keys { annotations, containers };
+    keys.refuse_unknown()?;
+    let resource = resource_request(containers)?;
+    let request = match (keys.amount()?, resource) {
+        (Some(_), Some(resource)) => return Err(keys.two_kinds(&resource)),
+        (Some(amount), None) => keys.shared_request(amount)?,
+        (None, Some(resource)) => keys.whole_request(resource)?,
+        (None, None) => {
+            keys.refuse_orphans()?;
+            return Ok(None);
+        }
+    };
+    not_longer("container name", request.container.as_deref().unwrap_or_default(), MAX_CONTAINER)?;
+    Ok(Some(GpuRequest {
+        models: keys.models()?,
+        isolation: keys.isolation()?,
+        policy: keys.policy()?,
+        ..request
+    }))
+}
+
+/// A parsed annotation, with the text it came from for messages.
+#[derive(Clone, Copy)]
+struct Given<'a, T> {
+    key: &'a str,
+    text: &'a str,
+    value: T,
+}
+
+/// The amount per device as the annotations give it, with its parts for the limits.
+struct SharedAmount<'a> {
+    share: Option<Given<'a, Share>>,
+    memory: Option<Given<'a, MemMib>>,
+    memory_limit: Option<Given<'a, MemMib>>,
+}
+
+/// The annotations of one pod, beside its containers.
+#[derive(Clone, Copy)]
+struct Keys<'a> {
+    annotations: &'a BTreeMap<String, String>,
+    containers: &'a [ContainerAsk],
+}
+
+impl<'a> Keys<'a> {
+    fn text(&self, key: &str) -> Option<(&'a str, &'a str)> {
+        self.annotations.get_key_value(key).map(|(key, text)| (key.as_str(), text.as_str()))
+    }
+
+    fn parsed<T>(
+        &self,
+        key: &str,
+        parse: fn(&'a str, &'a str) -> Result<T, RequestError>,
+    ) -> Result<Option<Given<'a, T>>, RequestError> {
+        self.text(key)
+            .map(|(key, text)| parse(key, text).map(|value| Given { key, text, value }))
+            .transpose()
+    }
+
+    fn refuse_unknown(&self) -> Result<(), RequestError> {
+        let unknown = |key: &str, known| Err(RequestError::UnknownKey { key: shown(key), known });
+        for key in self.annotations.keys().map(String::as_str) {
+            if key.starts_with(OWN_PREFIX) && ![MODEL, POLICY, ISOLATION].contains(&key) {
+                return unknown(key, KNOWN_OWN_KEYS);
+            }
+            let bare = key.starts_with(FRACTION) || key.starts_with(MEMORY);
+            if bare && !BARE_KEYS.contains(&key) {
+                return unknown(key, KNOWN_BARE_KEYS);
+            }
+            if let Some((_, field)) = container_key(key)
+                && ![CONTAINER_REQUEST, CONTAINER_LIMIT].contains(&field)
+            {
+                return unknown(key, KNOWN_CONTAINER_KEYS);
+            }
+        }
+        Ok(())
+    }
+
+    /// The amounts per device; `None` where no annotation asks for part of a GPU.
+    fn amount(&self) -> Result<Option<SharedAmount<'a>>, RequestError> {
+        let share = self.parsed(FRACTION, fraction)?;
+        let of_container = self.container_memory(CONTAINER_REQUEST)?;
+        let container_limit = self.container_memory(CONTAINER_LIMIT)?;
+        let memory = agreed(self.parsed(MEMORY, mebibytes)?, of_container)?;
+        let memory = memory.or(container_limit);
+        let memory_limit = agreed(
+            self.parsed(MEMORY_LIMIT, quantity)?,
+            self.parsed(MEMORY_LIMIT_HYPHEN, mebibytes)?,
+        )?;
+        let memory_limit = agreed(memory_limit, container_limit)?;
+        let asks = share.is_some() || memory.is_some();
+        Ok(asks.then_some(SharedAmount { share, memory, memory_limit }))
+    }
+
+    /// The key of NVIDIA's family that ends in `field`; two containers are a disagreement.
+    fn container_memory(&self, field: &str) -> Result<Option<Given<'a, MemMib>>, RequestError> {
+        let mut found: Option<Given<'a, MemMib>> = None;
+        for (key, text) in self.annotations {
+            if container_key(key).is_some_and(|(_, of_key)| of_key == field) {
+                let value = quantity(key, text)?;
+                if let Some(first) = found {
+                    return Err(disagreement((first.key, first.text), (key, text)));
+                }
+                found = Some(Given { key, text, value });
+            }
+        }
+        Ok(found)
+    }
+
+    fn shared_request(&self, asked: SharedAmount<'a>) -> Result<GpuRequest, RequestError> {
+        let amount = match (asked.share, asked.memory) {
+            (Some(share), Some(memory)) => Amount::FractionAndMemory(share.value, memory.value),
+            (Some(share), None) if share.value == Share::WHOLE => Amount::Whole,
+            (Some(share), None) => Amount::Fraction(share.value),
+            (None, Some(memory)) => Amount::Memory(memory.value),
+            (None, None) => unreachable!("an amount has a share or memory"),
+        };
+        let count = self.parsed(DEVICE_COUNT, device_count)?;
+        let mut request =
+            GpuRequest::several(amount, count.map_or(NonZeroU32::MIN, |count| count.value));
+        request.container = self.container()?;
+        request.limit = self.limit(&asked)?;
+        Ok(request)
+    }
+
+    /// Whole devices, as a container resource asks for them.
+    fn whole_request(&self, resource: ResourceRequest<'a>) -> Result<GpuRequest, RequestError> {
+        for key in [DEVICE_COUNT, FRACTION_LIMIT, FRACTION_LIMIT_HYPHEN] {
+            self.refuse_orphan(key)?;
+        }
+        for key in [MEMORY_LIMIT, MEMORY_LIMIT_HYPHEN] {
+            self.refuse_orphan(key)?;
+        }
+        if let Some(named) = self.container()?
+            && *named != *resource.container
+        {
+            return Err(RequestError::TwoKinds {
+                key: CONTAINER.to_owned(),
+                value: shown(&named),
+                container: shown(resource.container),
+                resource: shown(resource.resource),
+            });
+        }
+        let mut request = GpuRequest::several(resource.amount, resource.count);
+        request.container = Some(resource.container.into());
+        Ok(request)
+    }
+
+    fn limit(&self, asked: &SharedAmount<'a>) -> Result<Option<Limit>, RequestError> {
+        let share_limit = agreed(
+            self.parsed(FRACTION_LIMIT, fraction)?,
+            self.parsed(FRACTION_LIMIT_HYPHEN, fraction)?,
+        )?;
+        let share_limit = checked_limit(share_limit, asked.share, FRACTION)?;
+        let memory_limit = checked_limit(asked.memory_limit, asked.memory, MEMORY)?;
+        match (share_limit, memory_limit) {
+            (Some(share), Some(memory)) => {
+                Err(disagreement((share.key, share.text), (memory.key, memory.text)))
+            }
+            (Some(share), None) => Ok(Some(Limit::Fraction(share.value))),
+            (None, Some(memory)) => Ok(Some(Limit::Memory(memory.value))),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// The container that the annotations name, checked against the pod's.
+    fn container(&self) -> Result<Option<Arc<str>>, RequestError> {
+        let mut named = self.text(CONTAINER).map(|(key, text)| Given { key, text, value: text });
+        for (key, text) in self.annotations {
+            if let Some((container, _)) = container_key(key) {
+                match named {
+                    Some(first) if first.value != container => {
+                        return Err(disagreement((first.key, first.text), (key, text)));
+                    }
+                    _ => named = Some(Given { key, text, value: container }),
+                }
+            }
+        }
+        let Some(named) = named else { return Ok(None) };
+        if self.containers.iter().any(|container| container.name == named.value) {
+            return Ok(Some(named.value.into()));
+        }
+        let known: Vec<String> =
+            self.containers.iter().take(16).map(|c| format!("`{}`", shown(&c.name))).collect();
+        Err(RequestError::Container {
+            key: shown(named.key),
+            value: shown(named.value),
+            known: known.join(", "),
+        })
+    }
+
+    fn models(&self) -> Result<ModelFilter, RequestError> {
+        Ok(self.parsed(MODEL, models)?.map_or_else(ModelFilter::default, |given| given.value))
+    }
+
+    fn policy(&self) -> Result<Option<Policy>, RequestError> {
+        Ok(self.parsed(POLICY, policy)?.map(|given| given.value))
+    }
+
+    fn isolation(&self) -> Result<Isolation, RequestError> {
+        Ok(self.parsed(ISOLATION, isolation)?.map_or(Isolation::None, |given| given.value))
+    }
+
+    /// Refuses every key that qualifies a request, on a pod that has none.
+    fn refuse_orphans(&self) -> Result<(), RequestError> {
+        for key in BARE_KEYS.into_iter().chain([MODEL, POLICY, ISOLATION]) {
+            self.refuse_orphan(key)?;
+        }
+        Ok(())
+    }
+
+    fn refuse_orphan(&self, key: &str) -> Result<(), RequestError> {
+        self.text(key).map_or(Ok(()), |(key, text)| {
+            Err(RequestError::Orphan { key: shown(key), value: shown(text) })
+        })
+    }
+
+    fn two_kinds(&self, resource: &ResourceRequest<'_>) -> RequestError {
+        let asks = |key: &str| key == FRACTION || key == MEMORY || container_key(key).is_some();
+        let first = self.annotations.iter().find(|(key, _)| asks(key));
+        let (key, text) = first.expect("some annotation asks for part of a GPU");
+        RequestError::TwoKinds {
+            key: shown(key),
+            value: shown(text),
+            container: shown(resource.container),
+            resource: shown(resource.resource),
+        }
+    }
+}
+
+/// Container and field of a key of NVIDIA's memory family, `None` for any other key.
+fn container_key(key: &str) -> Option<(&str, &str)> {
+    key.strip_prefix(CONTAINER_PREFIX)?.split_once(".gpu-memory.")
+}
+
+/// One of two spellings of the same quantity, or both where they agree.
+fn agreed<'a, T: PartialEq>(
+    one: Option<Given<'a, T>>,
+    other: Option<Given<'a, T>>,
+) -> Result<Option<Given<'a, T>>, RequestError> {
+    match (one, other) {
+        (Some(one), Some(other)) if one.value != other.value => {
+            Err(disagreement((one.key, one.text), (other.key, other.text)))
+        }
+        (one, other) => Ok(one.or(other)),
+    }
+}
+
+/// `limit`, where it has a `request` of the key `request_key` and is not below it.
+fn checked_limit<'a, T: PartialOrd>(
+    limit: Option<Given<'a, T>>,
+    request: Option<Given<'a, T>>,
+    request_key: &str,
+) -> Result<Option<Given<'a, T>>, RequestError> {
+    let Some(limit) = limit else { return Ok(None) };
+    let (key, value) = (shown(limit.key), shown(limit.text));
+    match request {
+        None => Err(RequestError::LimitStyle { key, value, missing: request_key.to_owned() }),
+        Some(request) if limit.value < request.value => {
+            Err(RequestError::LimitBelowRequest { key, value, request: shown(request.text) })
+        }
+        Some(_) => Ok(Some(limit)),
+    }
+}
+
+fn disagreement(one: (&str, &str), other: (&str, &str)) -> RequestError {
+    RequestError::Disagreement {
+        key: shown(one.0),
+        value: shown(one.1),
+        other_key: shown(other.0),
+        other_value: shown(other.1),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! Keys by which a pod asks another scheduler, or kubelet, for a GPU, limits one or chooses one.
+//!
+//! On a pod of ours they have no effect: `nvidia.com/gpu: 1` beside HAMi's
+//! `nvidia.com/gpumem: 4096` would silently become a whole GPU. So they are refused, with the key to
+//! use instead. Names are compared as they are, never by parts of words: `nvidia.com/` is NVIDIA's, and
+//! what is no GPU there is for the operator to list; in all other groups only the names of GPUs are meant.
+//! Keys that only inform, such as what other schedulers write about their decisions, are left alone.
+
+use std::collections::BTreeMap;
+
+use crate::config::requests::{RequestRules, is_like};
+use crate::hardware::units::Share;
+use crate::kube_api::request::quantity::parse_count;
+use crate::kube_api::request::request_error::{RequestError, shown};
+use crate::kube_api::request::resources::{ContainerAsk, is_served};
+use crate::model::request::{Amount, GpuRequest, Limit};
+
+const MEMORY: &str = "write the annotation `gpu-memory` (MiB of one GPU)";
+const SHARE: &str = "write the annotation `gpu-fraction` (0 to 1 of one GPU)";
+const COUNT: &str = "write the annotation `gpu-fraction` (0 to 1), with `gpu-fraction-num-devices` \
+    for several GPUs";
+const MIG: &str = "ask for `nvidia.com/mig-<profile>`";
+const NVIDIA: &str =
+    "ask for `nvidia.com/gpu`, or write the annotation `gpu-fraction` or `gpu-memory`";
+const OTHER_VENDOR: &str = "gpupack places NVIDIA GPUs alone, so choose another `schedulerName`";
+const MODEL: &str = "write the annotation `gpupack.dev/gpu-model`, such as `A100|H100`";
+const DEVICE: &str =
+    "gpupack chooses the GPU, and `gpupack.dev/gpu-model` the models, so write that";
+const LIMIT: &str = "write the annotation `gpu-fraction.limit`, or `gpu-memory.limit`";
+const TOPOLOGY: &str = "gpupack gives GPUs near each other where there is a choice, so ask for their \
+    number";
+
+/// Container resources by which GPUs are asked for elsewhere; the first that a name is like counts.
+const RESOURCES: [(&str, &str); 28] = [
+    // HAMi, vgpu-manager, nos; then all of NVIDIA's that are not ours.
+    ("nvidia.com/gpumem", MEMORY),
+    ("nvidia.com/gpumem-percentage", SHARE),
+    ("nvidia.com/gpucores", SHARE),
+    ("nvidia.com/vgpu-memory", MEMORY),
+    ("nvidia.com/vgpu-cores", SHARE),
+    ("nvidia.com/vgpu-number", COUNT),
+    ("nvidia.com/gpu-*", MEMORY),
+    ("nvidia.com/*", NVIDIA),
+    // gpushare.
+    ("aliyun.com/gpu-mem", MEMORY),
+    ("aliyun.com/gpu-*", SHARE),
+    ("alibabacloud.com/gpu-mem", MEMORY),
+    ("alibabacloud.com/gpu-*", SHARE),
+    // Volcano: as HAMi, and its older form.
+    ("volcano.sh/vgpu-memory", MEMORY),
+    ("volcano.sh/vgpu-number", COUNT),
+    ("volcano.sh/vgpu-*", SHARE),
+    ("volcano.sh/gpu-memory", MEMORY),
+    ("volcano.sh/gpu-number", COUNT),
+    ("koordinator.sh/gpu-memory", MEMORY),
+    ("koordinator.sh/gpu*", SHARE),
+    ("elasticgpu.io/gpu-memory", MEMORY),
+    ("elasticgpu.io/gpu-*", SHARE),
+    // Tencent's two.
+    ("tencent.com/vcuda-*", SHARE),
+    ("tke.cloud.tencent.com/qgpu-*", SHARE),
+    ("k8s.amazonaws.com/vgpu", SHARE),
+    // InstaSlice.
+    ("mig.das.com/*", MIG),
+    ("amd.com/gpu*", OTHER_VENDOR),
+    ("gpu.intel.com/*", OTHER_VENDOR),
+    // kube-scheduler makes a claim of it, and a DRA driver hands out the device.
+    ("deviceclass.resource.kubernetes.io/*", NVIDIA),
+];
+
+/// Annotations by which users ask other schedulers for GPUs, limit them or choose among them.
+const ANNOTATIONS: [(&str, &str); 14] = [
+    // HAMi and Volcano.
+    ("nvidia.com/use-gpuuuid", DEVICE),
+    ("nvidia.com/nouse-gpuuuid", DEVICE),
+    ("nvidia.com/use-gputype", MODEL),
+    ("nvidia.com/nouse-gputype", MODEL),
+    // vgpu-manager.
+    ("nvidia.com/include-gpu-uuid", DEVICE),
+    ("nvidia.com/exclude-gpu-uuid", DEVICE),
+    ("nvidia.com/include-gpu-type", MODEL),
+    ("nvidia.com/exclude-gpu-type", MODEL),
+    // gpushare in Alibaba's simulators and clusters.
+    ("alibabacloud.com/gpu-milli", SHARE),
+    ("alibabacloud.com/gpu-mem", MEMORY),
+    ("alibabacloud.com/gpu-count", COUNT),
+    ("alibabacloud.com/gpu-card-model", MODEL),
+    // Koordinator, by both of its groups.
+    ("scheduling.koordinator.sh/gpu-partition-spec", TOPOLOGY),
+    ("koordinator.sh/gpu-partition-spec", TOPOLOGY),
+];
+
+/// KAI's keys of one container, before its name; a part that begins with `gpu-` comes after it.
+const KAI_CONTAINER: &str = "kai.scheduler/container.";
+
+/// A key of a pod that asks another scheduler for a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OtherKey {
+    /// A resource of a container.
+    Resource {
+        /// The container.
+        container: String,
+        /// Its full name.
+        resource: String,
+        /// What to write instead.
+        instead: &'static str,
+    },
+    /// An annotation.
+    Annotation {
+        /// The key.
+        key: String,
+        /// What to write instead.
+        instead: &'static str,
+    },
+}
+
+/// The keys of a pod that ask another scheduler for a GPU; none for nearly every pod. An amount of zero
+/// asks for nothing.
+pub fn other_keys(
+    annotations: &BTreeMap<String, String>,
+    containers: &[ContainerAsk],
+) -> Vec<OtherKey> {
+    let resources = containers.iter().flat_map(|container| {
+        let meant = container.resources.iter().filter(|(_, value)| parse_count(value) != Ok(0));
+        meant.filter_map(|(resource, _)| {
+            let instead = instead_of_resource(resource)?;
+            let (container, resource) = (container.name.clone(), resource.clone());
+            Some(OtherKey::Resource { container, resource, instead })
+        })
+    });
+    let written = annotations.keys().filter_map(|key| {
+        let instead = instead_of_annotation(key)?;
+        Some(OtherKey::Annotation { key: key.clone(), instead })
+    });
+    resources.chain(written).collect()
+}
+
+fn instead_of_resource(resource: &str) -> Option<&'static str> {
+    let found = RESOURCES.iter().find(|(pattern, _)| is_like(pattern, resource));
+    found.filter(|_| !is_served(resource)).map(|(_, instead)| *instead)
+}
+
+fn instead_of_annotation(key: &str) -> Option<&'static str> {
+    if let Some(rest) = key.strip_prefix(KAI_CONTAINER) {
+        let (_, field) =
+            rest.rsplit_once(".gpu-").filter(|(container, _)| !container.is_empty())?;
+        return Some(if field.ends_with("limit") { LIMIT } else { MEMORY });
+    }
+    ANNOTATIONS.iter().find(|(known, _)| *known == key).map(|(_, instead)| *instead)
+}
+
+/// Refuses what the operator's rules do not let a pod of ours ask for. `others` are its [`other_keys`].
+///
+/// # Errors
+/// [`RequestError`].
+pub fn check(
+    rules: &RequestRules,
+    request: Option<&GpuRequest>,
+    others: &[OtherKey],
+) -> Result<(), RequestError> {
+    for other in others {
+        match other {
+            OtherKey::Resource { resource, .. } if rules.is_other(resource) => {}
+            OtherKey::Resource { container, resource, instead } => {
+                let (container, resource) = (shown(container), shown(resource));
+                return Err(RequestError::OtherResource { container, resource, instead });
+            }
+            OtherKey::Annotation { key, instead } => {
+                return Err(RequestError::OtherAnnotation { key: shown(key), instead });
+            }
+        }
+    }
+    let Some(request) = request else { return Ok(()) };
+    let share = match request.amount {
+        Amount::Memory(memory) | Amount::FractionAndMemory(_, memory)
+            if memory < rules.min_memory =>
+        {
+            return Err(RequestError::SmallMemory { memory, least: rules.min_memory });
+        }
+        Amount::Fraction(share) | Amount::FractionAndMemory(share, _) => share,
+        Amount::Memory(_) | Amount::MigInstance(_) | Amount::SharedSlot => Share::ZERO,
+        Amount::Whole => Share::WHOLE,
+    };
+    match request.limit {
+        // A limit that is the request gives nothing beyond it.
+        Some(Limit::Fraction(limit)) if limit > rules.max_limit && limit > share => {
+            Err(RequestError::LimitAboveMax { limit, most: rules.max_limit })
+        }
+        // What part of a GPU an amount of memory is depends on the GPU: the memory guard caps it there.
+        Some(Limit::Fraction(_) | Limit::Memory(_)) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn node() -> NodeName {
+    NodeName::new("n1")
+}
+
+fn placement(devices: &[(&str, u64, u64)]) -> Placement {
+    let device = |(id, mib, share): &(&str, u64, u64)| {
+        let wire = WireDevice { id: (*id).to_owned(), mib: *mib, share: *share };
+        placed_device(&wire).unwrap()
+    };
+    Placement {
+        node: node(),
+        devices: devices.iter().map(device).collect(),
+        protection: Protection::None,
+    }
+}
+
+fn keys(devices: &str, json: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([(DEVICES, devices), (PLACEMENT, json)].map(|(k, v)| (k.into(), v.into())))
+}
+
+#[test]
+fn the_written_form_is_stable() {
+    let keys = encode(&placement(&[("GPU-a", 40_660, 500_000), ("GPU-b", 1, 0)])).unwrap();
+    assert_eq!(keys[DEVICES], "runtime.nvidia.com/gpu=GPU-a,runtime.nvidia.com/gpu=GPU-b");
+    assert_eq!((keys[UUIDS].as_str(), keys[MEMORY_MIB].as_str()), ("GPU-a,GPU-b", "1"));
+    assert_eq!(
+        keys[PLACEMENT],
+        r#"{"v":1,"devices":[{"id":"GPU-a","mib":40660,"share":500000},{"id":"GPU-b","mib":1,"share":0}],"protection":"none"}"#
+    );
+}
+
+#[test]
+fn what_a_newer_writer_adds_is_tolerated() {
+    let json = r#"{"v":1,"runs_on":["GPU-c"],"devices":[{"id":"GPU-a","mib":4,"share":5,"x":{}}],"protection":"vault"}"#;
+    let read = decode(&keys("runtime.nvidia.com/gpu=GPU-a", json), &node()).unwrap().unwrap();
+    assert_eq!(read, placement(&[("GPU-a", 4, 5)]));
+}
+
+#[test]
+fn what_cannot_be_true_is_not_believed() {
+    let a = "runtime.nvidia.com/gpu=GPU-a";
+    let device = |json: &str| format!(r#"{{"v":1,"devices":[{json}],"protection":"none"}}"#);
+    let good = r#"{"id":"GPU-a","mib":4,"share":5}"#;
+    let many = vec![good; 65].join(",");
+    for (devices, json, label) in [
+        (a, device(r#"{"id":"GPU-a","mib":16777217,"share":5}"#), "amount"),
+        (a, device(r#"{"id":"GPU-a","mib":4,"share":1000001}"#), "amount"),
+        (a, device(r#"{"id":"GPU-a","mib":0,"share":0}"#), "amount"),
+        (a, device(r#"{"id":"GPU-a","mib":-1,"share":0}"#), "json"),
+        (a, device(r#"{"id":"GPU-a","mib":1e3,"share":0}"#), "json"),
+        (a, device(r#"{"id":"GPU,a","mib":1,"share":0}"#), "device_id"),
+        (a, device(&format!("{good},{good}")), "twice"),
+        (a, device(&many), "count"),
+        ("", device(""), "count"),
+        ("runtime.nvidia.com/gpu=GPU-b", device(good), "disagreement"),
+        ("GPU-a", device(good), "disagreement"),
+        (a, r#"{"v":2,"place":7}"#.to_owned(), "version"),
+        (a, r#"{"v":18446744073709551616}"#.to_owned(), "json"),
+        (a, "[".repeat(10_000), "json"),
+        (a, "[".repeat(20_000), "too_long"),
+        (a, "null".to_owned(), "json"),
+    ] {
+        let error = decode(&keys(devices, &json), &node()).expect_err(&json);
+        assert_eq!(error.label(), label, "{error}");
+    }
+    let half = BTreeMap::from([(DEVICES.to_owned(), a.to_owned())]);
+    assert_eq!(decode(&half, &node()).unwrap_err().label(), "incomplete");
+    assert_eq!(decode(&BTreeMap::new(), &node()), Ok(None));
+    assert_eq!(encode(&placement(&[])).unwrap_err().label(), "count");
+}
+
+#[test]
+fn reserved_keys_are_refused_but_for_the_touch() {
+    let refused = |keys: &[&str]| {
+        let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
+        refuse_reserved_keys(&keys).err().map(|error| error.to_string())
+    };
+    assert_eq!(refused(&["app", TOUCH, "gpu-fraction"]), None);
+    assert!(refused(&["app", DEVICES]).unwrap().contains("`placed.gpupack.dev/devices`"));
+    assert!(refused(&["placed.gpupack.dev/"]).is_some());
+}
+
+prop_compose! {
+    fn any_placement()(
+        amounts in proptest::collection::vec((0..=MAX_DEVICE_MEMORY.mib(), 1..=1_000_000_u64), 1..=64),
+        protection in proptest::sample::select(vec![
+            Protection::None, Protection::Mps, Protection::Driver, Protection::Hardware,
+        ]),
+        tail in "[A-Za-z0-9/-]{1,80}",
+    ) -> Placement {
+        let id = |i: usize| DeviceId::new(&format!("GPU-{i}-{tail}")).unwrap();
+        let demand = |(mib, share)| {
+            Demand { memory: MemMib::new(mib), share: Share::from_millionths(share) }
+        };
+        Placement {
+            node: node(),
+            devices: amounts
+                .into_iter()
+                .enumerate()
+                .map(|(i, amount)| PlacedDevice { id: id(i), demand: demand(amount) })
+                .collect(),
+            protection,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_reads_back_the_same(placement in any_placement()) {
+        let keys = encode(&placement).unwrap();
+        prop_assert_eq!(decode(&keys, &node()), Ok(Some(placement)));
+    }
+
+    #[test]
+    fn no_text_makes_the_reader_panic(devices in ".{0,40}", json in ".{0,60}|\\{\"v\":1,\"devices\":\\[.{0,40}\\]\\}") {
+        prop_assert!(decode(&keys(&devices, &json), &node()).is_err());
+    }
+}
+
+#[test]
+fn the_amounts_alone_are_enough_to_be_booked() {
+    let placement = r#"{"v":1,"devices":[{"id":"GPU-a","mib":10,"share":20}]}"#;
+    let annotations = BTreeMap::from([(PLACEMENT.to_owned(), placement.to_owned())]);
+    let read = decode(&annotations, &NodeName::new("n")).unwrap().unwrap();
+    assert_eq!(read.devices[0].demand.memory.mib(), 10);
+    let devices = BTreeMap::from([(DEVICES.to_owned(), "runtime.nvidia.com/gpu=GPU-a".to_owned())]);
+    assert!(decode(&devices, &NodeName::new("n")).is_err(), "a list without amounts books nothing");
+}
+
+#[test]
+fn a_touch_says_which_process_made_it() {
+    let (earlier, later) = (TouchMaker::new(1_700_000_000), TouchMaker::new(1_700_000_001));
+    assert_eq!(TouchMaker::of(&earlier.value("start-7")), earlier);
+    assert!(earlier < later && earlier != TouchMaker::new(1_700_000_000));
+    for value in ["", " ", "wake-1-2", "1-2", "1-x y", "-1-2 x", "11111111111111111-1 x", "é-é é"]
+    {
+        assert!(TouchMaker::of(value) < earlier, "{value}");
+    }
+}

@@ -1,0 +1,418 @@
+//! Why a pod's way of asking for a GPU is refused: one text for the user, one for kube-scheduler.
+//!
+//! The same error is shown at admission, as a pod event and in `explain`: it names the key, the
+//! value, what is allowed and the mend. kube-scheduler gets [`RequestError::reason`] instead, which
+//! never changes with the value: a reason that changes makes it retry the pod at full speed.
+
+use crate::hardware::device::MAX_DEVICE_MEMORY;
+use crate::hardware::units::{MemMib, Share};
+use crate::model::request::MAX_DEVICES_PER_POD;
+
+/// A request that is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// A fraction that is no decimal in (0, 1] with at most 5 decimals.
+    #[error(
+        "annotation `{key}` is `{value}`: write a decimal above 0 and up to 1 with at most \
+         5 decimals, for instance `0.5`"
+    )]
+    Fraction {
+        /// The annotation.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// Memory that is no positive whole number of MiB.
+    #[error(
+        "annotation `{key}` is `{value}`: write a whole number of MiB from 1 to {max} without a \
+         unit, for instance `8192`",
+        max = MAX_DEVICE_MEMORY.mib()
+    )]
+    MemoryMib {
+        /// The annotation.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// Memory that is no quantity with a unit.
+    #[error(
+        "annotation `{key}` is `{value}`: write an amount of memory with its unit, above 0 and up \
+         to {max}Mi, for instance `8Gi`",
+        max = MAX_DEVICE_MEMORY.mib()
+    )]
+    MemoryQuantity {
+        /// The annotation.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// A device count out of range.
+    #[error(
+        "annotation `{key}` is `{value}`: write a whole number of devices from 1 to \
+         {MAX_DEVICES_PER_POD}"
+    )]
+    DeviceCount {
+        /// The annotation.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// A count of a container resource out of range.
+    #[error(
+        "container `{container}` asks for `{value}` of `{resource}`: whole numbers from 1 to {max} \
+         are allowed"
+    )]
+    ResourceCount {
+        /// The container.
+        container: String,
+        /// The resource.
+        resource: String,
+        /// The amount asked for.
+        value: String,
+        /// The most that is allowed.
+        max: u32,
+    },
+    /// A container that the pod does not have.
+    #[error("annotation `{key}` names the container `{value}`: use one of the pod's own: {known}")]
+    Container {
+        /// The annotation.
+        key: String,
+        /// The name.
+        value: String,
+        /// The containers of the pod, each in backticks.
+        known: String,
+    },
+    /// A name that is kept with the request, and longer than any that exists.
+    #[error("the {what} `{value}` is longer than {most} bytes: use a shorter name")]
+    LongName {
+        /// What it names.
+        what: &'static str,
+        /// The name.
+        value: String,
+        /// The longest that is allowed.
+        most: usize,
+    },
+    /// A model filter that can match nothing.
+    #[error(
+        "annotation `{key}` is `{value}`: write names of GPU models separated by `|`, for instance \
+         `A100|H100`; each needs a letter or digit, and {names} names with {max} characters are \
+         allowed in all",
+        names = crate::kube_api::request::request_error::MAX_MODELS,
+        max = crate::kube_api::request::request_error::MAX_MODEL_FILTER
+    )]
+    Model {
+        /// The annotation.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// A policy that does not exist.
+    #[error("annotation `{key}` is `{value}`: use `binpack`, `spread` or `fragmentation`")]
+    Policy {
+        /// The annotation.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// A kind of isolation that does not exist.
+    #[error("annotation `{key}` is `{value}`: use `none`, `memory` or `hardware`")]
+    Isolation {
+        /// The annotation.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// A limit below the request.
+    #[error(
+        "annotation `{key}` is `{value}`, less than the request of `{request}`: raise the limit to \
+         at least the request, or remove it"
+    )]
+    LimitBelowRequest {
+        /// The annotation of the limit.
+        key: String,
+        /// The limit.
+        value: String,
+        /// The request.
+        request: String,
+    },
+    /// A limit in another style than the request's, or of nothing.
+    #[error(
+        "annotation `{key}` is `{value}`, but the pod has no `{missing}`: a limit stands beside a \
+         request of its own style, so add `{missing}` or remove the limit"
+    )]
+    LimitStyle {
+        /// The annotation of the limit.
+        key: String,
+        /// The limit.
+        value: String,
+        /// The annotation that it belongs to.
+        missing: String,
+    },
+    /// A key that qualifies a GPU request, without one.
+    #[error(
+        "annotation `{key}` is `{value}`, but the pod asks for no part of a GPU: add \
+         `gpu-fraction` (0 to 1) or `gpu-memory` (MiB), or remove `{key}`"
+    )]
+    Orphan {
+        /// The annotation.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// Two keys that say different things about one quantity.
+    #[error(
+        "annotations `{key}` (`{value}`) and `{other_key}` (`{other_value}`) disagree: keep one of \
+         them"
+    )]
+    Disagreement {
+        /// One annotation.
+        key: String,
+        /// Its value.
+        value: String,
+        /// The other annotation.
+        other_key: String,
+        /// Its value.
+        other_value: String,
+    },
+    /// Part of a GPU and a whole device in one pod.
+    #[error(
+        "annotation `{key}` is `{value}`, and container `{container}` asks for `{resource}`: a pod \
+         gets either part of a GPU or whole devices, so remove one of the two"
+    )]
+    TwoKinds {
+        /// The annotation.
+        key: String,
+        /// Its value.
+        value: String,
+        /// The container with the resource.
+        container: String,
+        /// The resource.
+        resource: String,
+    },
+    /// Several containers, or several resources of one, ask for whole devices.
+    #[error(
+        "container `{container}` asks for `{resource}` and container `{other_container}` for \
+         `{other_resource}`: one container of a pod may ask for one kind of GPU, so remove one of \
+         the two, or split the pod"
+    )]
+    SeveralAsk {
+        /// The first container.
+        container: String,
+        /// Its resource.
+        resource: String,
+        /// The other container, or the same one.
+        other_container: String,
+        /// The other resource.
+        other_resource: String,
+    },
+    /// A key in our name that does not exist.
+    #[error(
+        "annotation `{key}` is unknown: {known} are the keys of that name; correct or remove it"
+    )]
+    UnknownKey {
+        /// The annotation.
+        key: String,
+        /// The keys that exist, each in backticks.
+        known: &'static str,
+    },
+    /// A container resource by which another scheduler, or kubelet, hands out GPUs.
+    #[error(
+        "container `{container}` asks for `{resource}`, which gpupack does not serve: {instead}, and \
+         remove `{resource}`; where it is no GPU, the operator lists it in `other_resources`"
+    )]
+    OtherResource {
+        /// The container.
+        container: String,
+        /// The resource.
+        resource: String,
+        /// What to write instead.
+        instead: &'static str,
+    },
+    /// An annotation by which another scheduler is asked for a GPU, or limits or chooses one.
+    #[error(
+        "annotation `{key}` is another scheduler's, and gpupack does not follow it: {instead}, and \
+         remove `{key}`"
+    )]
+    OtherAnnotation {
+        /// The annotation.
+        key: String,
+        /// What to write instead.
+        instead: &'static str,
+    },
+    /// Less memory than the operator hands out.
+    #[error(
+        "the pod asks for {memory} of GPU memory: the least that is given here is {least}, so raise \
+         `gpu-memory`; a CUDA context alone takes some 500 MiB"
+    )]
+    SmallMemory {
+        /// What it asks for.
+        memory: MemMib,
+        /// `min_memory_mib`.
+        least: MemMib,
+    },
+    /// A limit above what the operator allows.
+    #[error(
+        "the pod's limit is {limit} of a GPU: `gpu-fraction.limit` may be at most {most} here, so \
+         lower it"
+    )]
+    LimitAboveMax {
+        /// The limit.
+        limit: Share,
+        /// `max_limit`.
+        most: Share,
+    },
+    /// A key that only gpupack writes.
+    #[error(
+        "`{key}` is written by gpupack alone when it places the pod: remove it from the pod or its \
+         template"
+    )]
+    ReservedKey {
+        /// The annotation or label.
+        key: String,
+    },
+    /// Annotations that leave no room for the placement.
+    #[error(
+        "its annotations have `{bytes}` bytes, and beside more than `{most}` no placement can be written: \
+         remove some"
+    )]
+    FullAnnotations {
+        /// Their length, keys and values.
+        bytes: usize,
+        /// The longest that leaves room.
+        most: usize,
+    },
+    /// More annotations than the shipped policies allow.
+    #[error(
+        "it has `{count}` annotations, and gpupack writes on no pod with more than `{most}` of others: \
+         remove some from its template"
+    )]
+    ManyAnnotations {
+        /// How many it has, beside gpupack's own.
+        count: usize,
+        /// The most that are allowed.
+        most: usize,
+    },
+}
+
+impl RequestError {
+    /// All labels that [`RequestError::label`] can give, for metrics that must exist from the start.
+    pub const LABELS: [&'static str; 23] = [
+        "fraction",
+        "memory",
+        "device_count",
+        "resource_count",
+        "container",
+        "long_name",
+        "model",
+        "policy",
+        "isolation",
+        "limit_below_request",
+        "limit_style",
+        "orphan",
+        "disagreement",
+        "two_kinds",
+        "several_ask",
+        "unknown_key",
+        "other_resource",
+        "other_annotation",
+        "small_memory",
+        "limit_above_max",
+        "reserved_key",
+        "full_annotations",
+        "many_annotations",
+    ];
+
+    /// Short name for metrics; a closed set.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Fraction { .. } => "fraction",
+            Self::MemoryMib { .. } | Self::MemoryQuantity { .. } => "memory",
+            Self::DeviceCount { .. } => "device_count",
+            Self::ResourceCount { .. } => "resource_count",
+            Self::Container { .. } => "container",
+            Self::LongName { .. } => "long_name",
+            Self::Model { .. } => "model",
+            Self::Policy { .. } => "policy",
+            Self::Isolation { .. } => "isolation",
+            Self::LimitBelowRequest { .. } => "limit_below_request",
+            Self::LimitStyle { .. } => "limit_style",
+            Self::Orphan { .. } => "orphan",
+            Self::Disagreement { .. } => "disagreement",
+            Self::TwoKinds { .. } => "two_kinds",
+            Self::SeveralAsk { .. } => "several_ask",
+            Self::UnknownKey { .. } => "unknown_key",
+            Self::OtherResource { .. } => "other_resource",
+            Self::OtherAnnotation { .. } => "other_annotation",
+            Self::SmallMemory { .. } => "small_memory",
+            Self::LimitAboveMax { .. } => "limit_above_max",
+            Self::ReservedKey { .. } => "reserved_key",
+            Self::FullAnnotations { .. } => "full_annotations",
+            Self::ManyAnnotations { .. } => "many_annotations",
+        }
+    }
+
+    /// Constant text for kube-scheduler, without any value of the pod.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Fraction { .. } => "GPU request refused: a fraction is not a decimal in (0, 1]",
+            Self::MemoryMib { .. } => "GPU request refused: memory is not a whole number of MiB",
+            Self::MemoryQuantity { .. } => {
+                "GPU request refused: memory is not a quantity with a unit"
+            }
+            Self::DeviceCount { .. } => "GPU request refused: the device count is out of range",
+            Self::ResourceCount { .. } => {
+                "GPU request refused: a GPU resource of a container is out of range"
+            }
+            Self::Container { .. } => {
+                "GPU request refused: it names a container that the pod does not have"
+            }
+            Self::LongName { .. } => "GPU request refused: a name is longer than any that exists",
+            Self::Model { .. } => "GPU request refused: the model filter names no model",
+            Self::Policy { .. } => "GPU request refused: the policy is unknown",
+            Self::Isolation { .. } => "GPU request refused: the isolation is unknown",
+            Self::LimitBelowRequest { .. } => "GPU request refused: a limit is below its request",
+            Self::LimitStyle { .. } => "GPU request refused: a limit has no request of its style",
+            Self::Orphan { .. } => "GPU request refused: a key qualifies a request that is missing",
+            Self::Disagreement { .. } => "GPU request refused: two annotations disagree",
+            Self::TwoKinds { .. } => {
+                "GPU request refused: it asks for part of a GPU and for whole devices"
+            }
+            Self::SeveralAsk { .. } => {
+                "GPU request refused: it asks for several kinds of GPU or in several containers"
+            }
+            Self::UnknownKey { .. } => "GPU request refused: an annotation is unknown",
+            Self::OtherResource { .. } => {
+                "GPU request refused: a container resource is not served by gpupack"
+            }
+            Self::OtherAnnotation { .. } => {
+                "GPU request refused: an annotation is another scheduler's"
+            }
+            Self::SmallMemory { .. } => "GPU request refused: too little memory is asked for",
+            Self::LimitAboveMax { .. } => {
+                "GPU request refused: a limit is above what the operator allows"
+            }
+            Self::ReservedKey { .. } => {
+                "GPU request refused: it carries a key that only gpupack writes"
+            }
+            Self::FullAnnotations { .. } => {
+                "GPU request refused: the pod's annotations leave no room for the placement"
+            }
+            Self::ManyAnnotations { .. } => "GPU request refused: the pod has too many annotations",
+        }
+    }
+}
+
+/// `text` as it may stand in a message: at most 64 characters, none of them a control character.
+pub(crate) fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(64).flat_map(char::escape_debug).collect();
+    if text.chars().nth(64).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+/// Longest model filter, in bytes.
+pub(crate) const MAX_MODEL_FILTER: usize = 512;
+
+/// Most models that it names.
+pub(crate) const MAX_MODELS: usize = 32;

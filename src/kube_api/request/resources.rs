@@ -1,0 +1,148 @@
+//! Whole devices, as the resources of a container ask for them.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use crate::hardware::device::MigProfile;
+use crate::kube_api::request::quantity::parse_count;
+use crate::kube_api::request::request_error::{RequestError, shown};
+use crate::model::request::{Amount, MAX_DEVICES_PER_POD};
+
+/// Whole GPUs.
+pub const WHOLE: &str = "nvidia.com/gpu";
+/// Replica slots, in pools that are configured with replicas.
+pub const SHARED_SLOT: &str = "nvidia.com/gpu.shared";
+/// Prefix of MIG instances, before the profile.
+pub const MIG_PREFIX: &str = "nvidia.com/mig-";
+
+/// Longest profile of a MIG instance, in bytes; `1g.10gb.me.all` is a long one.
+const MAX_PROFILE: usize = 64;
+
+/// Marker that admission adds: compute asked for, in millionths of a GPU. Advertised by no node; it
+/// tells a scheduler to ask gpupack about the pod, and can be counted by a ResourceQuota.
+pub const MARKER_SHARE: &str = "gpupack.dev/gpu-share";
+/// The same for memory asked for, in MiB.
+pub const MARKER_MEMORY: &str = "gpupack.dev/gpu-memory";
+
+/// What the container resources of a pod ask for.
+pub(crate) struct ResourceRequest<'a> {
+    /// The container.
+    pub(crate) container: &'a str,
+    /// The resource that it names.
+    pub(crate) resource: &'a str,
+    /// What it gets of each device.
+    pub(crate) amount: Amount,
+    /// Of how many devices.
+    pub(crate) count: NonZeroU32,
+}
+
+/// The one GPU resource that one container of the pod names; `None` where none does. An amount of
+/// zero names nothing.
+///
+/// # Errors
+/// [`RequestError::SeveralAsk`] for a second one, [`RequestError::ResourceCount`] for an amount out
+/// of range, [`RequestError::LongName`] for a profile longer than any.
+pub(crate) fn resource_request(
+    containers: &[ContainerAsk],
+) -> Result<Option<ResourceRequest<'_>>, RequestError> {
+    let mut found: Option<ResourceRequest<'_>> = None;
+    for container in containers {
+        for (resource, value) in &container.resources {
+            let Some((amount, max)) = kind_of(resource) else { continue };
+            let Some(count) = count_of(container, resource, value, max)? else { continue };
+            if let Some(profile) = resource.strip_prefix(MIG_PREFIX) {
+                not_longer("MIG profile", profile, MAX_PROFILE)?;
+            }
+            let asked = ResourceRequest { container: &container.name, resource, amount, count };
+            if let Some(first) = found {
+                return Err(several(&first, &asked));
+            }
+            found = Some(asked);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a container names this GPU resource, with an amount that is not zero.
+pub(crate) fn asks_for(container: &ContainerAsk, is_meant: impl Fn(&str) -> bool) -> bool {
+    let mut amounts = container.resources.iter();
+    amounts.any(|(resource, value)| {
+        kind_of(resource).is_some() && is_meant(resource) && parse_count(value) != Ok(0)
+    })
+}
+
+/// Whether gpupack serves a container resource, or writes it itself.
+pub(crate) fn is_served(resource: &str) -> bool {
+    kind_of(resource).is_some()
+}
+
+/// The container with those of its GPU resources that are ours.
+pub(crate) fn only(ask: &ContainerAsk, is_ours: impl Fn(&str) -> bool) -> ContainerAsk {
+    let mut only = ask.clone();
+    only.resources.retain(|resource, _| is_ours(resource));
+    only
+}
+
+/// What one unit of a resource is, and how many a pod may ask for; `None` for other resources.
+fn kind_of(resource: &str) -> Option<(Amount, u32)> {
+    match resource {
+        WHOLE => Some((Amount::Whole, MAX_DEVICES_PER_POD)),
+        SHARED_SLOT => Some((Amount::SharedSlot, 1)),
+        _ => resource
+            .strip_prefix(MIG_PREFIX)
+            .filter(|profile| !profile.is_empty())
+            .map(|profile| (Amount::MigInstance(MigProfile::new(profile)), MAX_DEVICES_PER_POD)),
+    }
+}
+
+fn count_of(
+    container: &ContainerAsk,
+    resource: &str,
+    value: &str,
+    max: u32,
+) -> Result<Option<NonZeroU32>, RequestError> {
+    let count = parse_count(value).ok().and_then(|count| u32::try_from(count).ok());
+    count.filter(|count| *count <= max).map(NonZeroU32::new).ok_or_else(|| {
+        RequestError::ResourceCount {
+            container: shown(&container.name),
+            resource: shown(resource),
+            value: shown(value),
+            max,
+        }
+    })
+}
+
+/// Refuses a name longer than any that exists: it is kept with the request.
+pub(crate) fn not_longer(what: &'static str, name: &str, most: usize) -> Result<(), RequestError> {
+    let long = || RequestError::LongName { what, value: shown(name), most };
+    if name.len() <= most { Ok(()) } else { Err(long()) }
+}
+
+fn several(first: &ResourceRequest<'_>, other: &ResourceRequest<'_>) -> RequestError {
+    RequestError::SeveralAsk {
+        container: shown(first.container),
+        resource: shown(first.resource),
+        other_container: shown(other.container),
+        other_resource: shown(other.resource),
+    }
+}
+
+/// Which of the two lists of a pod a container stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContainerKind {
+    /// `spec.initContainers`, sidecars included.
+    Init,
+    /// `spec.containers`.
+    Regular,
+}
+
+/// A container as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerAsk {
+    /// Its name.
+    pub name: String,
+    /// Init or regular.
+    pub kind: ContainerKind,
+    /// Its resources with their amounts as written: the limits, and the requests without a limit.
+    pub resources: BTreeMap<String, String>,
+}

@@ -1,0 +1,73 @@
+//! The values of single annotations, each with the refusal that fits it.
+
+use std::num::NonZeroU32;
+
+use crate::hardware::device::{MAX_DEVICE_MEMORY, ModelFilter};
+use crate::hardware::units::{MemMib, Share};
+use crate::kube_api::request::quantity::{parse_fraction, parse_memory_with_unit, parse_whole};
+use crate::kube_api::request::request_error::{MAX_MODEL_FILTER, MAX_MODELS, RequestError, shown};
+use crate::model::policy::Policy;
+use crate::model::request::{Isolation, MAX_DEVICES_PER_POD};
+
+/// A share above zero, up to a whole GPU.
+pub(crate) fn fraction(key: &str, text: &str) -> Result<Share, RequestError> {
+    match parse_fraction(text) {
+        Ok(share) if share > Share::ZERO => Ok(share),
+        _ => Err(RequestError::Fraction { key: shown(key), value: shown(text) }),
+    }
+}
+
+/// Memory above zero in whole MiB, up to the largest device.
+pub(crate) fn mebibytes(key: &str, text: &str) -> Result<MemMib, RequestError> {
+    match parse_whole(text).map(MemMib::new) {
+        Ok(memory) if memory > MemMib::ZERO && memory <= MAX_DEVICE_MEMORY => Ok(memory),
+        _ => Err(RequestError::MemoryMib { key: shown(key), value: shown(text) }),
+    }
+}
+
+/// Memory above zero with its unit, up to the largest device.
+pub(crate) fn quantity(key: &str, text: &str) -> Result<MemMib, RequestError> {
+    match parse_memory_with_unit(text) {
+        Ok(memory) if memory > MemMib::ZERO && memory <= MAX_DEVICE_MEMORY => Ok(memory),
+        _ => Err(RequestError::MemoryQuantity { key: shown(key), value: shown(text) }),
+    }
+}
+
+/// A count of devices that one pod may have.
+pub(crate) fn device_count(key: &str, text: &str) -> Result<NonZeroU32, RequestError> {
+    parse_whole(text)
+        .ok()
+        .and_then(|count| u32::try_from(count).ok())
+        .filter(|count| *count <= MAX_DEVICES_PER_POD)
+        .and_then(NonZeroU32::new)
+        .ok_or_else(|| RequestError::DeviceCount { key: shown(key), value: shown(text) })
+}
+
+/// Names of GPU models between `|`, each with a letter or digit; blanks around them do not count.
+pub(crate) fn models(key: &str, text: &str) -> Result<ModelFilter, RequestError> {
+    let names = || text.split('|').map(str::trim);
+    let legal = text.len() <= MAX_MODEL_FILTER
+        && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
+        && names().count() <= MAX_MODELS
+        && names().all(|name| name.bytes().any(|byte| byte.is_ascii_alphanumeric()));
+    if legal {
+        Ok(ModelFilter::new(names()))
+    } else {
+        Err(RequestError::Model { key: shown(key), value: shown(text) })
+    }
+}
+
+/// A policy by its name.
+pub(crate) fn policy(key: &str, text: &str) -> Result<Policy, RequestError> {
+    text.parse().map_err(|_| RequestError::Policy { key: shown(key), value: shown(text) })
+}
+
+/// A kind of isolation by its name.
+pub(crate) fn isolation(key: &str, text: &str) -> Result<Isolation, RequestError> {
+    match text {
+        "none" => Ok(Isolation::None),
+        "memory" => Ok(Isolation::Memory),
+        "hardware" => Ok(Isolation::Hardware),
+        _ => Err(RequestError::Isolation { key: shown(key), value: shown(text) }),
+    }
+}

@@ -1,0 +1,388 @@
+//! Events on pods: what was decided about a pod, where `kubectl describe` shows it.
+//!
+//! A verb offers a notice and goes on: the queue is bounded, a full one drops and counts. The same
+//! notice about the same pod goes out at most once a minute, and repeats of the same text within some
+//! minutes are counted up in one Event object (the recorder of `kube` does that).
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use tokio::sync::mpsc;
+
+use crate::hardware::device::PodUid;
+use crate::hardware::units::Timestamp;
+use crate::kube_api::write::target::PodKey;
+
+/// Who reports.
+pub const CONTROLLER: &str = "gpupack.dev/extender";
+
+/// The same notice about the same pod is muted for this long.
+const MUTE: Duration = Duration::from_secs(60);
+
+/// Notices that are remembered for muting. Beyond it the oldest are forgotten, so that a burst costs
+/// repeats, not memory.
+const MAX_REMEMBERED: usize = 16_384;
+
+/// Events that may be counted up, some kilobytes each: beyond it the oldest are not counted up any more.
+const MAX_RECORDERS: usize = 2_048;
+
+/// After this time a repeat is an Event of its own: the recorder of `kube` forgets its own as early.
+const COUNTED_FOR: Duration = Duration::from_secs(360);
+
+/// Time between two Events: at most 50 a second, far below what an API server takes.
+const PACE: Duration = Duration::from_millis(20);
+
+/// Longest note of an Event that the API server accepts, in bytes.
+const MAX_NOTE_BYTES: usize = 1024;
+
+/// What is told about a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NoticeReason {
+    /// The pod is bound, with its devices.
+    GpuPlaced,
+    /// It is bound with so little memory that a CUDA program can hardly start.
+    GpuMemorySmall,
+    /// Its way of asking for a GPU is wrong.
+    GpuRequestRefused,
+    /// No node has room for it now.
+    NoGpuFits,
+    /// It is bound, but not by us, and its annotations place it nowhere.
+    PlacedByOthers,
+    /// Its GPU holds more than it has.
+    Overbooked,
+    /// Its placement annotations cannot be believed.
+    PlacementUnreadable,
+    /// Somebody else changed or removed its placement annotations.
+    PlacementEdited,
+    /// A device that it is placed on has vanished or is unhealthy.
+    DeviceLost,
+    /// It uses more of a device than it may.
+    GpuOveruse,
+    /// Its device is used by others that hold nothing there.
+    GpuForeignUse,
+    /// A container of it could not be started with its device.
+    GpuStartFailed,
+    /// Its memory was meant to be protected, and is not known to be.
+    ProtectionNotVerified,
+    /// It was evicted, because it used more than it may.
+    GpuEvicted,
+}
+
+impl NoticeReason {
+    /// The reason as the Event shows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::GpuPlaced => "GpuPlaced",
+            Self::GpuMemorySmall => "GpuMemorySmall",
+            Self::GpuRequestRefused => "GpuRequestRefused",
+            Self::NoGpuFits => "NoGpuFits",
+            Self::PlacedByOthers => "PlacedByOthers",
+            Self::Overbooked => "Overbooked",
+            Self::PlacementUnreadable => "PlacementUnreadable",
+            Self::PlacementEdited => "PlacementEdited",
+            Self::DeviceLost => "DeviceLost",
+            Self::GpuOveruse => "GpuOveruse",
+            Self::GpuForeignUse => "GpuForeignUse",
+            Self::GpuStartFailed => "GpuStartFailed",
+            Self::ProtectionNotVerified => "ProtectionNotVerified",
+            Self::GpuEvicted => "GpuEvicted",
+        }
+    }
+
+    /// What was being done.
+    fn action(self) -> &'static str {
+        match self {
+            Self::GpuPlaced | Self::GpuMemorySmall | Self::NoGpuFits => "Scheduling",
+            Self::GpuRequestRefused => "Parsing",
+            Self::PlacedByOthers
+            | Self::Overbooked
+            | Self::PlacementUnreadable
+            | Self::PlacementEdited
+            | Self::DeviceLost => "Booking",
+            Self::GpuOveruse | Self::GpuForeignUse | Self::ProtectionNotVerified => "Guarding",
+            Self::GpuStartFailed => "Starting",
+            Self::GpuEvicted => "Evicting",
+        }
+    }
+
+    fn severity(self) -> EventType {
+        match self {
+            Self::GpuPlaced => EventType::Normal,
+            Self::GpuMemorySmall
+            | Self::GpuRequestRefused
+            | Self::NoGpuFits
+            | Self::PlacedByOthers
+            | Self::Overbooked
+            | Self::PlacementUnreadable
+            | Self::PlacementEdited
+            | Self::DeviceLost
+            | Self::GpuOveruse
+            | Self::GpuForeignUse
+            | Self::GpuStartFailed
+            | Self::ProtectionNotVerified
+            | Self::GpuEvicted => EventType::Warning,
+        }
+    }
+}
+
+/// One thing to tell about one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// The pod.
+    pub key: PodKey,
+    /// Its UID.
+    pub uid: PodUid,
+    /// What is told.
+    pub reason: NoticeReason,
+    /// The values, for people; cut to 1 KiB.
+    pub note: String,
+}
+
+/// What became of the notices, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NoticeCounts {
+    /// Written to the API server.
+    pub written: u64,
+    /// Not written, since the same was told within the minute.
+    pub muted: u64,
+    /// Lost to a full queue.
+    pub dropped: u64,
+    /// Refused by the API server, or not answered in time.
+    pub failed: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    written: AtomicU64,
+    muted: AtomicU64,
+    dropped: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// Takes notices without ever waiting. Cheap to clone.
+#[derive(Clone)]
+pub struct NoticeSender {
+    queue: mpsc::Sender<(Notice, Timestamp)>,
+    told: Arc<Mutex<BTreeMap<(PodUid, NoticeReason), Timestamp>>>,
+    counters: Arc<Counters>,
+}
+
+impl NoticeSender {
+    /// Queues a notice, unless the same was told within the minute or the queue is full.
+    pub fn offer(&self, notice: Notice, now: Timestamp) {
+        // Short and without I/O; a poisoned map is only a memory of what was told.
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (notice.uid.clone(), notice.reason);
+        if told.get(&key).is_some_and(|at| now.since(*at) < MUTE) {
+            self.counters.muted.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        if self.queue.try_send((notice, now)).is_err() {
+            self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        if told.len() >= MAX_REMEMBERED {
+            told.retain(|_, at| now.since(*at) < MUTE);
+        }
+        if told.len() >= MAX_REMEMBERED {
+            told.clear();
+        }
+        told.insert(key, now);
+    }
+
+    /// Whether the same was told within the minute, so that the notice would not go out.
+    pub fn is_muted(&self, uid: &PodUid, reason: NoticeReason, now: Timestamp) -> bool {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.get(&(uid.clone(), reason)).is_some_and(|at| now.since(*at) < MUTE)
+    }
+
+    /// How many notices are remembered for muting, at most 16,384.
+    pub fn remembered(&self) -> usize {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The counts so far.
+    pub fn counts(&self) -> NoticeCounts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        NoticeCounts {
+            written: read(&self.counters.written),
+            muted: read(&self.counters.muted),
+            dropped: read(&self.counters.dropped),
+            failed: read(&self.counters.failed),
+        }
+    }
+}
+
+/// Writes the queued notices, one after the other.
+pub struct NoticeWriter {
+    queue: mpsc::Receiver<(Notice, Timestamp)>,
+    recorders: Recorders,
+    timeout: Duration,
+    counters: Arc<Counters>,
+}
+
+/// What was written last about a pod for a reason, with the recorder that counts it up.
+struct Recorders {
+    client: Client,
+    reporter: Reporter,
+    written: BTreeMap<(PodUid, NoticeReason), Written>,
+}
+
+struct Written {
+    note: String,
+    recorder: Recorder,
+    last: Timestamp,
+}
+
+/// Both ends of a queue of `capacity` notices. `instance` names this replica.
+pub fn notices(
+    client: Client,
+    instance: String,
+    capacity: usize,
+    timeout: Duration,
+) -> (NoticeSender, NoticeWriter) {
+    let (sender, receiver) = mpsc::channel(capacity.max(1));
+    let counters = Arc::new(Counters::default());
+    let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance) };
+    let writer = NoticeWriter {
+        queue: receiver,
+        recorders: Recorders { client, reporter, written: BTreeMap::new() },
+        timeout,
+        counters: Arc::clone(&counters),
+    };
+    (NoticeSender { queue: sender, told: Arc::default(), counters }, writer)
+}
+
+impl NoticeWriter {
+    /// Writes until every sender is gone. An Event that fails is counted and lost: it is news, not
+    /// truth.
+    pub async fn run(mut self) {
+        loop {
+            let Ok(next) = tokio::time::timeout(COUNTED_FOR, self.queue.recv()).await else {
+                self.recorders.written.clear(); // all are too old by now
+                continue;
+            };
+            let Some((notice, now)) = next else { return };
+            let (event, pod) = (event(&notice), regarding(&notice));
+            let recorder = self.recorders.of(&notice, now);
+            let written = recorder.publish(&event, &pod);
+            let counter = match tokio::time::timeout(self.timeout, written).await {
+                Ok(Ok(())) => &self.counters.written,
+                Ok(Err(error)) => {
+                    tracing::debug!(pod_uid = %notice.uid, %error, "event was not written");
+                    &self.counters.failed
+                }
+                Err(_) => &self.counters.failed,
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(PACE).await;
+        }
+    }
+}
+
+impl Recorders {
+    /// The recorder that counts repeats of this very text: an Event cannot change its text, and to count
+    /// up an old one would show what is no longer true. Each keeps its whole Event, so few are kept: none of
+    /// a pod that is placed, which happens once, and none for longer than it would count up.
+    fn of(&mut self, notice: &Notice, now: Timestamp) -> Recorder {
+        let key = (notice.uid.clone(), notice.reason);
+        if let Some(written) = self.written.get_mut(&key)
+            && written.note == notice.note
+        {
+            written.last = now;
+            return written.recorder.clone();
+        }
+        let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
+        if notice.reason == NoticeReason::GpuPlaced {
+            return recorder;
+        }
+        if self.written.len() >= MAX_RECORDERS {
+            self.written.retain(|_, written| now.since(written.last) < COUNTED_FOR);
+        }
+        if self.written.len() >= MAX_RECORDERS {
+            let oldest = self.written.iter().min_by_key(|(_, written)| written.last);
+            let oldest = oldest.map(|(key, _)| key.clone());
+            oldest.and_then(|oldest| self.written.remove(&oldest));
+        }
+        let written = Written { note: notice.note.clone(), recorder: recorder.clone(), last: now };
+        self.written.insert(key, written);
+        recorder
+    }
+}
+
+fn event(notice: &Notice) -> Event {
+    Event {
+        type_: notice.reason.severity(),
+        reason: notice.reason.name().to_owned(),
+        note: Some(cut(&notice.note)),
+        action: notice.reason.action().to_owned(),
+        secondary: None,
+    }
+}
+
+fn regarding(notice: &Notice) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: Some(notice.key.namespace().to_owned()),
+        name: Some(notice.key.name().to_owned()),
+        uid: Some(notice.uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+/// The beginning of a note that fits into an Event, cut between two characters.
+fn cut(note: &str) -> String {
+    note[..note.floor_char_boundary(MAX_NOTE_BYTES)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorders() -> Recorders {
+        let service = tower::service_fn(|_: hyper::Request<kube::client::Body>| async {
+            Err::<hyper::Response<kube::client::Body>, _>(std::io::Error::other("none"))
+        });
+        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: None };
+        let client = Client::new(service, "default");
+        Recorders { client, reporter, written: BTreeMap::new() }
+    }
+
+    /// Notices about so many pods, one a second; how many Events could be counted up then.
+    fn kept_after(reason: NoticeReason, pods: u64) -> usize {
+        let mut recorders = recorders();
+        for second in 0..pods {
+            let key = PodKey::new("team-a", "infer").unwrap();
+            let uid = PodUid::new(format!("{second}"));
+            let notice = Notice { key, uid, reason, note: "a note".to_owned() };
+            recorders.of(&notice, Timestamp::from_millis(1000 * second));
+        }
+        recorders.written.len()
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_of_events_does_not_grow_with_the_pods_that_came() {
+        assert_eq!(kept_after(NoticeReason::GpuPlaced, 10_000), 0);
+        assert!(kept_after(NoticeReason::NoGpuFits, 10_000) <= MAX_RECORDERS);
+    }
+
+    #[tokio::test]
+    async fn what_is_remembered_for_muting_does_not_grow_with_the_pods_that_came() {
+        let client = recorders().client;
+        let (sender, mut writer) = notices(client, "replica-0".to_owned(), 1, Duration::ZERO);
+        for at in 0..=MAX_REMEMBERED {
+            let key = PodKey::new("team-a", "infer").unwrap();
+            let (uid, note) = (PodUid::new(format!("{at}")), String::new());
+            let notice = Notice { key, uid, reason: NoticeReason::GpuPlaced, note };
+            sender.offer(notice, Timestamp::START);
+            assert!(writer.queue.try_recv().is_ok());
+        }
+        assert_eq!(sender.remembered(), 1, "a burst costs repeats, not memory");
+    }
+}

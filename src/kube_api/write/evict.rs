@@ -1,0 +1,73 @@
+//! Evictions: the polite way to end a pod, which disruption budgets can refuse. Nothing here deletes.
+
+use k8s_openapi::api::policy::v1::Eviction;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
+use kube::api::PostParams;
+
+use crate::hardware::device::PodUid;
+use crate::kube_api::write::outcome::Cause;
+use crate::kube_api::write::target::PodKey;
+use crate::kube_api::write::writer::{ApiWriter, is_definite, pods};
+
+/// What came of an eviction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EvictOutcome {
+    /// The pod is being ended.
+    Evicted,
+    /// A disruption budget does not allow it now, or the API server wants to be left alone (429).
+    Blocked {
+        /// The API server's message.
+        message: String,
+    },
+    /// There is no such pod (404), or another one has its name (409).
+    Gone,
+    /// Refused for good (any other 4xx).
+    Refused {
+        /// HTTP status.
+        code: u16,
+        /// The API server's message.
+        message: String,
+    },
+    /// It may have been evicted, or may yet be.
+    Undecided {
+        /// Why that is not known.
+        cause: Cause,
+    },
+}
+
+impl ApiWriter {
+    /// Asks the API server to evict a pod, once, with the pod's own grace period.
+    pub async fn evict(&self, key: &PodKey, uid: &PodUid) -> EvictOutcome {
+        let reply = match self.exchange(eviction_request(key, uid)).await {
+            Ok(reply) => reply,
+            Err(cause) => return EvictOutcome::Undecided { cause },
+        };
+        match reply.status {
+            200..=299 => EvictOutcome::Evicted,
+            404 | 409 => EvictOutcome::Gone,
+            429 => EvictOutcome::Blocked { message: reply.message() },
+            code if is_definite(code) => EvictOutcome::Refused { code, message: reply.message() },
+            _ => EvictOutcome::Undecided { cause: reply.cause() },
+        }
+    }
+}
+
+fn eviction_request(
+    key: &PodKey,
+    uid: &PodUid,
+) -> Result<hyper::Request<Vec<u8>>, kube::core::request::Error> {
+    let preconditions = Preconditions { uid: Some(uid.to_string()), ..Preconditions::default() };
+    let eviction = Eviction {
+        metadata: ObjectMeta {
+            name: Some(key.name().to_owned()),
+            namespace: Some(key.namespace().to_owned()),
+            ..ObjectMeta::default()
+        },
+        delete_options: Some(DeleteOptions {
+            preconditions: Some(preconditions),
+            ..DeleteOptions::default()
+        }),
+    };
+    let body = serde_json::to_vec(&eviction).map_err(kube::core::request::Error::SerializeBody)?;
+    pods(key).create_subresource("eviction", key.name(), &PostParams::default(), body)
+}

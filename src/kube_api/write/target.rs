@@ -1,0 +1,272 @@
+//! What a Binding is written for: checked before anything leaves the process.
+//!
+//! The API server validates nothing of a Binding's metadata, and an annotation that it would not
+//! accept elsewhere makes the pod unwritable for ever. So every part is checked here, and a value of
+//! these types cannot be made otherwise.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::hardware::device::{NodeName, PodUid};
+use crate::kube_api::containers::mps::ClientLimits;
+use crate::kube_api::pod::seen_pod::{MAX_ANNOTATION_BYTES, SeenPod};
+use crate::kube_api::request::placement::{PlacementError, encode};
+use crate::kube_api::request::request_error::{RequestError, shown};
+use crate::model::reservation::{Placement, PodRef};
+
+/// Why nothing may be written for a pod.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// A name that Kubernetes does not give, and that would mean another path in a URL.
+    #[error("{kind} `{name}` is not a name of Kubernetes: lower-case letters, digits, `-` and `.`")]
+    Name {
+        /// Namespace, pod or node.
+        kind: &'static str,
+        /// The offending name, cut.
+        name: String,
+    },
+    /// A precondition that is not known: without it a late Binding could not be told apart.
+    #[error("the pod has no `{field}` to bind it by")]
+    Missing {
+        /// The field.
+        field: &'static str,
+    },
+    /// A placement that would not be believed when read back.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// The pod's annotations are full without the placement.
+    #[error(transparent)]
+    Full(RequestError),
+    /// No room for the placement in the pod's annotations.
+    #[error(
+        "the pod would carry `{bytes}` bytes of annotations, at most {MAX_ANNOTATION_BYTES} may be \
+         written: remove some of its own"
+    )]
+    AnnotationBytes {
+        /// How many there would be.
+        bytes: usize,
+    },
+}
+
+/// Namespace and name of a pod, as they may stand in a URL.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodKey {
+    namespace: String,
+    name: String,
+}
+
+impl PodKey {
+    /// Checks both names.
+    ///
+    /// # Errors
+    /// [`TargetError::Name`].
+    pub fn new(namespace: &str, name: &str) -> Result<Self, TargetError> {
+        let namespace = checked_name("namespace", namespace)?;
+        Ok(Self { namespace, name: checked_name("pod", name)? })
+    }
+
+    /// The key of a pod as gpupack knows it.
+    ///
+    /// # Errors
+    /// [`TargetError::Name`].
+    pub fn of(pod: &PodRef) -> Result<Self, TargetError> {
+        let (namespace, name) = pod.parts();
+        Self::new(namespace, name)
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Display for PodKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// One pod in the version that was decided on, its node, and what is written with them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BindTarget {
+    pub(crate) key: PodKey,
+    pub(crate) uid: PodUid,
+    pub(crate) resource_version: String,
+    pub(crate) node: NodeName,
+    pub(crate) annotations: BTreeMap<String, String>,
+}
+
+impl BindTarget {
+    /// What is written on the pod.
+    pub fn annotations(&self) -> &BTreeMap<String, String> {
+        &self.annotations
+    }
+
+    /// The Binding of `pod` to the node and devices of `placement`, with the `limits` that its
+    /// containers are to get.
+    ///
+    /// # Errors
+    /// [`TargetError`] where any part could not be written safely.
+    pub fn new(
+        pod: &SeenPod,
+        placement: &Placement,
+        limits: &ClientLimits,
+    ) -> Result<Self, TargetError> {
+        if let Some(full) = pod.full_annotations() {
+            return Err(TargetError::Full(full));
+        }
+        let mut annotations = encode(placement)?;
+        annotations.extend(limits.annotations());
+        let ours: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+        let bytes = pod.annotation_bytes.saturating_add(ours);
+        if bytes > MAX_ANNOTATION_BYTES {
+            return Err(TargetError::AnnotationBytes { bytes });
+        }
+        Ok(Self { annotations, ..Self::without_gpu(pod, &placement.node)? })
+    }
+
+    /// The Binding of a pod that asks for no GPU: the node alone.
+    ///
+    /// # Errors
+    /// [`TargetError::Name`], [`TargetError::Missing`].
+    pub fn without_gpu(pod: &SeenPod, node: &NodeName) -> Result<Self, TargetError> {
+        let known = |field, value: &str| match value.is_empty() {
+            true => Err(TargetError::Missing { field }),
+            false => Ok(()),
+        };
+        known("metadata.uid", pod.pod.uid.as_str())?;
+        known("metadata.resourceVersion", &pod.resource_version)?;
+        checked_name("node", node.as_str())?;
+        Ok(Self {
+            key: PodKey::new(&pod.namespace, &pod.name)?,
+            uid: pod.pod.uid.clone(),
+            resource_version: pod.resource_version.clone(),
+            node: node.clone(),
+            annotations: BTreeMap::new(),
+        })
+    }
+
+    /// Namespace and name of the pod.
+    pub fn key(&self) -> &PodKey {
+        &self.key
+    }
+
+    /// UID of the pod.
+    pub fn uid(&self) -> &PodUid {
+        &self.uid
+    }
+
+    /// The node.
+    pub fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    /// What `pod` shows of this Binding.
+    pub(crate) fn trace_in(&self, pod: &Pod) -> Trace {
+        let metadata = &pod.metadata;
+        if metadata.uid.as_deref() != Some(self.uid.as_str()) {
+            return Trace::OtherPod;
+        }
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        match node.filter(|node| !node.is_empty()) {
+            None if metadata.resource_version.as_ref() == Some(&self.resource_version) => {
+                Trace::Unchanged
+            }
+            None => Trace::Fenced,
+            Some(node) if node == self.node.as_str() && self.is_written_in(pod) => Trace::Ours,
+            Some(_) => Trace::OtherBinding,
+        }
+    }
+
+    fn is_written_in(&self, pod: &Pod) -> bool {
+        let written = pod.metadata.annotations.as_ref();
+        self.annotations
+            .iter()
+            .all(|(key, value)| written.and_then(|written| written.get(key)) == Some(value))
+    }
+}
+
+/// What a pod, as just read, says about a Binding of it that may still be on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trace {
+    /// It succeeded.
+    Ours,
+    /// The pod is bound, but not by this Binding: it can no longer succeed.
+    OtherBinding,
+    /// Not bound, in the version that the Binding asks for: it may still succeed.
+    Unchanged,
+    /// Not bound, in another version: it can no longer succeed.
+    Fenced,
+    /// Another pod of the same name: it can no longer succeed.
+    OtherPod,
+}
+
+/// A DNS subdomain: what namespaces, pods and nodes are called. Nothing else goes into a URL.
+fn checked_name(kind: &'static str, name: &str) -> Result<String, TargetError> {
+    let legal = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
+    let labels =
+        || name.split('.').all(|l| !l.is_empty() && !l.starts_with('-') && !l.ends_with('-'));
+    if name.len() <= 253 && name.bytes().all(legal) && labels() {
+        Ok(name.to_owned())
+    } else {
+        Err(TargetError::Name { kind, name: shown(name) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::device::DeviceId;
+    use crate::hardware::pool::Protection;
+    use crate::hardware::units::{Demand, MemMib, Share};
+    use crate::model::reservation::PlacedDevice;
+
+    fn placement() -> Placement {
+        let demand = Demand { memory: MemMib::new(4), share: Share::from_millionths(5) };
+        let id = DeviceId::new("GPU-a").unwrap();
+        let devices = vec![PlacedDevice { id, demand }];
+        Placement { node: NodeName::new("n1"), devices, protection: Protection::None }
+    }
+
+    fn pod(version: &str, note: usize) -> SeenPod {
+        let note = "x".repeat(note);
+        SeenPod::from_json(&format!(
+            r#"{{"metadata":{{"uid":"u","namespace":"a","name":"p","resourceVersion":"{version}","annotations":{{"note":"{note}"}}}}}}"#
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_names_of_kubernetes_go_into_a_url() {
+        assert_eq!(PodKey::new("team-a", "infer-7.x").unwrap().to_string(), "team-a/infer-7.x");
+        let long = "a".repeat(254);
+        for name in ["", "..", ".", "a/b", "a b", "A", "a?x=1", "a%2e", "-a", "a.", "é", &long] {
+            assert!(PodKey::new("team-a", name).is_err(), "{name}");
+            assert!(PodKey::new(name, "p").is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_target_needs_its_preconditions_and_room() {
+        let target =
+            BindTarget::new(&pod("8", 10), &placement(), &ClientLimits::default()).unwrap();
+        assert_eq!((target.key().to_string().as_str(), target.annotations.len()), ("a/p", 4));
+        let missing =
+            BindTarget::new(&pod("", 10), &placement(), &ClientLimits::default()).unwrap_err();
+        assert_eq!(missing, TargetError::Missing { field: "metadata.resourceVersion" });
+        let full = |pod| BindTarget::new(&pod, &placement(), &ClientLimits::default()).unwrap_err();
+        assert!(matches!(full(pod("8", 261_100)), TargetError::AnnotationBytes { .. }));
+        assert!(matches!(full(pod("8", 262_000)), TargetError::Full(_)));
+        let many = SeenPod { annotation_count: 1_001, ..pod("8", 10) };
+        assert!(full(many).to_string().contains("`1001` annotations"));
+        let nowhere = Placement { node: NodeName::new("n/1"), ..placement() };
+        assert!(BindTarget::new(&pod("8", 0), &nowhere, &ClientLimits::default()).is_err());
+    }
+}

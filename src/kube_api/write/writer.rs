@@ -1,0 +1,327 @@
+//! The only writer of pods: Bindings, the touch that wakes a pod or fences a late Binding, and placements
+//! that somebody else edited.
+//!
+//! A Binding carries the pod's UID and version as preconditions and its placement as annotations, so
+//! that device and node become true in one write or not at all. What the API server did with it is
+//! not always known: a timeout, a reset, a 429 or a 5xx leave it open, and only [`ApiWriter::settle`]
+//! finds out. Nothing is tried twice here: the caller knows when that is worth it.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hyper::Request;
+use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
+use kube::api::{GetParams, Patch, PatchParams, PostParams};
+use kube::client::Body;
+use kube::{Client, Config};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::clock::Clock;
+use crate::hardware::device::PodUid;
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::request::placement::{TOUCH, TouchMaker};
+use crate::kube_api::write::outcome::{BindOutcome, Cause, Fenced, Settled, TouchOutcome};
+use crate::kube_api::write::target::{BindTarget, PodKey, Trace};
+
+/// How long one request may take where nothing else is configured. kube-scheduler gives up on a bind
+/// call after its `httpTimeout`, so a configured value should be below that.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Writes to pods, and reads them back. Cheap to clone.
+#[derive(Clone)]
+pub struct ApiWriter {
+    client: Client,
+    timeout: Duration,
+    maker: TouchMaker,
+}
+
+/// The head of an answer, with its body where that arrived.
+pub(crate) struct Reply {
+    /// HTTP status.
+    pub(crate) status: u16,
+    body: Option<Vec<u8>>,
+}
+
+impl ApiWriter {
+    /// A writer on a connection of its own, without the retries that `kube` makes by default: they
+    /// repeat a Binding after a 503 or 504, for minutes, behind the caller's back.
+    ///
+    /// # Errors
+    /// [`kube::Error`] where `config` makes no client.
+    pub fn connect(mut config: Config, timeout: Duration) -> Result<Self, kube::Error> {
+        config.default_retry = false;
+        Ok(Self::new(Client::try_from(config)?, timeout))
+    }
+
+    /// A writer on `client`, which must not repeat requests by itself; `timeout` is for one request
+    /// and its whole answer.
+    pub fn new(client: Client, timeout: Duration) -> Self {
+        let maker = TouchMaker::new(Clock::start().unix_seconds());
+        Self { client, timeout, maker }
+    }
+
+    /// Who touched or bound this version of the pod last: `Equal` for this process or none, `Less` for one that
+    /// started before, `Greater` for one that started after it.
+    pub fn touched(&self, pod: &SeenPod) -> Ordering {
+        pod.touched_by.map_or(Ordering::Equal, |maker| maker.cmp(&self.maker))
+    }
+
+    /// Binds a pod. With a placement the Binding says who made it, as a touch does.
+    pub async fn bind(&self, target: &BindTarget) -> BindOutcome {
+        let mut annotations = target.annotations.clone();
+        if !annotations.is_empty() {
+            annotations.insert(TOUCH.to_owned(), self.maker.value("bind"));
+        }
+        let reply = match self.exchange(binding_request(target, annotations)).await {
+            Ok(reply) => reply,
+            Err(cause) => return BindOutcome::Undecided { cause },
+        };
+        match reply.status {
+            200..=299 => BindOutcome::Bound,
+            404 => BindOutcome::Gone,
+            409 => BindOutcome::Conflict,
+            code if is_definite(code) => BindOutcome::Refused { code, message: reply.message() },
+            _ => BindOutcome::Undecided { cause: reply.cause() },
+        }
+    }
+
+    /// The pod as the API server has it at this moment; `None` where there is none.
+    ///
+    /// # Errors
+    /// [`Cause`] where it cannot be read.
+    pub async fn read_back(&self, key: &PodKey) -> Result<Option<Pod>, Cause> {
+        let request = pods(key).get(key.name(), &GetParams::default());
+        let reply = self.exchange(request).await?;
+        match reply.status {
+            200..=299 => reply.object().map(Some),
+            404 => Ok(None),
+            _ => Err(reply.cause()),
+        }
+    }
+
+    /// Changes one annotation that means nothing, which wakes a pod that kube-scheduler has parked
+    /// and makes every Binding for an older version conflict.
+    ///
+    /// `value` must differ from the one before: an equal one writes nothing. Who made the touch stands
+    /// before it. With a version the touch succeeds only on that version.
+    pub async fn touch(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        resource_version: Option<&str>,
+        value: &str,
+    ) -> TouchOutcome {
+        let value = self.maker.value(value);
+        self.annotate(key, uid, resource_version, json!({TOUCH: value})).await
+    }
+
+    /// Writes the annotations of a placement again on the pod with this UID, in this version alone; none:
+    /// takes the key away.
+    pub async fn write_placement(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        resource_version: &str,
+        annotations: &BTreeMap<String, Option<String>>,
+    ) -> TouchOutcome {
+        self.annotate(key, uid, Some(resource_version), json!(annotations)).await
+    }
+
+    async fn annotate(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        resource_version: Option<&str>,
+        annotations: Value,
+    ) -> TouchOutcome {
+        let mut metadata = json!({"uid": uid.as_str(), "annotations": annotations});
+        if let Some(version) = resource_version {
+            metadata["resourceVersion"] = version.into();
+        }
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        let request = pods(key).patch(key.name(), &PatchParams::default(), &patch);
+        let reply = match self.exchange(request).await {
+            Ok(reply) => reply,
+            Err(cause) => return TouchOutcome::Undecided { cause },
+        };
+        match reply.status {
+            200..=299 => match reply.object() {
+                Ok(pod) => TouchOutcome::Touched { pod: Box::new(pod) },
+                Err(cause) => TouchOutcome::Undecided { cause },
+            },
+            404 => TouchOutcome::Gone,
+            409 => TouchOutcome::Conflict,
+            code if is_definite(code) => TouchOutcome::Refused { code, message: reply.message() },
+            _ => TouchOutcome::Undecided { cause: reply.cause() },
+        }
+    }
+
+    /// Touches a pod, so that no Binding that was sent before can land any more, and tells what the
+    /// pod is then. With a version only that one is touched.
+    pub async fn fence_pod(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        resource_version: Option<&str>,
+        value: &str,
+    ) -> Fenced {
+        let cause = match self.touch(key, uid, resource_version, value).await {
+            TouchOutcome::Touched { pod } => {
+                let pod = Box::new(SeenPod::from_api(&pod));
+                return if pod.node.is_some() {
+                    Fenced::Bound { pod }
+                } else {
+                    Fenced::Waiting { pod }
+                };
+            }
+            TouchOutcome::Gone => return Fenced::Gone,
+            TouchOutcome::Conflict => met_another_write(),
+            TouchOutcome::Refused { code, message } => Cause::Status { code, message },
+            TouchOutcome::Undecided { cause } => cause,
+        };
+        match self.read_back(key).await {
+            Err(_) => Fenced::Open { pod: None, cause },
+            Ok(read) => match read.map(|pod| Box::new(SeenPod::from_api(&pod))) {
+                Some(pod) if pod.pod.uid != *uid => Fenced::Gone,
+                None => Fenced::Gone,
+                Some(pod) if pod.node.is_some() => Fenced::Bound { pod },
+                pod => Fenced::Open { pod, cause },
+            },
+        }
+    }
+
+    /// Finds out what became of a Binding, and makes sure that it stays so.
+    ///
+    /// Reads the pod back. Where it is not bound and still in the version of the Binding, that may
+    /// yet arrive: a touch makes it conflict, and the touch's own answer shows who came first.
+    pub async fn settle(&self, target: &BindTarget) -> Settled {
+        match self.read_trace(target).await {
+            Err(settled) => settled,
+            Ok(()) => self.fence(target).await,
+        }
+    }
+
+    /// Touches a pod that was seen unbound in the version of the Binding, and only in that one: a touch
+    /// of another process that comes first must stay to be seen.
+    async fn fence(&self, target: &BindTarget) -> Settled {
+        let version = target.resource_version.as_str();
+        let value = format!("fence-{version}");
+        let cause = match self.touch(&target.key, &target.uid, Some(version), &value).await {
+            TouchOutcome::Touched { pod } => match concluded(target, pod) {
+                Err(settled) => return settled,
+                Ok(()) => Cause::Body { fault: "the touch left the version as it was".to_owned() },
+            },
+            TouchOutcome::Gone => return Settled::Gone,
+            TouchOutcome::Conflict => met_another_write(),
+            TouchOutcome::Refused { code, message } => Cause::Status { code, message },
+            TouchOutcome::Undecided { cause } => cause,
+        };
+        match self.read_trace(target).await {
+            Err(settled) => settled,
+            Ok(()) => Settled::StillUndecided { cause },
+        }
+    }
+
+    /// Reads the pod. The conclusion is the error, so that only an open question goes on.
+    async fn read_trace(&self, target: &BindTarget) -> Result<(), Settled> {
+        match self.read_back(&target.key).await {
+            Ok(Some(pod)) => concluded(target, Box::new(pod)),
+            Ok(None) => Err(Settled::Gone),
+            Err(cause) => Err(Settled::StillUndecided { cause }),
+        }
+    }
+
+    /// Sends one request once.
+    pub(crate) async fn exchange(
+        &self,
+        request: Result<Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<Reply, Cause> {
+        let transport =
+            |error: &dyn std::fmt::Display| Cause::Transport { fault: error.to_string() };
+        let request = request.map_err(|error| transport(&error))?.map(Body::from);
+        let mut status = None;
+        let exchange = async {
+            let response = self.client.send(request).await?;
+            status = Some(response.status().as_u16());
+            Ok::<_, kube::Error>(response.into_body().collect_bytes().await.ok())
+        };
+        let body = match tokio::time::timeout(self.timeout, exchange).await {
+            Ok(body) => body.map_err(|error| transport(&error))?.map(Into::into),
+            Err(_) => None,
+        };
+        // The status alone says what was done; a body that does not come only costs its contents.
+        Ok(Reply { status: status.ok_or(Cause::Timeout)?, body })
+    }
+}
+
+impl Reply {
+    fn object<T: DeserializeOwned>(&self) -> Result<T, Cause> {
+        let body = self.body.as_ref().ok_or(Cause::Timeout)?;
+        serde_json::from_slice(body).map_err(|error| Cause::Body { fault: error.to_string() })
+    }
+
+    /// The message of a failure, or the beginning of whatever was answered.
+    pub(crate) fn message(&self) -> String {
+        let body = self.body.as_deref().unwrap_or_default();
+        let status = serde_json::from_slice::<Status>(body).ok().and_then(|status| status.message);
+        let message = status.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
+        message.chars().take(512).collect()
+    }
+
+    /// The status as the reason why an outcome is open.
+    pub(crate) fn cause(&self) -> Cause {
+        Cause::Status { code: self.status, message: self.message() }
+    }
+}
+
+/// Whether a status other than success says for certain that nothing was done.
+pub(crate) fn is_definite(code: u16) -> bool {
+    (400..=499).contains(&code) && code != 408 && code != 429
+}
+
+fn met_another_write() -> Cause {
+    Cause::Status { code: 409, message: "the touch met another write".to_owned() }
+}
+
+/// What `pod`, as just read, settles; the question is open where this is `Ok`.
+fn concluded(target: &BindTarget, pod: Box<Pod>) -> Result<(), Settled> {
+    match target.trace_in(&pod) {
+        Trace::Ours => Err(Settled::Bound { pod }),
+        Trace::OtherBinding => Err(Settled::BoundElsewhere { pod }),
+        Trace::OtherPod => Err(Settled::Gone),
+        Trace::Fenced => Err(Settled::NotBound),
+        Trace::Unchanged => Ok(()),
+    }
+}
+
+/// The pods of the namespace of `key`.
+pub(crate) fn pods(key: &PodKey) -> kube::core::Request {
+    kube::core::Request::new(format!("/api/v1/namespaces/{}/pods", key.namespace()))
+}
+
+fn binding_request(
+    target: &BindTarget,
+    annotations: BTreeMap<String, String>,
+) -> Result<Request<Vec<u8>>, kube::core::request::Error> {
+    let binding = Binding {
+        metadata: ObjectMeta {
+            name: Some(target.key.name().to_owned()),
+            namespace: Some(target.key.namespace().to_owned()),
+            uid: Some(target.uid.to_string()),
+            resource_version: Some(target.resource_version.clone()),
+            annotations: (!annotations.is_empty()).then_some(annotations),
+            ..ObjectMeta::default()
+        },
+        target: ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(target.node.to_string()),
+            ..ObjectReference::default()
+        },
+    };
+    let body = serde_json::to_vec(&binding).map_err(kube::core::request::Error::SerializeBody)?;
+    pods(&target.key).create_subresource("binding", target.key.name(), &PostParams::default(), body)
+}

@@ -1,0 +1,196 @@
+//! Commands: reserve room for a pod, confirm it, take it back.
+
+use std::sync::Arc;
+
+use dashmap::Entry;
+
+use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::units::Timestamp;
+use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::questions::Question;
+use crate::model::device_state::ClaimRule;
+use crate::model::event::Effect;
+use crate::model::fit::Ask;
+use crate::model::node_state::NodeLedger;
+use crate::model::rejection::Misfit;
+use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
+use crate::scoring::plan;
+use crate::waste::compiled_mix::CompiledMix;
+
+/// Why a reservation was not made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReserveError {
+    /// It does not fit on today's books.
+    #[error("{}", .0.reason())]
+    Misfit(Misfit),
+    /// The pod already holds a reservation on another node.
+    #[error("pod is being bound to node `{node}`")]
+    HeldElsewhere {
+        /// That node.
+        node: NodeName,
+    },
+    /// The pod has ended.
+    #[error("pod has ended")]
+    Ended,
+}
+
+impl Ledger {
+    /// Reserves room for a pod on a node, with the fit function that answered its question, on the
+    /// books of this moment. A repeated call for the same pod and node gives the same placement.
+    ///
+    /// Its own claim is taken where it still fits the books; else a place beside all claims; else
+    /// any place that the books allow.
+    ///
+    /// # Errors
+    /// [`ReserveError`]; the books are as they were.
+    pub fn reserve(
+        &self,
+        pod: &PodRef,
+        node: &str,
+        question: &Question,
+        now: Timestamp,
+    ) -> Result<Placement, ReserveError> {
+        let _stays = self.stay();
+        let at = self.position(node).ok_or(ReserveError::Misfit(Misfit::UnknownNode))?;
+        let slot = self.slot(at);
+        let world = self.world();
+        let ask = question.ask(&world.classes);
+        let entry = self.pods.entry(pod.uid.clone());
+        if self.ended().contains(&pod.uid) {
+            return Err(ReserveError::Ended);
+        }
+        match entry {
+            Entry::Occupied(held) if *held.get() != at => {
+                let node = self.slot(*held.get()).name.clone();
+                Err(ReserveError::HeldElsewhere { node })
+            }
+            Entry::Occupied(_) => match slot.read().reservation(&pod.uid) {
+                Some(held) if matches!(held.state, ReservationState::Draining { .. }) => {
+                    Err(ReserveError::Ended)
+                }
+                Some(held) => Ok(held.placement.clone()),
+                None => Err(ReserveError::Ended), // bound as a pod without a place of ours
+            },
+            Entry::Vacant(free) => {
+                let placement = slot
+                    .change(|books| assume(books, pod, &ask, question, &world.compiled, now))
+                    .map_err(ReserveError::Misfit)?;
+                self.unclaim(&pod.uid);
+                free.insert(at);
+                Ok(placement)
+            }
+        }
+    }
+
+    /// Notes that the API server has accepted the Binding; the watch will say so too.
+    pub fn confirm(&self, uid: &PodUid) {
+        let _stays = self.stay();
+        if let Some(at) = self.pods.get(uid).map(|at| *at) {
+            self.slot(at).change(|books| books.confirm(uid));
+        }
+    }
+
+    /// Gives a pod that holds a reservation another placement, before it is written: what the watch shows
+    /// then is no edit by somebody else. Whoever calls this has found that it fits.
+    pub fn replace_placement(&self, uid: &PodUid, to: Placement) -> Vec<Effect> {
+        let _stays = self.stay();
+        let (Entry::Occupied(mut held_at), Some(at)) =
+            (self.pods.entry(uid.clone()), self.position(to.node.as_str()))
+        else {
+            return Vec::new();
+        };
+        let from = *held_at.get();
+        let Some(held) = self.slot(from).read().reservation(uid).cloned() else {
+            return Vec::new();
+        };
+        // Held on both nodes for a moment, so that nobody gets in between.
+        let next = Reservation { placement: to, ..held };
+        let mut effects = self.change_slot(at, |books| books.book(next));
+        if from != at {
+            held_at.insert(at);
+            effects.extend(self.change_slot(from, |books| {
+                books.remove(uid);
+            }));
+        }
+        effects
+    }
+
+    /// Takes back a reservation whose Binding was definitely refused. Confirmed ones stay.
+    pub fn forget(&self, uid: &PodUid) -> Vec<Effect> {
+        let Entry::Occupied(held) = self.pods.entry(uid.clone()) else { return Vec::new() };
+        let mut is_gone = false;
+        let effects = self.change_slot(*held.get(), |books| {
+            is_gone = is_assumed(books.reservation(uid)) && books.remove(uid);
+        });
+        if is_gone {
+            held.remove();
+        }
+        effects
+    }
+}
+
+impl Ledger {
+    /// The pods that are being bound.
+    pub fn assumed(&self) -> Vec<PodRef> {
+        let mut assumed = Vec::new();
+        self.look_at_each(|books| {
+            let held = books.reservations().values().filter(|held| is_assumed(Some(held)));
+            assumed.extend(held.map(|held| held.pod.clone()));
+        });
+        assumed
+    }
+
+    /// The node on which room is held for a pod that is being bound and asked for just this.
+    pub fn assumed_on(&self, uid: &PodUid, question: &Question) -> Option<NodeName> {
+        let held = self.reservation(uid).filter(|held| is_assumed(Some(held)))?;
+        (held.request.as_deref() == question.gpu.as_ref()).then_some(held.placement.node)
+    }
+}
+
+/// Books a place for the pod. Its claim ends only when there is one.
+fn assume(
+    books: &mut NodeLedger,
+    pod: &PodRef,
+    ask: &Ask,
+    question: &Question,
+    mix: &CompiledMix,
+    now: Timestamp,
+) -> Result<Placement, Misfit> {
+    let claim = books.unclaim(&pod.uid);
+    let claimed = claim.as_ref().map(|claim| claim.placement.clone());
+    let placement = place(books, ask, question, mix, claimed).inspect_err(|_| {
+        if let Some(claim) = claim {
+            books.claim(pod.uid.clone(), claim);
+        }
+    })?;
+    books.book(Reservation {
+        pod: pod.clone(),
+        placement: placement.clone(),
+        host: ask.host,
+        state: ReservationState::Assumed { since: now },
+        request: ask.gpu.clone().map(Arc::new),
+    });
+    Ok(placement)
+}
+
+/// A place for the pod: its claim, a place beside all claims, or any place the books allow.
+fn place(
+    books: &NodeLedger,
+    ask: &Ask,
+    question: &Question,
+    mix: &CompiledMix,
+    claimed: Option<Placement>,
+) -> Result<Placement, Misfit> {
+    if let Some(claimed) = claimed.filter(|claimed| plan::still_fits(books, ask, claimed)) {
+        return Ok(claimed);
+    }
+    let beside = plan::evaluate(books, ask, question.strategy, mix, ClaimRule::Respected);
+    let found = beside
+        .or_else(|_| plan::evaluate(books, ask, question.strategy, mix, ClaimRule::Ignored))?;
+    Ok(plan::placement(books, &found))
+}
+
+/// Whether a pod is being bound.
+pub(crate) fn is_assumed(held: Option<&Reservation>) -> bool {
+    held.is_some_and(|held| matches!(held.state, ReservationState::Assumed { .. }))
+}

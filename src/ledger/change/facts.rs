@@ -1,0 +1,291 @@
+//! Facts: what the API server says about nodes and pods, what was asked for, and that time passes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dashmap::Entry;
+
+use crate::hardware::device::{NodeName, PodUid, PoolName};
+use crate::hardware::units::{HostAmount, MemMib, Timestamp};
+use crate::ledger::change::commits::is_assumed;
+use crate::ledger::nodes::changes::locked;
+use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::questions::Question;
+use crate::model::event::Effect;
+use crate::model::node_state::{NodeLedger, NodeState};
+use crate::model::request::GpuRequest;
+use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
+use crate::waste::request_mix::{Mix, RequestType};
+
+/// What the API server says about a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodFact {
+    /// The pod.
+    pub pod: PodRef,
+    /// Its node; none while it waits.
+    pub node: Option<NodeName>,
+    /// What it takes of the node outside its GPUs.
+    pub host: HostAmount,
+    /// Whether all its containers have ended for good.
+    pub is_terminal: bool,
+    /// Whether it asks for GPU room, in whatever valid or invalid form.
+    pub wants_gpu: bool,
+    /// What it asks for, where that is valid.
+    pub request: Option<Arc<GpuRequest>>,
+    /// The placement written on it, where there is a valid one.
+    pub placement: Option<Placement>,
+    /// Whether this process wrote its Binding, as far as the pod tells.
+    pub bound_by_us: bool,
+}
+
+impl Ledger {
+    /// Notes that a node exists, with what it offers outside its GPUs.
+    pub fn see_node(&self, name: &NodeName, host: HostAmount, pool: PoolName) -> Vec<Effect> {
+        let _stays = self.stay();
+        let at = self.slot_of(name);
+        let (mut is_new, mut was_gone) = (false, false);
+        let is_shared_anew = self.share_pool(at, &pool);
+        let mut effects = self.change_slot(at, |books| {
+            was_gone = books.state() == NodeState::Gone;
+            is_new = books.host_capacity() != host || is_shared_anew;
+            books.see_node(host, pool);
+        });
+        if was_gone {
+            self.slot(at).arrive_again(); // questions could not name it meanwhile
+        }
+        // What did not fit under the old rule of the pool may fit now.
+        let room = Effect::Room(name.clone());
+        let is_open = || self.slot(at).read().placeable().is_ok();
+        if is_shared_anew && !effects.contains(&room) && is_open() {
+            effects.push(room);
+        }
+        self.is_census_old.fetch_or(is_new, Ordering::AcqRel);
+        effects
+    }
+
+    /// Notes the failure domain of a node: whatever its name, nodes of the same one may fail together.
+    pub fn see_domain(&self, node: &NodeName, domain: &str) {
+        let _stays = self.stay();
+        let number = match domain {
+            "" => 0,
+            name => {
+                let mut domains = locked(&self.domains);
+                match domains.get(name) {
+                    Some(known) => *known,
+                    None => {
+                        let taken: BTreeSet<u32> = domains.values().copied().collect();
+                        let next = (1..).find(|number| !taken.contains(number));
+                        let next = next.expect("a cluster has fewer domains");
+                        domains.insert(name.to_owned(), next);
+                        next
+                    }
+                }
+            }
+        };
+        self.set_domain(self.slot_of(node), number);
+    }
+
+    /// Notes whether a node's object says that it takes no new pods (`spec.unschedulable`). Questions are not
+    /// answered by it, as kube-scheduler leaves such a node out where it must; no pod is requeued for its room.
+    pub fn see_unschedulable(&self, node: &NodeName, is_unschedulable: bool) {
+        let _stays = self.stay();
+        let slot = self.slot(self.slot_of(node));
+        slot.is_unschedulable.store(is_unschedulable, Ordering::Release);
+    }
+
+    /// Notes that a node was deleted. Its tenants stay booked until their pods are gone.
+    pub fn lose_node(&self, name: &NodeName) {
+        let _stays = self.stay();
+        let Some(at) = self.position(name.as_str()) else { return };
+        self.slot(at).change(NodeLedger::lose_node);
+        self.is_census_old.store(true, Ordering::Release);
+        self.recycle(at);
+    }
+
+    /// Notes what the API server says about a pod. Twice, late or in another order: the books end
+    /// the same.
+    ///
+    /// What is written on a pod counts when it is first seen with it. From then on the books keep that
+    /// placement and what the pod asked for then, and also what [`Ledger::reserve`] was asked and chose, once
+    /// the API server has accepted it: of an edit of the placement by somebody else the effects tell.
+    pub fn see_pod(&self, fact: &PodFact, now: Timestamp) -> Vec<Effect> {
+        let uid = &fact.pod.uid;
+        if fact.is_terminal {
+            return self.end_pod(uid, now);
+        }
+        let Some(node) = &fact.node else { return Vec::new() };
+        let _stays = self.stay();
+        let Some(at) = self.slot_of_pod(node) else {
+            // Of a pod without a GPU nothing counts but what it takes of a node that is there.
+            let unplaced = Effect::Unplaced { pod: fact.pod.clone(), node: node.clone() };
+            return Vec::from_iter(fact.wants_gpu.then_some(unplaced));
+        };
+        let entry = self.pods.entry(uid.clone());
+        if self.ended().contains(uid) {
+            return Vec::new();
+        }
+        let mut held_at = entry.or_insert(at);
+        let edited = || Effect::PlacementEdited { pod: fact.pod.clone(), node: node.clone() };
+        if *held_at != at && keeps_devices(self.slot(*held_at).read().reservation(uid)) {
+            return vec![edited()];
+        }
+        let before = std::mem::replace(&mut *held_at, at);
+        let mut effects = self.unclaim(uid).into_iter().collect::<Vec<_>>();
+        if before != at {
+            effects.extend(self.change_slot(before, |books| {
+                books.remove(uid);
+            }));
+        }
+        let (mut is_placed, mut is_edited) = (true, false);
+        effects.extend(self.change_slot(at, |books| {
+            let held = books.reservation(uid);
+            let keeps = |held: &&Reservation| keeps_devices(Some(held)) || is_as_chosen(fact, held);
+            match (held.filter(keeps), &fact.placement) {
+                (Some(held), written) => {
+                    is_edited = written.as_ref() != Some(&held.placement);
+                    books.book(kept(fact, held));
+                }
+                (None, Some(written)) => {
+                    let request = fact.request.clone();
+                    let request = request.or_else(|| held.and_then(|held| held.request.clone()));
+                    books.book(confirmed(fact, written.clone(), request));
+                }
+                (None, None) => books.book_host(uid.clone(), fact.host),
+            }
+            is_placed = books.reservation(uid).is_some();
+        }));
+        if is_edited {
+            effects.push(edited());
+        }
+        if fact.wants_gpu && !is_placed {
+            effects.push(Effect::Unplaced { pod: fact.pod.clone(), node: node.clone() });
+        }
+        effects
+    }
+
+    /// Notes that a pod is terminal or gone. Its devices are free once its processes are.
+    pub fn end_pod(&self, uid: &PodUid, now: Timestamp) -> Vec<Effect> {
+        self.ended().remember(uid);
+        let entry = self.pods.entry(uid.clone());
+        let mut effects = self.unclaim(uid).into_iter().collect::<Vec<_>>();
+        let Entry::Occupied(held) = entry else { return effects };
+        let at = *held.get();
+        let mut is_gone = false;
+        effects.extend(self.change_slot(at, |books| {
+            books.drain(uid, now);
+            is_gone = !books.holds(uid);
+        }));
+        if is_gone {
+            held.remove();
+            self.recycle(at);
+        }
+        effects
+    }
+
+    /// Notes that pods and nodes have been listed completely.
+    pub fn set_listed(&self, now: Timestamp) {
+        if !self.is_listed.swap(true, Ordering::AcqRel) {
+            self.listed_at.store(now.millis(), Ordering::Release);
+        }
+    }
+
+    /// Time has passed: silent nodes, drains that lasted too long, claims that are due.
+    pub fn tick(&self, now: Timestamp) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if self.is_census_old.load(Ordering::Acquire) {
+            self.replace_mix(None);
+        }
+        self.forget_many_gone_nodes();
+        let slots = self.slots();
+        for at in slots.present() {
+            let slot = &slots[at];
+            let (is_stale, is_due) = {
+                let books = slot.read();
+                let is_stale = books.is_stale(self.settings.stale_after, now);
+                (is_stale, books.is_anything_due(self.settings.drain_limit, now))
+            };
+            if is_stale && slot.change(|books| books.silence(self.settings.stale_after, now)) {
+                effects.push(Effect::Silent(slot.name.clone()));
+            }
+            if is_due {
+                let mut ended = Vec::new();
+                effects.extend(self.change_slot(at, |books| {
+                    ended = books.expire(self.settings.drain_limit, now);
+                }));
+                self.drop_index(at, &ended);
+            }
+        }
+        effects
+    }
+
+    /// Learns from a request, so that free room is judged by what is really asked for.
+    pub fn learn(&self, uid: PodUid, question: &Question) {
+        let kind = RequestType::new(question.gpu.as_ref(), question.host.cpu);
+        let mix = {
+            let mut window = locked(&self.window);
+            window.observe(uid, kind, question.host.memory).then(|| window.mix())
+        };
+        if let Some(mix) = mix.filter(|mix| mix.differs(self.world().mix())) {
+            self.replace_mix(Some(mix));
+        }
+    }
+
+    /// Learns from the requests of pods that came before we did, oldest first.
+    pub fn recall(&self, requests: impl Iterator<Item = (PodUid, RequestType, MemMib)>) {
+        let mix = {
+            let mut window = locked(&self.window);
+            for (uid, kind, memory) in requests {
+                window.observe(uid, kind, memory);
+            }
+            window.mix()
+        };
+        self.replace_mix(Some(mix));
+    }
+
+    /// Sets the mix, where it is known beforehand (simulation).
+    pub fn set_mix(&self, mix: Mix) {
+        self.replace_mix(Some(mix));
+    }
+}
+
+/// The reservation that a written placement stands for.
+fn confirmed(fact: &PodFact, written: Placement, request: Option<Arc<GpuRequest>>) -> Reservation {
+    let state = ReservationState::Confirmed;
+    Reservation { pod: fact.pod.clone(), placement: written, host: fact.host, state, request }
+}
+
+/// A reservation that keeps its devices and what the pod asked for when it got them, with the rest as the
+/// API server has it now.
+fn kept(fact: &PodFact, held: &Reservation) -> Reservation {
+    match held.state {
+        ReservationState::Draining { .. } => held.clone(),
+        ReservationState::Assumed { .. } | ReservationState::Confirmed => {
+            let request = held.request.clone().or_else(|| fact.request.clone());
+            confirmed(fact, held.placement.clone(), request)
+        }
+    }
+}
+
+/// Whether the pod runs on devices of its reservation, whatever is written on it now.
+fn keeps_devices(held: Option<&Reservation>) -> bool {
+    held.is_some_and(|held| !held.placement.devices.is_empty()) && !is_assumed(held)
+}
+
+/// Whether the Binding of this reservation has landed, as far as the pod tells: it has the placement, or a
+/// Binding of ours to at least its devices for the same request. Then somebody has edited the amounts before
+/// they were read. By the Binding of another process it has the amounts of that one's configuration.
+fn is_as_chosen(fact: &PodFact, held: &Reservation) -> bool {
+    let Some(written) = &fact.placement else { return false };
+    let chosen = &held.placement;
+    let is_same_request = match (fact.request.as_deref(), held.request.as_deref()) {
+        // The least memory is the operator's rule, which the watch does not add.
+        (Some(now), Some(then)) => {
+            GpuRequest { min_memory: then.min_memory, ..now.clone() } == *then
+        }
+        _ => false,
+    };
+    let are_same_devices = written.node == chosen.node
+        && written.devices.iter().map(|it| &it.id).eq(chosen.devices.iter().map(|it| &it.id));
+    written == chosen || (fact.bound_by_us && is_same_request && are_same_devices)
+}

@@ -1,0 +1,197 @@
+//! Reports of the node agents: sessions, order, and what they change in the books.
+//!
+//! An agent says hello without a session and with its full inventory; it gets a session number, larger
+//! than any before. A report of an older session is refused, so an agent that was replaced cannot
+//! speak for its node. Within an agent's life its sequence numbers grow; a repeated or late report
+//! changes nothing.
+
+use std::sync::atomic::Ordering;
+
+use crate::hardware::device::{DeviceId, InventoryError, NodeName, PodUid};
+use crate::hardware::inventory::NodeInventory;
+use crate::hardware::units::Timestamp;
+use crate::ledger::nodes::changes::locked;
+use crate::ledger::nodes::state::Ledger;
+use crate::model::device_state::DeviceUse;
+use crate::model::event::{Effect, Standing};
+use crate::model::node_state::NodeState;
+use crate::model::reservation::Reservation;
+
+/// What an agent reports, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeReport {
+    /// Identity of the running agent; a new one each time it starts.
+    pub agent: String,
+    /// The session it speaks in; none to say hello.
+    pub session: Option<u64>,
+    /// Grows with every report of this agent.
+    pub sequence: u64,
+    /// The devices, when they changed; always with a hello.
+    pub inventory: Option<NodeInventory>,
+    /// Use of the devices.
+    pub uses: Vec<DeviceUse>,
+    /// The version of the bookings that the agent has.
+    pub bookings_version: Option<u64>,
+}
+
+/// What became of a report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// The session to speak in from now on.
+    pub session: u64,
+    /// Whether it was taken in; a repeated or late report is not.
+    pub is_taken: bool,
+    /// When the report before it was received.
+    pub last_report: Option<Timestamp>,
+    /// The version of what is booked on the node.
+    pub bookings_version: u64,
+    /// What is booked on the node; none where that is what the report says that its agent has.
+    pub bookings: Option<Vec<Reservation>>,
+    /// What the change means beyond the books.
+    pub effects: Vec<Effect>,
+}
+
+/// Why a report is refused; nothing of it was taken in.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReportRefusal {
+    /// The cluster has no such node.
+    #[error("node `{node}` is not known: create the Node object first")]
+    UnknownNode {
+        /// The name.
+        node: String,
+    },
+    /// The session is not the newest; the agent must say hello.
+    #[error("session `{session}` is not the current one of this node: say hello")]
+    OldSession {
+        /// The session of the report.
+        session: u64,
+    },
+    /// A hello without inventory.
+    #[error("a hello must carry the inventory")]
+    NoInventory,
+    /// A device that a living node owns.
+    #[error("device `{device}` belongs to node `{owner}`, which is neither deleted nor silent")]
+    ForeignDevice {
+        /// The device.
+        device: DeviceId,
+        /// Its owner.
+        owner: NodeName,
+    },
+    /// An inventory that is not believed.
+    #[error(transparent)]
+    Inventory(#[from] InventoryError),
+}
+
+impl Ledger {
+    /// Takes in a report of `node`'s agent, received at `now` on our own clock.
+    ///
+    /// # Errors
+    /// [`ReportRefusal`]; nothing has changed then.
+    pub fn report(
+        &self,
+        node: &str,
+        report: &NodeReport,
+        now: Timestamp,
+    ) -> Result<Receipt, ReportRefusal> {
+        let _stays = self.stay();
+        let unknown = || ReportRefusal::UnknownNode { node: node.to_owned() };
+        let at = self.position(node).ok_or_else(unknown)?;
+        let slot = self.slot(at);
+        let last_report = {
+            let books = slot.read();
+            if books.is_forgettable() {
+                return Err(unknown());
+            }
+            books.last_report()
+        };
+        let mut session = locked(&slot.session);
+        let is_known_agent = session.agent == report.agent && session.id.is_some();
+        let is_repeated = is_known_agent && report.sequence <= session.sequence;
+        let current = match (report.session, session.id) {
+            (Some(spoken), Some(id)) if spoken == id && is_known_agent => id,
+            (Some(spoken), _) => return Err(ReportRefusal::OldSession { session: spoken }),
+            (None, Some(id)) if is_repeated => id,
+            (None, _) if report.inventory.is_none() => return Err(ReportRefusal::NoInventory),
+            (None, _) => self.next_session.fetch_add(1, Ordering::AcqRel),
+        };
+        let mut effects = Vec::new();
+        if !is_repeated {
+            if let Some(inventory) = &report.inventory {
+                effects.extend(self.take_inventory(at, inventory)?);
+            }
+            let (freed, told) = slot.change_if(|books| {
+                let before = Standing::of(books);
+                let freed: Vec<PodUid> = books.observe(&report.uses, now);
+                // Nearly every report changes nothing; then what is known about the node stays known.
+                let is_news = !freed.is_empty() || !before.is_that_of(books);
+                let told = if is_news { before.effects(books) } else { Vec::new() };
+                ((freed, told), is_news)
+            });
+            effects.extend(told);
+            if !is_known_agent {
+                session.agent.clone_from(&report.agent);
+            }
+            (session.id, session.sequence) = (Some(current), report.sequence);
+            drop(session);
+            if !freed.is_empty() {
+                self.drop_index(at, &freed);
+            }
+        }
+        let known = report.bookings_version.filter(|_| report.session.is_some());
+        let (bookings_version, bookings) = slot.look(|version, books| {
+            let held = || books.reservations().values().cloned().collect();
+            (version, (known != Some(version)).then(held))
+        });
+        let is_taken = !is_repeated;
+        Ok(Receipt { session: current, is_taken, last_report, bookings_version, bookings, effects })
+    }
+
+    /// Replaces a node's inventory. A device moves here from another node only when that one is
+    /// deleted or silent.
+    fn take_inventory(
+        &self,
+        at: usize,
+        inventory: &NodeInventory,
+    ) -> Result<Vec<Effect>, ReportRefusal> {
+        let mut world = self.world_mut(); // one inventory at a time: two nodes may name one device
+        let mut moved = Vec::new();
+        for device in inventory.devices() {
+            let owner = self.owners.get(&device.id).map(|owner| *owner);
+            let Some(owner) = owner.filter(|owner| *owner != at) else { continue };
+            let slot = self.slot(owner);
+            let books = slot.read();
+            if matches!(books.state(), NodeState::Reporting) {
+                let owner = books.name().clone();
+                return Err(ReportRefusal::ForeignDevice { device: device.id.clone(), owner });
+            }
+            moved.push((owner, device.id.clone()));
+        }
+        for (owner, device) in moved {
+            self.slot(owner).change(|books| books.lose_device(&device));
+        }
+        let slot = self.slot(at);
+        let before: Vec<DeviceId> =
+            slot.read().devices().iter().map(|books| books.device().id.clone()).collect();
+        for gone in before.iter().filter(|id| !inventory.devices().iter().any(|d| d.id == **id)) {
+            self.owners.remove_if(gone, |_, owner| *owner == at);
+        }
+        for device in inventory.devices() {
+            self.owners.insert(device.id.clone(), at);
+        }
+        let impossible = inventory.faults().iter().map(|(device, fault)| Effect::Impossible {
+            node: slot.name.clone(),
+            device: device.clone(),
+            fault: fault.clone(),
+        });
+        let mut effects: Vec<Effect> = impossible.collect();
+        self.is_census_old.store(true, Ordering::Release);
+        world.change_classes(|classes| {
+            effects
+                .extend(self.change_slot(at, |books| books.replace_inventory(inventory, classes)));
+        });
+        Ok(effects)
+    }
+}
+
+#[cfg(test)]
+mod tests;

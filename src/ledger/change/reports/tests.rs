@@ -1,0 +1,214 @@
+//! Who may speak for a node, in which order, and about which devices.
+
+use super::*;
+use crate::hardware::device::Health;
+use crate::hardware::units::MemMib;
+use crate::ledger::fixture::{
+    asks, bound, free, hello, inventory, ledger, node, report, say, seconds, see_node, uid, uses,
+};
+use crate::model::rejection::Misfit;
+
+#[test]
+fn a_repeated_or_late_report_changes_nothing() {
+    let ledger = ledger("A");
+    ledger.see_pod(&bound("p", "n", "A", 500_000), seconds(0));
+    say(&ledger, &report("x", 7, 5, "A")).unwrap();
+    ledger.end_pod(&uid("p"), seconds(0));
+    for (sequence, spoken) in [(5, Some(7)), (4, Some(7)), (1, None), (5, None), (0, Some(7))] {
+        let late = NodeReport { session: spoken, ..hello("x", sequence, "B C") };
+        let receipt = say(&ledger, &late).unwrap();
+        assert_eq!((receipt.session, receipt.is_taken), (7, false), "sequence {sequence}");
+        assert_eq!(receipt.effects, []);
+        let told = receipt.bookings.map(|held| held.len());
+        assert_eq!(told, Some(1), "the agent learns what is booked all the same");
+        assert_eq!(free(&ledger), [500]);
+    }
+    assert!(say(&ledger, &report("x", 7, 6, "A")).unwrap().is_taken);
+    assert_eq!(free(&ledger), [500], "one clean report is not enough");
+    say(&ledger, &report("x", 7, 6, "A")).unwrap();
+    assert_eq!(free(&ledger), [500], "nor is the same one twice");
+    let receipt = say(&ledger, &report("x", 7, 7, "A")).unwrap();
+    assert_eq!(receipt.effects, [Effect::Room(NodeName::new("n"))]);
+    assert_eq!(receipt.bookings, Some(Vec::new()));
+    assert_eq!(free(&ledger), [1000]);
+}
+
+#[test]
+fn bookings_are_told_when_they_changed_and_to_whoever_does_not_say_what_it_knows() {
+    let ledger = ledger("A");
+    let told = |sequence, bookings_version, session: Option<u64>| {
+        let report = match session {
+            Some(session) => report("x", session, sequence, "A"),
+            None => hello("x", sequence, "A"),
+        };
+        let report = NodeReport { bookings_version, ..report };
+        let receipt = say(&ledger, &report).unwrap();
+        (receipt.bookings.map(|held| held.len()), receipt.bookings_version)
+    };
+    let (none, first) = told(2, None, Some(7));
+    assert_eq!(none, Some(0));
+    assert_eq!(told(3, Some(first), Some(7)), (None, first));
+    ledger.see_pod(&bound("p", "n", "A", 500_000), seconds(0));
+    let (one, second) = told(4, Some(first), Some(7));
+    assert_eq!(one, Some(1));
+    assert_eq!(told(5, Some(second), Some(7)).0, None);
+    assert_eq!(told(5, Some(first), Some(7)).0, Some(1), "the reply before was lost");
+    ledger.end_pod(&uid("p"), seconds(0));
+    assert_eq!(told(6, Some(second), Some(7)).0, Some(1), "it is draining now");
+    let (_, third) = told(7, None, Some(7));
+    assert_eq!(
+        told(8, Some(third), None).0,
+        Some(0),
+        "a hello names a version of nobody knows whom"
+    );
+}
+
+#[test]
+fn only_the_newest_session_speaks_for_a_node() {
+    let ledger = ledger("A");
+    let old = |session| Err(ReportRefusal::OldSession { session });
+    assert_eq!(say(&ledger, &report("x", 6, 2, "A")), old(6));
+    assert_eq!(say(&ledger, &report("x", 8, 2, "A")), old(8));
+    assert_eq!(say(&ledger, &hello("y", 1, "A")).unwrap().session, 8);
+    assert_eq!(say(&ledger, &report("x", 7, 3, "A")), old(7));
+    assert_eq!(say(&ledger, &report("x", 8, 3, "A")), old(8), "another agent's session");
+    assert!(say(&ledger, &report("y", 8, 2, "A")).unwrap().is_taken);
+    let again = say(&ledger, &hello("y", 3, "A")).unwrap();
+    assert_eq!((again.session, again.is_taken), (9, true), "its reply was lost: a new session");
+}
+
+#[test]
+fn a_hello_needs_a_node_and_an_inventory() {
+    let ledger = ledger("A");
+    let without = NodeReport { inventory: None, ..hello("y", 1, "A") };
+    assert_eq!(say(&ledger, &without), Err(ReportRefusal::NoInventory));
+    let unknown = |name: &str| Err(ReportRefusal::UnknownNode { node: name.to_owned() });
+    assert_eq!(ledger.report("m", &hello("y", 1, "B"), seconds(0)), unknown("m"));
+    ledger.lose_node(&NodeName::new("n"));
+    assert_eq!(say(&ledger, &report("x", 7, 2, "A")), unknown("n"));
+    see_node(&ledger, "n");
+    let old = Err(ReportRefusal::OldSession { session: 7 });
+    assert_eq!(say(&ledger, &report("x", 7, 2, "A")), old, "a new node of the same name");
+}
+
+#[test]
+fn a_node_that_only_a_pod_names_takes_nobody() {
+    let ledger = ledger("A");
+    ledger.see_pod(&bound("p", "ghost", "G", 500_000), seconds(0));
+    ledger.report("ghost", &hello("g", 1, "G"), seconds(0)).unwrap();
+    let question = asks(1000);
+    assert_eq!(ledger.answers(&question, &["ghost"]), [Err(Misfit::NodeGone)]);
+    see_node(&ledger, "ghost");
+    assert_eq!(ledger.answers(&question, &["ghost"]), [Err(Misfit::Silent)]);
+    ledger.report("ghost", &hello("g", 2, "G"), seconds(0)).unwrap();
+    assert!(ledger.answers(&question, &["ghost"])[0].is_ok());
+}
+
+#[test]
+fn a_device_moves_only_from_a_node_that_is_deleted_or_silent() {
+    let ledger = ledger("A B");
+    see_node(&ledger, "m");
+    let foreign = Err(ReportRefusal::ForeignDevice {
+        device: DeviceId::new("B").unwrap(),
+        owner: NodeName::new("n"),
+    });
+    let moved = hello("m", 1, "C B");
+    assert_eq!(ledger.report("m", &moved, seconds(9)), foreign);
+    assert_eq!(node(&ledger, "m").devices().len(), 0, "nothing of it was taken in");
+    assert_eq!(ledger.tick(seconds(11)), [Effect::Silent(NodeName::new("n"))]);
+    let receipt = ledger.report("m", &moved, seconds(12)).unwrap();
+    assert_eq!(receipt.effects, [Effect::Room(NodeName::new("m"))]);
+    assert_eq!(node(&ledger, "m").devices().len(), 2);
+    assert_eq!(node(&ledger, "n").devices().len(), 1);
+    let back = ledger.report("n", &hello("x", 2, "A B"), seconds(13));
+    assert!(matches!(back, Err(ReportRefusal::ForeignDevice { .. })), "{back:?}");
+    ledger.lose_node(&NodeName::new("m"));
+    ledger.report("n", &hello("x", 2, "A B"), seconds(14)).unwrap();
+    assert_eq!(free(&ledger), [1000, 1000]);
+}
+
+#[test]
+fn room_appears_with_health_and_not_with_a_mere_inventory() {
+    let ledger = ledger("A");
+    let mut sick = report("x", 7, 2, "A");
+    for seen in &mut sick.uses {
+        seen.health = Health::Unhealthy;
+    }
+    assert_eq!(say(&ledger, &sick).unwrap().effects, []);
+    let still = NodeReport { sequence: 3, inventory: Some(inventory("A")), ..sick };
+    assert_eq!(say(&ledger, &still).unwrap().effects, []);
+    let well = report("x", 7, 4, "A");
+    assert_eq!(say(&ledger, &well).unwrap().effects, [Effect::Room(NodeName::new("n"))]);
+    let running = NodeReport { uses: uses("A", &["stranger"]), ..report("x", 7, 5, "A") };
+    assert_eq!(say(&ledger, &running).unwrap().effects, []);
+    let silence = ledger.tick(seconds(60));
+    assert_eq!(silence, [Effect::Silent(NodeName::new("n"))]);
+    let spoken = ledger.report("n", &report("x", 7, 6, "A"), seconds(61)).unwrap();
+    assert_eq!(spoken.effects, [Effect::Room(NodeName::new("n"))]);
+}
+
+#[test]
+fn a_report_without_news_leaves_known_answers_known() {
+    let ledger = ledger("A");
+    let version = || ledger.slot(0).version.load(Ordering::Acquire);
+    let known = version();
+    let mut busier = report("x", 7, 2, "A");
+    busier.uses[0].busy_percent = Some(90);
+    say(&ledger, &busier).unwrap();
+    assert_eq!(version(), known, "how busy a GPU is decides nothing");
+    let mut unhealthy = report("x", 7, 3, "A");
+    unhealthy.uses[0].health = Health::Unhealthy;
+    say(&ledger, &unhealthy).unwrap();
+    assert!(version() > known);
+    assert_eq!(ledger.answers(&asks(500_000), &["n"]), [Err(Misfit::Unhealthy)]);
+    say(&ledger, &report("x", 7, 4, "A")).unwrap();
+    assert!(ledger.answers(&asks(500_000), &["n"])[0].is_ok(), "and it is back");
+    let known = version();
+    let mut foreign = report("x", 7, 5, "A");
+    foreign.uses[0].used = Some(MemMib::new(900));
+    say(&ledger, &foreign).unwrap();
+    assert!(version() > known, "memory that nobody booked is no longer free");
+}
+
+#[test]
+fn an_instance_that_cannot_be_is_told_of_and_takes_nobody() {
+    use crate::hardware::device::{Device, DeviceIndex, DeviceKind, MigProfile, ModelName};
+    let ledger = ledger("A");
+    let device = |id: &str, mib, kind| Device {
+        id: DeviceId::new(id).unwrap(),
+        index: DeviceIndex(0),
+        model: ModelName::new("NVIDIA A30"),
+        total: MemMib::new(mib),
+        reserved: MemMib::ZERO,
+        kind,
+        health: Health::Healthy,
+    };
+    let instance = |id, profile| {
+        let profile = MigProfile::new(profile);
+        device(id, 5_952, DeviceKind::MigInstance { parent: DeviceId::new("P").unwrap(), profile })
+    };
+    let devices = vec![
+        device("P", 24_576, DeviceKind::MigParent),
+        instance("M-good", "1g.6gb"),
+        instance("M-bad", "3g.18gb"),
+    ];
+    let inventory = NodeInventory::new(devices).unwrap();
+    let said = NodeReport { inventory: Some(inventory), ..hello("y", 1, "B") };
+    let effects = say(&ledger, &said).unwrap().effects;
+    let told: Vec<_> = effects
+        .iter()
+        .filter_map(|effect| match effect {
+            Effect::Impossible { device, fault, .. } => Some((device.as_str(), fault.to_string())),
+            _ => None,
+        })
+        .collect();
+    let fault = "a GPU of model `NVIDIA A30` has no MIG profile `3g.18gb`".to_owned();
+    assert_eq!(told, [("M-bad", fault)]);
+    for (profile, misfit) in [("1g.6gb", None), ("3g.18gb", Some(Misfit::Unhealthy))] {
+        let mut question = asks(1);
+        question.gpu = Some(crate::model::request::GpuRequest::one(
+            crate::model::request::Amount::MigInstance(MigProfile::new(profile)),
+        ));
+        assert_eq!(ledger.answers(&question, &["n"])[0].err(), misfit, "{profile}");
+    }
+}

@@ -1,0 +1,368 @@
+//! The answers that are kept: requests come in few shapes, and between two questions of one shape only some
+//! nodes changed. So the answer per node is kept per shape, with the version of the books it was found on.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use dashmap::DashMap;
+use fixedbitset::FixedBitSet;
+
+use crate::hardware::units::HostAmount;
+use crate::ledger::nodes::changes::Changes;
+use crate::ledger::nodes::ranking::Ranking;
+use crate::ledger::nodes::table::{Slots, era};
+use crate::model::fit::HostRule;
+use crate::model::rejection::Misfit;
+use crate::model::request::GpuRequest;
+use crate::scoring::cost::Merit;
+use crate::scoring::strategy::Strategy;
+
+/// Answers that are kept in all, 48 bytes each, and about as much for the order of those that fit: 64 shapes on
+/// 5,000 nodes take some 30 MiB.
+const KEPT_ANSWERS: usize = 64 * 5_000;
+
+/// Shapes whose answers are kept: on few nodes as many as the answers allow, up to 1,024; on many at
+/// least 64. When one more comes, the one that was not asked for the longest goes.
+fn kept_shapes(nodes: usize) -> usize {
+    (KEPT_ANSWERS / nodes.max(1)).clamp(64, 1_024)
+}
+
+/// What is kept of an answer: all of it but the prices of the day.
+pub(crate) type Kept = Result<Merit, Misfit>;
+
+/// What decides the answer on given books.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Shape {
+    pub(crate) gpu: Option<GpuRequest>,
+    pub(crate) host: HostAmount,
+    pub(crate) host_rule: HostRule,
+    pub(crate) strategy: Strategy,
+}
+
+/// The kept answers to one shape, by position of the node.
+#[derive(Default)]
+pub(crate) struct ShapeTable {
+    /// The mix that the ranks are of.
+    mix_generation: u64,
+    /// Changes of nodes that were seen.
+    seen: u64,
+    /// The version of the books, and the answer that was found on them; stands for nothing where no answer
+    /// is known.
+    answers: Vec<(u64, Kept)>,
+    /// The nodes with an answer.
+    known: FixedBitSet,
+    /// Those of them that fit.
+    fitting: FixedBitSet,
+    /// How many of them do not, by reason.
+    refused: Refused,
+    /// Those that fit in the order of their ranks, where that is kept.
+    ranking: Option<Ranking>,
+    /// Questions since many nodes had changed at once.
+    calm: i32,
+    /// The list of nodes that the answers are of.
+    generation: u64,
+}
+
+/// Questions, one after the other, before which few nodes have changed each: from then on the order of ranks
+/// is kept. To make it takes as long as some looks at all nodes.
+const CALM: i32 = 4;
+
+/// Questions after which the order is tried again where it was found to be of hardly any use.
+const AFTER_SCATTERED: i32 = 1_000;
+
+/// How many nodes may have changed since the last question for the order of ranks to be worth keeping.
+fn few(nodes: usize) -> usize {
+    (nodes / 64).max(2)
+}
+
+/// Numbers of nodes, in the order of [`Misfit::LABELS`].
+pub(crate) type Refused = [usize; Misfit::LABELS.len()];
+
+impl ShapeTable {
+    /// The answer for the node at a position.
+    #[inline]
+    pub(crate) fn get(&self, at: usize) -> Option<&Kept> {
+        self.known.contains(at).then(|| &self.answers[at].1)
+    }
+
+    /// Keeps an answer that was not known, found on books of that version.
+    pub(crate) fn keep(&mut self, at: usize, order: u32, version: u64, answer: Kept) {
+        self.answers[at] = (version, answer);
+        self.known.insert(at);
+        self.fitting.set(at, answer.is_ok());
+        match (&answer, &mut self.ranking) {
+            (Ok(merit), Some(ranking)) => ranking.insert(at, order, merit),
+            (Ok(_), None) => {}
+            (Err(misfit), _) => self.refused[misfit.position()] += 1,
+        }
+    }
+
+    /// Forgets an answer.
+    fn forget(&mut self, at: usize, slots: &Slots) {
+        if !self.known.contains(at) {
+            return;
+        }
+        self.known.remove(at);
+        match (&self.answers[at].1, &mut self.ranking) {
+            // One that came later than the list of nodes that the ranking is of is not in it.
+            (Ok(merit), Some(ranking)) if at < ranking.nodes => {
+                ranking.remove(at, slots.order(at), merit);
+            }
+            (Ok(_), _) => {}
+            (Err(misfit), _) => self.refused[misfit.position()] -= 1,
+        }
+    }
+
+    /// Which of `nodes` have no answer.
+    pub(crate) fn unknown(&self, nodes: &FixedBitSet) -> FixedBitSet {
+        let mut unknown = nodes.clone();
+        unknown.difference_with(&self.known);
+        unknown
+    }
+
+    /// Which of `nodes` fit.
+    pub(crate) fn fitting(&self, nodes: &FixedBitSet) -> FixedBitSet {
+        let mut fitting = nodes.clone();
+        fitting.intersect_with(&self.fitting);
+        fitting
+    }
+
+    /// How many of `nodes`, all of them known, do not fit, by reason.
+    pub(crate) fn refused(&self, nodes: &FixedBitSet) -> Refused {
+        let count = |nodes: FixedBitSet| {
+            let mut refused = Refused::default();
+            for at in nodes.into_ones() {
+                if let Err(misfit) = &self.answers[at].1 {
+                    refused[misfit.position()] += 1;
+                }
+            }
+            refused
+        };
+        let mut among = self.known.clone();
+        among.difference_with(&self.fitting);
+        let mut others = among.clone();
+        others.difference_with(nodes);
+        among.intersect_with(nodes);
+        // Nearly always nearly all nodes are asked about.
+        if among.count_ones(..) < others.count_ones(..) {
+            return count(among);
+        }
+        let others = count(others);
+        std::array::from_fn(|reason| self.refused[reason] - others[reason])
+    }
+
+    /// Those that fit in the order of their ranks, where that order is worth keeping: to keep one node in its
+    /// place takes as long as a look at fifty.
+    pub(crate) fn ranking(&mut self, slots: &Slots) -> Option<&Ranking> {
+        if self.ranking.as_ref().is_some_and(Ranking::is_scattered) {
+            (self.ranking, self.calm) = (None, CALM - AFTER_SCATTERED);
+        }
+        if self.ranking.is_none() && self.calm >= CALM {
+            let merit = |at: usize| {
+                let merit = self.answers[at].1.as_ref().ok()?;
+                Some((at, slots.order(at), merit))
+            };
+            let fitting = self.fitting.ones().take_while(|at| *at < slots.len());
+            self.ranking = Some(Ranking::of(slots.len(), fitting.filter_map(merit)));
+        }
+        self.ranking.as_ref()
+    }
+
+    /// Forgets the ranks that the strategy would not find again, under the mix of this generation. A misfit
+    /// does not depend on either: it is kept as long as the books are the same.
+    pub(crate) fn follow_mix(&mut self, strategy: Strategy, generation: u64) {
+        let is_other_mix = self.mix_generation != generation;
+        if !strategy.is_repeatable() || (strategy.uses_mix() && is_other_mix) {
+            self.known.difference_with(&self.fitting);
+            self.fitting.clear();
+            (self.ranking, self.calm) = (None, 0);
+        }
+        self.mix_generation = generation;
+    }
+
+    /// Forgets the answers for nodes that had the position of another one.
+    fn forget_others(&mut self, slots: &Slots) {
+        self.generation = slots.generation();
+        for (at, slot) in slots.iter().enumerate().take(self.answers.len()) {
+            if era(self.answers[at].0) != era(slot.version.load(Ordering::Acquire)) {
+                self.forget(at, slots);
+            }
+        }
+    }
+
+    /// Forgets the answers for nodes that have changed, and makes room for new ones.
+    pub(crate) fn catch_up(&mut self, changes: &Changes, slots: &Slots) {
+        let is_other_list = self.generation != slots.generation();
+        let (known, mut seen) = (self.answers.len(), self.seen);
+        let changed = changes.since(&mut seen);
+        // With a node its name has come, and the order of names is another one.
+        let is_of_other_names = |_: &Ranking| is_other_list;
+        let is_calm = changed.as_ref().is_some_and(|nodes| nodes.len() <= few(slots.len()))
+            && !self.ranking.as_ref().is_some_and(is_of_other_names);
+        self.calm = if is_calm { self.calm.saturating_add(1) } else { self.calm.min(0) };
+        if !is_calm {
+            self.ranking = None;
+        }
+        if is_other_list {
+            self.forget_others(slots);
+        }
+        match changed {
+            Some(nodes) => {
+                for at in nodes.filter(|at| *at < known) {
+                    self.forget(at, slots);
+                }
+            }
+            None => {
+                for (at, slot) in slots.iter().enumerate().take(known) {
+                    if self.answers[at].0 != slot.version.load(Ordering::Acquire) {
+                        self.forget(at, slots);
+                    }
+                }
+                // Of nodes that came later than these slots nothing can be said.
+                for at in slots.len()..known {
+                    self.forget(at, slots);
+                }
+            }
+        }
+        self.seen = seen;
+        self.fitting.intersect_with(&self.known);
+        let nodes = known.max(slots.len());
+        self.answers.resize(nodes, (0, Err(Misfit::UnknownNode)));
+        self.known.grow(nodes);
+        self.fitting.grow(nodes);
+    }
+}
+
+/// Set in the order of a shape that pods ask for that there are: it goes after all others.
+const PREFERRED: u64 = 1 << 63;
+
+/// The kept answers to the shapes asked last.
+#[derive(Default)]
+pub(crate) struct ShapeTables {
+    tables: DashMap<Shape, (Arc<Mutex<ShapeTable>>, Arc<AtomicU64>)>,
+    clock: AtomicU64,
+}
+
+impl ShapeTables {
+    /// How many shapes are kept, at most 1,024.
+    pub(crate) fn count(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// The table of a shape, a new one where it is not kept.
+    pub(crate) fn table(&self, shape: Shape, nodes: usize) -> Arc<Mutex<ShapeTable>> {
+        let tick = self.clock.fetch_add(1, Ordering::Relaxed);
+        if let Some(found) = self.tables.get(&shape) {
+            let order = |before| Some((before & PREFERRED) | tick);
+            let _ = found.1.fetch_update(Ordering::Relaxed, Ordering::Relaxed, order);
+            return Arc::clone(&found.0);
+        }
+        if self.tables.len() >= kept_shapes(nodes) {
+            let last_asked = self
+                .tables
+                .iter()
+                .map(|entry| (entry.value().1.load(Ordering::Relaxed), entry.key().clone()))
+                .min();
+            if let Some((_, oldest)) = last_asked {
+                self.tables.remove(&oldest);
+            }
+        }
+        let fresh = (Arc::default(), Arc::new(AtomicU64::new(tick)));
+        Arc::clone(&self.tables.entry(shape).or_insert(fresh).0)
+    }
+}
+
+impl ShapeTables {
+    /// Keeps a shape before those of pods that may be made up.
+    pub(crate) fn prefer(&self, shape: &Shape) {
+        if let Some(found) = self.tables.get(shape) {
+            found.1.fetch_or(PREFERRED, Ordering::Relaxed);
+        }
+    }
+}
+
+const _: () = assert!(size_of::<(u64, Kept)>() <= 48);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::device::NodeName;
+    use crate::hardware::topology::Reach;
+    use crate::hardware::units::{MemMib, MilliCpu};
+    use crate::ledger::nodes::node_entry::Slot;
+    use crate::model::node_state::NodeLedger;
+    use crate::scoring::cost::Rank;
+
+    fn slots(count: usize) -> Slots {
+        let mut slots = Slots::default();
+        for name in (0..count).map(|at| format!("{at:03}")) {
+            let books = NodeLedger::new(NodeName::new(name.as_str()), MemMib::ZERO);
+            slots.add(&name, |at| Slot::new(at, books, Arc::default()));
+        }
+        slots
+    }
+
+    fn fits(cost: i64) -> Kept {
+        Ok(Merit::Ranked(Rank::Fragmentation { instance_mib: 0, cost, reach: Reach::default() }))
+    }
+
+    /// The positions in the order of ranks, where that order is kept.
+    fn order(table: &mut ShapeTable, slots: &Slots) -> Option<Vec<usize>> {
+        let ranking = table.ranking(slots)?;
+        Some(ranking.in_order(&Default::default()).map(|node| node.at).collect())
+    }
+
+    #[test]
+    fn the_order_is_kept_after_some_calm_and_only_while_few_nodes_change() {
+        let (mut table, mut changes, slots) = (ShapeTable::default(), Changes::default(), slots(3));
+        table.catch_up(&changes, &slots);
+        for (at, answer) in [fits(7), Err(Misfit::Silent), fits(5)].into_iter().enumerate() {
+            table.keep(at, slots.order(at), 1, answer);
+        }
+        assert_eq!(order(&mut table, &slots), None);
+        (1..CALM).for_each(|_| table.catch_up(&changes, &slots));
+        assert_eq!(order(&mut table, &slots), Some(vec![2, 0]));
+        changes.note(2);
+        table.catch_up(&changes, &slots);
+        assert_eq!(order(&mut table, &slots), Some(vec![0]), "of that node nothing is known");
+        table.keep(2, slots.order(2), 2, fits(9));
+        assert_eq!(order(&mut table, &slots), Some(vec![0, 2]));
+        let refused = |table: &ShapeTable| table.refused[Misfit::Silent.position()];
+        assert_eq!(refused(&table), 1);
+        (0..3).for_each(|at| changes.note(at));
+        table.catch_up(&changes, &slots);
+        assert_eq!((order(&mut table, &slots), refused(&table)), (None, 0));
+    }
+
+    #[test]
+    fn who_has_an_older_list_of_nodes_does_not_stumble_over_newer_ones() {
+        let (mut table, mut changes) = (ShapeTable::default(), Changes::default());
+        let (older, newer) = (slots(2), slots(3));
+        table.catch_up(&changes, &newer);
+        (0..3).for_each(|at| table.keep(at, newer.order(at), 1, fits(1)));
+        (0..CALM).for_each(|_| table.catch_up(&changes, &older));
+        assert_eq!(order(&mut table, &older), Some(vec![0, 1]));
+        changes.note(2);
+        table.catch_up(&changes, &older);
+        assert_eq!(order(&mut table, &older), Some(vec![0, 1]));
+        table.catch_up(&changes, &newer);
+        assert_eq!(order(&mut table, &newer), None, "with the node the order of names has changed");
+    }
+
+    #[test]
+    fn shapes_of_made_up_pods_push_out_none_of_those_that_there_are() {
+        let tables = ShapeTables::default();
+        let shape = |milli| Shape {
+            gpu: None,
+            host: HostAmount { cpu: MilliCpu::new(milli), memory: MemMib::ZERO },
+            host_rule: HostRule::Checked,
+            strategy: Strategy::Policy(crate::model::policy::Policy::Spread),
+        };
+        tables.table(shape(0), 1);
+        tables.prefer(&shape(0));
+        tables.table(shape(0), 1); // its preference outlasts the next question
+        (1..5_000).for_each(|milli| drop(tables.table(shape(milli), 1)));
+        assert!(tables.tables.contains_key(&shape(0)) && !tables.tables.contains_key(&shape(1)));
+        assert_eq!(tables.count(), kept_shapes(1));
+    }
+}

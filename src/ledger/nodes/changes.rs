@@ -1,0 +1,121 @@
+//! The nodes that changed, in order: whoever keeps something per node looks only at those.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::hardware::device::PodUid;
+
+/// Changes that are remembered: at 4 bytes each 256 KiB.
+const REMEMBERED: usize = 65_536;
+
+/// The positions of the nodes that changed last.
+#[derive(Default)]
+pub(crate) struct Changes {
+    /// Changes that are forgotten.
+    forgotten: u64,
+    nodes: VecDeque<u32>,
+}
+
+impl Changes {
+    /// Notes that the node at a position has changed.
+    pub(crate) fn note(&mut self, at: usize) {
+        if self.nodes.len() == REMEMBERED {
+            self.nodes.pop_front();
+            self.forgotten += 1;
+        }
+        self.nodes.push_back(u32::try_from(at).expect("a cluster has fewer nodes"));
+    }
+
+    /// The nodes that changed since `seen`, by position, which is brought up to now; one may be named
+    /// several times. `None` where it is too long ago to remember: then any may have. A newcomer begins
+    /// with zero.
+    pub(crate) fn since<'a>(
+        &'a self,
+        seen: &mut u64,
+    ) -> Option<impl ExactSizeIterator<Item = usize> + use<'a>> {
+        let remembered = u64::try_from(self.nodes.len()).expect("lengths fit into 64 bits");
+        let known = std::mem::replace(seen, self.forgotten + remembered);
+        let skipped = known.checked_sub(self.forgotten)?;
+        let skipped = usize::try_from(skipped).expect("no more than are remembered");
+        let position = |at: &u32| usize::try_from(*at).expect("a position in memory");
+        Some(self.nodes.range(skipped..).map(position))
+    }
+}
+
+/// Locks `mutex`. A panic while it was held leaves nothing half-changed that matters: see [`Slot::read`].
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ended pods that are remembered, so that a late event cannot book them again. More than a cluster
+/// ends between the event and its late copy; 100 bytes each.
+pub(crate) const REMEMBERED_ENDS: usize = 20_000;
+
+/// The pods that ended last, so that a late event cannot book them again.
+#[derive(Default)]
+pub(crate) struct Ended {
+    order: VecDeque<PodUid>,
+    uids: BTreeSet<PodUid>,
+}
+
+impl Ended {
+    pub(crate) fn remember(&mut self, uid: &PodUid) {
+        if self.uids.insert(uid.clone()) {
+            self.order.push_back(uid.clone());
+        }
+        if self.order.len() > REMEMBERED_ENDS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.uids.remove(&oldest);
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.uids.len()
+    }
+
+    pub(crate) fn contains(&self, uid: &PodUid) -> bool {
+        self.uids.contains(uid)
+    }
+}
+
+/// The agent that speaks for a node now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Session {
+    pub(crate) id: Option<u64>,
+    pub(crate) agent: String,
+    pub(crate) sequence: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(since: Option<impl Iterator<Item = usize>>) -> Option<Vec<usize>> {
+        since.map(Iterator::collect)
+    }
+
+    #[test]
+    fn each_reader_sees_each_change_once() {
+        let mut changes = Changes::default();
+        let (mut early, mut late) = (0, 0);
+        changes.note(3);
+        changes.note(1);
+        assert_eq!(named(changes.since(&mut early)), Some(vec![3, 1]));
+        assert_eq!(named(changes.since(&mut early)), Some(vec![]));
+        changes.note(3);
+        assert_eq!(named(changes.since(&mut early)), Some(vec![3]));
+        assert_eq!(named(changes.since(&mut late)), Some(vec![3, 1, 3]));
+    }
+
+    #[test]
+    fn who_has_not_looked_for_too_long_is_told_so() {
+        let mut changes = Changes::default();
+        let mut seen = 0;
+        (0..=REMEMBERED).for_each(|at| changes.note(at));
+        assert_eq!(named(changes.since(&mut seen)), None);
+        assert_eq!(named(changes.since(&mut seen)), Some(vec![]));
+        (0..REMEMBERED).for_each(|at| changes.note(at));
+        assert_eq!(named(changes.since(&mut seen)).map(|nodes| nodes.len()), Some(REMEMBERED));
+    }
+}

@@ -1,0 +1,131 @@
+//! One node among many: its books behind their lock, and what follows from each change of them.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::hardware::device::NodeName;
+use crate::ledger::nodes::changes::{Changes, Session, locked};
+use crate::model::node_state::NodeLedger;
+use crate::scoring::context::KeptOutlook;
+use crate::usage::node_details::NodeDetails;
+use crate::waste::supply::{NodeSupply, Supply};
+
+/// One node: its books, and a number that grows with each change of them.
+pub(crate) struct Slot {
+    pub(crate) name: NodeName,
+    pub(crate) version: AtomicU64,
+    /// How many nodes had come before this one did, or before it came back.
+    since: AtomicU64,
+    /// Whether its Node object says that it takes no new pods.
+    pub(crate) is_unschedulable: AtomicBool,
+    at: usize,
+    books: Mutex<NodeLedger>,
+    /// What the free room is worth, as of a version of the books and a generation of the mix.
+    outlook: Mutex<(u64, u64, KeptOutlook)>,
+    /// What the node adds to the supply of the cluster; changed while the books are held.
+    supplied: Mutex<NodeSupply>,
+    shared: Arc<Shared>,
+    pub(crate) session: Mutex<Session>,
+    /// What agents say beside the books.
+    pub(crate) details: Mutex<NodeDetails>,
+}
+
+/// What every change of a node's books brings up to date.
+#[derive(Default)]
+pub(crate) struct Shared {
+    pub(crate) supply: Mutex<Supply>,
+    pub(crate) changes: Mutex<Changes>,
+    /// How many nodes have come, those that came back counted again.
+    arrivals: AtomicU64,
+}
+
+impl Shared {
+    /// How many nodes have come so far.
+    pub(crate) fn arrivals(&self) -> u64 {
+        self.arrivals.load(Ordering::Acquire)
+    }
+}
+
+impl Slot {
+    pub(crate) fn new(at: usize, books: NodeLedger, shared: Arc<Shared>) -> Self {
+        Self {
+            name: books.name().clone(),
+            version: AtomicU64::new(1),
+            since: AtomicU64::new(shared.arrivals.fetch_add(1, Ordering::AcqRel)),
+            is_unschedulable: AtomicBool::new(false),
+            at,
+            books: Mutex::new(books),
+            outlook: Mutex::default(),
+            supplied: Mutex::default(),
+            shared,
+            session: Mutex::new(Session::default()),
+            details: Mutex::default(),
+        }
+    }
+
+    /// How many nodes had come before this one did, or before it came back.
+    pub(crate) fn since(&self) -> u64 {
+        self.since.load(Ordering::Acquire)
+    }
+
+    /// Notes that a node of this name is another one from now on.
+    pub(crate) fn arrive_again(&self) {
+        let arrivals = self.shared.arrivals.fetch_add(1, Ordering::AcqRel);
+        self.since.store(arrivals, Ordering::Release);
+    }
+
+    /// The books, for reading. A panic while they were held cannot leave them half-changed in a way
+    /// that matters: sums are derived anew at the next change, and `audit` compares them.
+    pub(crate) fn read(&self) -> MutexGuard<'_, NodeLedger> {
+        locked(&self.books)
+    }
+
+    /// Changes the books; the version grows while they are held.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut NodeLedger) -> T) -> T {
+        self.change_if(|books| (change(books), true))
+    }
+
+    /// Changes the books; `change` says whether a question may be answered otherwise by it. Only then
+    /// the version grows.
+    pub(crate) fn change_if<T>(&self, change: impl FnOnce(&mut NodeLedger) -> (T, bool)) -> T {
+        let mut books = self.read();
+        let (answer, is_news) = change(&mut books);
+        if is_news {
+            self.version.fetch_add(1, Ordering::Release);
+            self.supply_again(&books);
+            locked(&self.shared.changes).note(self.at);
+        }
+        answer
+    }
+
+    /// What `look` sees in the books, with their version.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(u64, &NodeLedger) -> T) -> T {
+        let books = self.read();
+        look(self.version.load(Ordering::Acquire), &books)
+    }
+
+    /// The same with the worth of their free room under the mix of a generation, as far as it is known.
+    pub(crate) fn look_with_outlook<T>(
+        &self,
+        mix_generation: u64,
+        look: impl FnOnce(&NodeLedger, &KeptOutlook) -> T,
+    ) -> (u64, T) {
+        let books = self.read();
+        let version = self.version.load(Ordering::Acquire);
+        let mut kept = locked(&self.outlook);
+        if (kept.0, kept.1) != (version, mix_generation) {
+            *kept = (version, mix_generation, KeptOutlook::new());
+        }
+        (version, look(&books, &kept.2))
+    }
+
+    /// Brings the supply of the cluster in line with the books.
+    fn supply_again(&self, books: &NodeLedger) {
+        let now = NodeSupply::of(books);
+        let mut before = locked(&self.supplied);
+        if *before != now {
+            locked(&self.shared.supply).replace(&before, &now);
+            *before = now;
+        }
+    }
+}

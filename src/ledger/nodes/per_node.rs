@@ -1,0 +1,94 @@
+//! What was measured of each node, kept until the node changes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::hardware::device::{ModelName, PoolName};
+use crate::ledger::nodes::node_entry::Slot;
+use crate::model::node_state::NodeLedger;
+use crate::scoring::efficiency::Figures;
+use crate::scoring::fragmentation::Packing;
+use crate::waste::compiled_mix::CompiledMix;
+use crate::waste::request_mix::Mix;
+
+/// By position of the node, with the version of its books.
+#[derive(Debug)]
+pub(crate) struct PerNode<T>(Vec<Option<(u64, T)>>);
+
+impl<T> Default for PerNode<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> PerNode<T> {
+    /// Measures the nodes that have changed. `measure` knows so many classes of devices: a node that got
+    /// one of a newer class this very moment is measured the next time.
+    pub(crate) fn refresh(
+        &mut self,
+        slots: &[Arc<Slot>],
+        classes: usize,
+        measure: impl Fn(&NodeLedger) -> T,
+    ) {
+        self.0.resize_with(slots.len(), || None);
+        for (slot, known) in slots.iter().zip(&mut self.0) {
+            let version = slot.version.load(Ordering::Acquire);
+            if known.as_ref().is_none_or(|(seen, _)| *seen != version) {
+                let (seen, found) = slot.look(|version, books| {
+                    (version, books.is_of_classes(classes).then(|| measure(books)))
+                });
+                *known = found.map(|found| (seen, found));
+            }
+        }
+    }
+
+    /// What is known of each node, by position.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Option<&T>> {
+        self.0.iter().map(|known| known.as_ref().map(|(_, found)| found))
+    }
+}
+
+/// A model of GPU in a pool.
+pub type Kind = (ModelName, PoolName);
+
+/// Keeps the figures of each node until it changes.
+#[derive(Debug, Default)]
+pub(crate) struct FleetGauge {
+    /// Generation of the mix that the figures are measured against.
+    pub(crate) generation: Option<u64>,
+    pub(crate) nodes: PerNode<OfNode>,
+}
+
+/// The pool of a node, and the figures of its devices by model.
+pub(crate) type OfNode = (PoolName, Vec<(ModelName, Figures)>);
+
+/// Measures the packing of a cluster against a mix, and keeps what it found of each node.
+#[derive(Debug)]
+pub struct Gauge {
+    /// The mix; none for that of the ledger.
+    pub(crate) mix: Option<Mix>,
+    pub(crate) compiled: Arc<CompiledMix>,
+    /// What the mix was worked out for: the classes of devices, or the generation of the ledger's own.
+    pub(crate) basis: Option<u64>,
+    pub(crate) nodes: PerNode<Packing>,
+}
+
+impl Gauge {
+    /// A gauge for a mix from outside, so that two clusters can be compared by one measure.
+    pub fn new(mix: Mix) -> Self {
+        Self { mix: Some(mix), ..Self::default() }
+    }
+
+    /// What was found of each node at the last use, by position.
+    pub(crate) fn packings(&self) -> impl Iterator<Item = Packing> {
+        self.nodes.all().map(|known| known.copied().unwrap_or_default())
+    }
+}
+
+impl Default for Gauge {
+    /// A gauge for the mix that the ledger has at the time.
+    fn default() -> Self {
+        let compiled = Arc::new(CompiledMix::none());
+        Self { mix: None, compiled, basis: None, nodes: PerNode::default() }
+    }
+}

@@ -1,0 +1,222 @@
+//! The nodes that fit, in the order of their ranks, while the prices of the day change under them.
+//!
+//! Under `fragmentation` a rank is made of the worth of a place and of prices, and each bind anywhere changes
+//! the prices. But of places that take as much of the same class and spare as much, the one that gains more is
+//! the better one at any price. Such places are a *family*, kept in order; a question merges families.
+
+use std::cmp::Reverse;
+use std::collections::binary_heap::PeekMut;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, btree_set};
+
+use crate::hardware::device_class::ClassId;
+use crate::hardware::topology::Reach;
+use crate::ledger::nodes::table::{index, number};
+use crate::scoring::cost::Merit;
+use crate::waste::scarcity::{Prices, Worth};
+
+/// What the places of a family have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Family {
+    /// Their ranks do not depend on prices.
+    Ranked,
+    /// What the prices are for.
+    Worth { instance_mib: u32, class: ClassId, share: i64, spared: i64, reach: Reach },
+}
+
+/// A node in its family, the better one first; equals are told apart by the order of names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Member {
+    /// Comparable within the family alone.
+    key: u128,
+    order: u32,
+    at: u32,
+}
+
+/// A node that fits. The better one is less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Candidate {
+    /// How good it is: the key of its rank.
+    pub(crate) key: u128,
+    /// The place of its name in the order of all names: decides between equals.
+    pub(crate) order: u32,
+    /// Its position.
+    pub(crate) at: usize,
+}
+
+/// The nodes that fit, by family.
+pub(crate) struct Ranking {
+    /// How many nodes there were: the order of names is of these.
+    pub(crate) nodes: usize,
+    families: BTreeMap<Family, BTreeSet<Member>>,
+}
+
+fn family_and_key(merit: &Merit) -> (Family, u128) {
+    match *merit {
+        Merit::Ranked(rank) => (Family::Ranked, rank.key()),
+        Merit::Worth(instance_mib, Worth { gain, spared, class, share }, reach) => {
+            let family = Family::Worth { instance_mib, class, share, spared, reach };
+            (family, u128::from(i64::MAX.abs_diff(gain)))
+        }
+    }
+}
+
+/// The key of the rank of a member of the family: see [`Merit::key`].
+fn rank_key(family: Family, key: u128, prices: &Prices) -> u128 {
+    match family {
+        Family::Ranked => key,
+        Family::Worth { instance_mib, class, share, spared, reach } => {
+            let less = u64::try_from(key).expect("it was made of one");
+            let gain = i64::MAX.wrapping_sub_unsigned(less);
+            Merit::Worth(instance_mib, Worth { gain, spared, class, share }, reach).key(prices)
+        }
+    }
+}
+
+fn member(merit: &Merit, order: u32, at: usize) -> (Family, Member) {
+    let (family, key) = family_and_key(merit);
+    (family, Member { key, order, at: number(at) })
+}
+
+impl Ranking {
+    /// The ranking of nodes that fit, of so many in all. Each comes with its position, and the place of its
+    /// name in the order of all names.
+    pub(crate) fn of<'a>(
+        nodes: usize,
+        fitting: impl Iterator<Item = (usize, u32, &'a Merit)>,
+    ) -> Self {
+        let mut all: Vec<_> = fitting.map(|(at, order, merit)| member(merit, order, at)).collect();
+        all.sort_unstable();
+        let families = all.chunk_by(|(one, _), (other, _)| one == other);
+        let families = families.map(|family| {
+            let members = family.iter().map(|(_, member)| *member).collect();
+            (family[0].0, members)
+        });
+        Self { nodes, families: families.collect() }
+    }
+
+    pub(crate) fn insert(&mut self, at: usize, order: u32, merit: &Merit) {
+        let (family, member) = member(merit, order, at);
+        self.families.entry(family).or_default().insert(member);
+    }
+
+    /// Takes a node out that stands there with this merit.
+    pub(crate) fn remove(&mut self, at: usize, order: u32, merit: &Merit) {
+        let (family, member) = member(merit, order, at);
+        let members = self.families.get_mut(&family);
+        let (was_there, is_last) =
+            members.map_or((false, false), |all| (all.remove(&member), all.is_empty()));
+        debug_assert!(was_there, "node {at} was not in its place");
+        if is_last {
+            self.families.remove(&family);
+        }
+    }
+
+    /// Whether so many families have hardly a member each that a look at all nodes takes as long, and less room.
+    pub(crate) fn is_scattered(&self) -> bool {
+        self.families.len() > (self.nodes / 8).max(16)
+    }
+
+    /// The nodes with their ranks at these prices, the best first. O(families), and O(log families) for each
+    /// node that is taken.
+    pub(crate) fn in_order(&self, prices: &Prices) -> impl Iterator<Item = Candidate> {
+        let mut families: Vec<_> =
+            self.families.iter().map(|(family, members)| (*family, members.iter())).collect();
+        let next = |(family, members): &mut (Family, btree_set::Iter<'_, Member>)| {
+            let Member { key, order, at } = *members.next()?;
+            Some(Candidate { key: rank_key(*family, key, prices), order, at: index(at) })
+        };
+        let heads = families.iter_mut().enumerate();
+        let heads = heads.filter_map(|(at, family)| Some(Reverse((next(family)?, at))));
+        let mut heads: BinaryHeap<_> = heads.collect();
+        std::iter::from_fn(move || {
+            let mut head = heads.peek_mut()?;
+            let Reverse((best, family)) = *head;
+            match next(&mut families[family]) {
+                Some(second) => head.0.0 = second,
+                None => {
+                    PeekMut::pop(head);
+                }
+            }
+            Some(best)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::hardware::device::ModelName;
+    use crate::hardware::device_class::{ClassKind, DeviceClass, DeviceClasses};
+    use crate::hardware::units::{MemMib, Share};
+    use crate::scoring::cost::Rank;
+
+    fn class(number: usize) -> ClassId {
+        let mut classes = DeviceClasses::default();
+        let class = |model: &str| DeviceClass {
+            model: ModelName::new(model),
+            capacity: MemMib::new(1),
+            kind: ClassKind::Gpu,
+            replicas: None,
+        };
+        let ids = ["A", "B"].map(|model| classes.id_of(class(model)));
+        ids[number]
+    }
+
+    /// Few values each, so that families have several members and ranks are often equal.
+    fn merits() -> impl Strategy<Value = Vec<Merit>> {
+        let reach = prop::sample::select(vec![Reach::Linked, Reach::NumaNode, Reach::Far]);
+        let gain = prop_oneof![-3..3_i64, Just(-1_000_000_000_000), Just(1_000_000_000_000)];
+        let instance = || (0..2_u32).prop_map(|size| size * 4_864);
+        let worth = (instance(), gain, 0..3_i64, 0..2_usize, 1..3_i64, reach);
+        let worth = worth.prop_map(|(instance_mib, gain, spared, number, share, reach)| {
+            Merit::Worth(instance_mib, Worth { gain, spared, class: class(number), share }, reach)
+        });
+        let ranked = (instance(), 0..3_usize, 0..3_u64);
+        let ranked = ranked.prop_map(|(instance_mib, devices_opened, left)| {
+            let left = Share::from_millionths(left);
+            let reach = Reach::Linked;
+            let (left_on_devices, left_on_node) = (left, left);
+            Merit::Ranked(Rank::BinPack {
+                instance_mib,
+                devices_opened,
+                left_on_devices,
+                left_on_node,
+                reach,
+            })
+        });
+        prop_oneof![prop::collection::vec(worth, 0..20), prop::collection::vec(ranked, 0..20)]
+    }
+
+    proptest! {
+        #[test]
+        fn the_merged_families_are_in_the_order_of_ranks(
+            merits in merits(),
+            changes in prop::collection::vec(any::<(prop::sample::Index, bool)>(), 0..20),
+            (several, prices) in (0..5_000_i64, prop::array::uniform2(0..5_000_i64)),
+        ) {
+            let prices = Prices::of(several, &prices);
+            let order = |at: usize| number(merits.len() - at); // any other than that of positions
+            let mut is_in: Vec<bool> = merits.iter().enumerate().map(|(at, _)| at % 2 == 0).collect();
+            let fitting = merits.iter().enumerate().step_by(2);
+            let mut ranking =
+                Ranking::of(merits.len(), fitting.map(|(at, merit)| (at, order(at), merit)));
+            for (which, is_wanted) in changes.into_iter().filter(|_| !merits.is_empty()) {
+                let at = which.index(merits.len());
+                match (is_in[at], is_wanted) {
+                    (false, true) => ranking.insert(at, order(at), &merits[at]),
+                    (true, false) => ranking.remove(at, order(at), &merits[at]),
+                    (true, true) | (false, false) => {}
+                }
+                is_in[at] = is_wanted;
+            }
+            let candidate =
+                |at: usize| Candidate { key: merits[at].key(&prices), order: order(at), at };
+            let mut sorted: Vec<Candidate> =
+                (0..merits.len()).filter(|at| is_in[*at]).map(candidate).collect();
+            sorted.sort_unstable();
+            prop_assert_eq!(ranking.in_order(&prices).collect::<Vec<_>>(), sorted);
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! The books of all nodes, and the locks around them. What is done with them stands beside:
+//! `facts`, `commands`, `questions`, `reports`, `reading`.
+//!
+//! Everything is behind `&self`: one short lock per node, no lock across I/O. What a call changed
+//! beyond the books is returned as [`Effect`]s; the caller tells the world.
+//!
+//! Lock order, so that nothing can wait in a circle: membership, a session, `world`, a shape table or an entry of
+//! `pods`, an entry of `claims`, the books of one node, its outlook, what it supplies. `slots`, `ended`,
+//! entries of `owners`, details, the supply of the cluster and its changes may be taken under any of
+//! these, and nothing is taken under them. Gauges are taken before all of them.
+//!
+//! Calls about one pod come from several threads (verbs, watch, timers). What they find out about the
+//! pod and what they do about it is one step, since the pod's entry of `pods` is held meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+use dashmap::{DashMap, Entry};
+use fixedbitset::FixedBitSet;
+
+use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::pool::PoolRules;
+use crate::hardware::units::MemMib;
+use crate::ledger::nodes::answer_cache::ShapeTables;
+use crate::ledger::nodes::changes::{Changes, Ended, Session, locked};
+use crate::ledger::nodes::node_entry::{Shared, Slot};
+use crate::ledger::nodes::per_node::{FleetGauge, Gauge};
+use crate::ledger::nodes::table::{Slots, VERSION_OF_NOBODY};
+use crate::model::event::{Effect, Standing};
+use crate::model::node_state::NodeLedger;
+use crate::usage::node_details::NodeDetails;
+use crate::waste::compiled_mix::CompiledMix;
+use crate::waste::request_mix::{Mix, MixWindow};
+use crate::waste::supply::{Census, Supply};
+use crate::waste::term::Term;
+
+/// What the ledger is told once, at the start.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// How long a claim lasts at most.
+    pub claim_for: Duration,
+    /// Age of the last report from which a node counts as silent.
+    pub stale_after: Duration,
+    /// How long an ended pod's processes may hold its devices at most.
+    pub drain_limit: Duration,
+    /// How long answers wait for the first report of nodes that hold pods.
+    pub warm_up: Duration,
+    /// Use that no booking covers is believed above this.
+    pub unmanaged_tolerance: MemMib,
+    /// First session number to give to an agent; larger than any given before a restart.
+    pub first_session: u64,
+}
+
+/// Nodes beyond which one that only a pod names is not noted: 2.6 KiB each.
+const MAX_NAMED_NODES: usize = 20_000;
+
+/// Gone nodes that are kept for the case that they return, 2.6 KiB each: this many, or one in sixteen.
+const KEPT_GONE: usize = 64;
+
+/// The slot that stands where no node is. No version of a node is like its own.
+fn nobody(tolerance: MemMib) -> Slot {
+    let mut books = NodeLedger::new(NodeName::new(""), tolerance);
+    books.lose_node();
+    let mut slot = Slot::new(0, books, Arc::default());
+    slot.version = VERSION_OF_NOBODY.into();
+    slot
+}
+
+/// What is the same for all nodes: the classes of devices and the request mix worked out for them.
+pub(crate) struct World {
+    pub(crate) classes: DeviceClasses,
+    mix: Mix,
+    census: Census,
+    /// How the devices of each pool are shared.
+    pub(crate) pools: PoolRules,
+    /// What the policy judges without; none but in the simulator.
+    left_out: Option<Term>,
+    pub(crate) compiled: Arc<CompiledMix>,
+    pub(crate) mix_generation: u64,
+}
+
+impl World {
+    /// Lets `change` add classes, and works out the mix anew when it did.
+    pub(crate) fn change_classes<T>(&mut self, change: impl FnOnce(&mut DeviceClasses) -> T) -> T {
+        let before = self.classes.count();
+        let answer = change(&mut self.classes);
+        if self.classes.count() != before {
+            self.compile();
+        }
+        answer
+    }
+
+    /// The request mix.
+    pub(crate) fn mix(&self) -> &Mix {
+        &self.mix
+    }
+
+    /// The nodes by shape.
+    pub(crate) fn census(&self) -> &Census {
+        &self.census
+    }
+
+    /// Judges by another mix and other nodes from now on.
+    fn replace_mix(&mut self, mix: Mix, census: Census) {
+        (self.mix, self.census) = (mix, census);
+        self.compile();
+    }
+
+    fn compile(&mut self) {
+        let mix = CompiledMix::without(self.left_out, &self.mix, &self.classes, &self.census);
+        self.compiled = Arc::new(mix);
+        self.mix_generation += 1;
+    }
+}
+
+/// All nodes.
+pub struct Ledger {
+    pub(crate) settings: Settings,
+    slots: RwLock<Arc<Slots>>,
+    pub(crate) pods: DashMap<PodUid, usize>,
+    pub(crate) claims: DashMap<PodUid, usize>,
+    pub(crate) owners: DashMap<DeviceId, usize>,
+    /// Numbers of failure domains, from one on.
+    pub(crate) domains: Mutex<BTreeMap<String, u32>>,
+    world: RwLock<World>,
+    shared: Arc<Shared>,
+    /// Held for reading while a name or a position of a node is acted on, for writing while positions pass
+    /// on to other nodes.
+    membership: RwLock<()>,
+    /// Stands where no node is.
+    nobody: Arc<Slot>,
+    /// Whether nodes have come, gone or changed their size since the census.
+    pub(crate) is_census_old: AtomicBool,
+    pub(crate) window: Mutex<MixWindow>,
+    ended: Mutex<Ended>,
+    pub(crate) shapes: ShapeTables,
+    pub(crate) gauge: Mutex<Gauge>,
+    pub(crate) fleet: Mutex<FleetGauge>,
+    pub(crate) next_session: AtomicU64,
+    pub(crate) is_listed: AtomicBool,
+    /// Whether questions could be answered once.
+    pub(crate) is_ready: AtomicBool,
+    pub(crate) listed_at: AtomicU64,
+}
+
+impl Ledger {
+    /// A ledger without any node.
+    pub fn new(settings: Settings) -> Self {
+        let classes = DeviceClasses::default();
+        let mix = Mix::default();
+        let census = Census::default();
+        let compiled = Arc::new(CompiledMix::of(&mix, &classes, &census));
+        Self {
+            settings,
+            slots: RwLock::default(),
+            pods: DashMap::new(),
+            claims: DashMap::new(),
+            owners: DashMap::new(),
+            domains: Mutex::default(),
+            world: RwLock::new(World {
+                classes,
+                mix,
+                census,
+                pools: PoolRules::default(),
+                left_out: None,
+                compiled,
+                mix_generation: 0,
+            }),
+            shared: Arc::default(),
+            membership: RwLock::default(),
+            nobody: Arc::new(nobody(settings.unmanaged_tolerance)),
+            is_census_old: AtomicBool::new(false),
+            window: Mutex::default(),
+            ended: Mutex::default(),
+            shapes: ShapeTables::default(),
+            gauge: Mutex::default(),
+            fleet: Mutex::default(),
+            next_session: AtomicU64::new(settings.first_session),
+            is_listed: AtomicBool::new(false),
+            is_ready: AtomicBool::new(false),
+            listed_at: AtomicU64::new(0),
+        }
+    }
+
+    /// The slots of all nodes known now. Cheap: the list is copied only when a node is added.
+    pub(crate) fn slots(&self) -> Arc<Slots> {
+        Arc::clone(&self.slots.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn slot(&self, at: usize) -> Arc<Slot> {
+        Arc::clone(&self.slots()[at])
+    }
+
+    /// Keeps every node in its position meanwhile. Not to be taken twice by one thread.
+    pub(crate) fn stay(&self) -> RwLockReadGuard<'_, ()> {
+        self.membership.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn world(&self) -> RwLockReadGuard<'_, World> {
+        self.world.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn world_mut(&self) -> RwLockWriteGuard<'_, World> {
+        self.world.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is free in the whole cluster now.
+    pub(crate) fn supply(&self) -> MutexGuard<'_, Supply> {
+        locked(&self.shared.supply)
+    }
+
+    /// How many nodes have come so far.
+    pub(crate) fn arrivals(&self) -> u64 {
+        self.shared.arrivals()
+    }
+
+    /// The nodes that changed, in their order.
+    pub(crate) fn changes(&self) -> MutexGuard<'_, Changes> {
+        locked(&self.shared.changes)
+    }
+
+    /// Leaves a part of the policy `fragmentation` out, to see what it is worth (simulation).
+    pub fn leave_out(&self, term: Term) {
+        let mut world = self.world_mut();
+        world.left_out = Some(term);
+        world.compile();
+    }
+
+    /// Judges by another mix from now on, or by the same one for other nodes.
+    pub(crate) fn replace_mix(&self, mix: Option<Mix>) {
+        self.is_census_old.store(false, Ordering::Release);
+        let mut census = Census::default();
+        self.slots().iter().for_each(|slot| census.count(&slot.read()));
+        let mut world = self.world_mut();
+        match mix {
+            None if world.census == census => {} // an agent said hello again
+            None => {
+                let mix = world.mix.clone();
+                world.replace_mix(mix, census);
+            }
+            Some(mix) => world.replace_mix(mix, census),
+        }
+    }
+
+    pub(crate) fn ended(&self) -> MutexGuard<'_, Ended> {
+        locked(&self.ended)
+    }
+
+    pub(crate) fn position(&self, node: &str) -> Option<usize> {
+        self.slots.read().unwrap_or_else(PoisonError::into_inner).position(node.as_bytes())
+    }
+
+    /// The position of a node, made where it is new.
+    pub(crate) fn slot_of(&self, name: &NodeName) -> usize {
+        if let Some(at) = self.position(name.as_str()) {
+            return at;
+        }
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = slots.position(name.as_str().as_bytes()) {
+            return at; // another thread was quicker
+        }
+        let mut books = NodeLedger::new(name.clone(), self.settings.unmanaged_tolerance);
+        books.lose_node(); // until its Node object is seen: a pod may name a node that is gone
+        let slot = |at| Slot::new(at, books, Arc::clone(&self.shared));
+        Arc::make_mut(&mut slots).add(name.as_str(), slot)
+    }
+
+    /// The position of the node that a pod names, made where it is new, unless there are too many: a pod may
+    /// name any node, a node that is there is always known.
+    pub(crate) fn slot_of_pod(&self, name: &NodeName) -> Option<usize> {
+        let is_room = || self.slots().count() < MAX_NAMED_NODES;
+        self.position(name.as_str()).or_else(|| is_room().then(|| self.slot_of(name)))
+    }
+
+    /// Puts a node into a failure domain.
+    pub(crate) fn set_domain(&self, at: usize, domain: u32) {
+        if self.slots().domain(at) != domain {
+            let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+            Arc::make_mut(&mut slots).set_domain(at, domain);
+        }
+    }
+
+    /// Changes a node's books and says what that means beyond them.
+    pub(crate) fn change_slot(
+        &self,
+        at: usize,
+        change: impl FnOnce(&mut NodeLedger),
+    ) -> Vec<Effect> {
+        self.slot(at).change(|books| {
+            let before = Standing::of(books);
+            change(books);
+            before.effects(books)
+        })
+    }
+
+    /// Ends the claim of a pod. Room appears by it.
+    pub(crate) fn unclaim(&self, uid: &PodUid) -> Option<Effect> {
+        let mut effects = Vec::new();
+        self.claims.remove_if(uid, |_, at| {
+            effects = self.change_slot(*at, |books| {
+                books.unclaim(uid);
+            });
+            true
+        });
+        effects.pop()
+    }
+
+    /// Runs `body` with the position of the pod's claim, unless the pod is booked or has ended.
+    pub(crate) fn while_unbooked<T: Default>(
+        &self,
+        uid: &PodUid,
+        body: impl FnOnce(Option<usize>) -> T,
+    ) -> T {
+        let Entry::Vacant(_held) = self.pods.entry(uid.clone()) else { return T::default() };
+        if self.ended().contains(uid) {
+            return T::default();
+        }
+        body(self.claims.get(uid).map(|at| *at))
+    }
+
+    /// Forgets where pods are that node `at` no longer holds.
+    pub(crate) fn drop_index(&self, at: usize, ended: &[PodUid]) {
+        let slot = self.slot(at);
+        for uid in ended {
+            self.pods.remove_if(uid, |_, held| *held == at && !slot.read().holds(uid));
+            let is_claimed = || slot.read().claims().contains_key(uid);
+            self.claims.remove_if(uid, |_, held| *held == at && !is_claimed());
+        }
+        self.recycle(at);
+    }
+
+    /// Forgets nodes that are gone and hold nothing, where there are many of them.
+    pub(crate) fn forget_many_gone_nodes(&self) {
+        let slots = self.slots();
+        let gone = slots.present().filter(|at| slots[*at].read().is_forgettable()).count();
+        if gone > KEPT_GONE.max(slots.count() / 16) {
+            self.forget_gone_nodes();
+        }
+    }
+
+    /// Forgets all nodes that are gone and hold nothing, and failure domains that no node is in. Their
+    /// positions pass on to nodes that come.
+    #[doc(hidden)] // for tests; else time does it
+    pub fn forget_gone_nodes(&self) {
+        let _alone = self.membership.write().unwrap_or_else(PoisonError::into_inner);
+        let slots = self.slots();
+        let is_gone = |at: &usize| slots[*at].read().is_forgettable();
+        let gone: FixedBitSet = slots.present().filter(is_gone).collect();
+        gone.ones().for_each(|at| self.recycle(at));
+        drop(slots);
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::make_mut(&mut slots).remove(&gone, &self.nobody);
+        let used: BTreeSet<u32> = slots.present().map(|at| slots.domain(at)).collect();
+        locked(&self.domains).retain(|_, number| used.contains(number));
+    }
+
+    /// How many nodes, and how many failure domains, are kept.
+    #[doc(hidden)]
+    pub fn kept_nodes(&self) -> (usize, usize) {
+        (self.slots().count(), locked(&self.domains).len())
+    }
+
+    /// Lets a deleted node without tenants keep nothing but its name, for the case that it returns.
+    pub(crate) fn recycle(&self, at: usize) {
+        let slot = self.slot(at);
+        if Arc::ptr_eq(&slot, &self.nobody) || !slot.read().is_forgettable() {
+            return;
+        }
+        let is_recycled = slot.change(|books| {
+            if !books.is_forgettable() {
+                return false; // a pod of it was seen, or the node itself
+            }
+            for device in books.devices() {
+                self.owners.remove_if(&device.device().id, |_, owner| *owner == at);
+            }
+            let tolerance = self.settings.unmanaged_tolerance;
+            *books = NodeLedger::new(books.name().clone(), tolerance);
+            books.lose_node();
+            true
+        });
+        if is_recycled {
+            *locked(&slot.session) = Session::default();
+            *locked(&slot.details) = NodeDetails::default();
+            slot.arrive_again();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,453 @@
+//! What facts, commands and time do to the books of the cluster.
+
+use super::*;
+use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Share};
+use crate::ledger::change::commits::ReserveError;
+use crate::ledger::change::facts::PodFact;
+use crate::ledger::fixture::{
+    asks, bound, free, hello, ledger, node, pod, report, say, seconds, see_node, uid,
+};
+use crate::ledger::query::reading::Readiness;
+use crate::model::rejection::Misfit;
+use crate::model::request::{Isolation, Limit};
+use crate::model::reservation::{Placement, ReservationState};
+
+fn room() -> Effect {
+    Effect::Room(NodeName::new("n"))
+}
+
+fn reserve(ledger: &Ledger, name: &str, share: u64) -> Result<Placement, ReserveError> {
+    ledger.reserve(&pod(name), "n", &asks(share), seconds(0))
+}
+
+#[test]
+fn a_repeated_bind_gives_the_same_place_and_another_node_is_refused() {
+    let ledger = ledger("A B");
+    see_node(&ledger, "m");
+    ledger.report("m", &hello("m", 1, "M"), seconds(0)).unwrap();
+    let first = reserve(&ledger, "p", 500_000).unwrap();
+    assert_eq!(reserve(&ledger, "p", 500_000), Ok(first.clone()));
+    let elsewhere = ledger.reserve(&pod("p"), "m", &asks(500_000), seconds(0));
+    assert_eq!(elsewhere, Err(ReserveError::HeldElsewhere { node: NodeName::new("n") }));
+    ledger.confirm(&uid("p"));
+    assert_eq!(reserve(&ledger, "p", 500_000), Ok(first));
+    assert_eq!(ledger.forget(&uid("p")), [], "a bound pod is not forgotten");
+    assert_eq!(free(&ledger), [500, 1000]);
+    let unknown = ledger.reserve(&pod("q"), "nowhere", &asks(1), seconds(0));
+    assert_eq!(unknown, Err(ReserveError::Misfit(Misfit::UnknownNode)));
+}
+
+#[test]
+fn a_refused_binding_gives_its_room_back_and_the_pod_may_try_elsewhere() {
+    let ledger = ledger("A");
+    reserve(&ledger, "p", 500_000).unwrap();
+    assert_eq!(ledger.forget(&uid("p")), [room()]);
+    assert_eq!(ledger.forget(&uid("p")), []);
+    assert_eq!(free(&ledger), [1000]);
+    assert!(reserve(&ledger, "p", 1_000_000).is_ok());
+}
+
+#[test]
+fn time_alone_never_frees_a_binding_that_is_undecided() {
+    let ledger = ledger("A");
+    reserve(&ledger, "p", 500_000).unwrap();
+    ledger.tick(seconds(1_000_000));
+    let state = || ledger.reservation(&uid("p")).unwrap().state;
+    assert_eq!(state(), ReservationState::Assumed { since: seconds(0) });
+    ledger.see_pod(&bound("p", "n", "A", 500_000), seconds(9));
+    assert_eq!(state(), ReservationState::Confirmed);
+}
+
+#[test]
+fn a_pod_is_booked_where_it_is_bound_with_what_is_written() {
+    let ledger = ledger("A B");
+    see_node(&ledger, "m");
+    ledger.report("m", &hello("m", 1, "M"), seconds(0)).unwrap();
+    reserve(&ledger, "p", 500_000).unwrap();
+    let fact = bound("p", "m", "M", 300_000);
+    assert_eq!(ledger.see_pod(&fact, seconds(1)), [room()], "room appears where it was held");
+    assert_eq!(ledger.see_pod(&fact, seconds(1)), []);
+    assert_eq!(free(&ledger), [1000, 1000]);
+    let held = ledger.reservation(&uid("p")).unwrap();
+    assert_eq!(Some(held.placement), fact.placement);
+    assert_eq!(held.state, ReservationState::Confirmed);
+    assert!(node(&ledger, "n").reservations().is_empty());
+}
+
+#[test]
+fn a_pod_without_a_placement_is_told_of_and_its_reservation_ends() {
+    let ledger = ledger("A");
+    reserve(&ledger, "p", 500_000).unwrap();
+    let fact = PodFact { placement: None, ..bound("p", "n", "A", 0) };
+    let unplaced = Effect::Unplaced { pod: pod("p"), node: NodeName::new("n") };
+    assert_eq!(ledger.see_pod(&fact, seconds(0)), [room(), unplaced]);
+    assert_eq!(free(&ledger), [1000]);
+    assert_eq!(reserve(&ledger, "p", 500_000), Err(ReserveError::Ended));
+    let pending = PodFact { node: None, ..fact };
+    assert_eq!(ledger.see_pod(&pending, seconds(0)), [], "a late copy");
+    ledger.end_pod(&uid("p"), seconds(0));
+    assert!(!node(&ledger, "n").holds(&uid("p")));
+}
+
+#[test]
+fn keys_taken_away_from_a_bound_pod_free_nothing() {
+    let ledger = ledger("A");
+    let fact = bound("p", "n", "A", 400_000);
+    ledger.see_pod(&fact, seconds(0));
+    let stripped = PodFact { placement: None, ..fact };
+    assert_eq!(ledger.see_pod(&stripped, seconds(0)), [edited("n")]);
+    assert_eq!(free(&ledger), [600]);
+}
+
+fn edited(node: &str) -> Effect {
+    Effect::PlacementEdited { pod: pod("p"), node: NodeName::new(node) }
+}
+
+#[test]
+fn an_edited_placement_is_told_and_changes_nothing_of_what_a_pod_holds() {
+    let ledger = ledger("A B");
+    see_node(&ledger, "m");
+    ledger.report("m", &hello("m", 1, "M"), seconds(0)).unwrap();
+    reserve(&ledger, "p", 900_000).unwrap();
+    ledger.confirm(&uid("p"));
+    let ours = bound("p", "n", "A", 900_000);
+    assert_eq!(ledger.see_pod(&ours, seconds(0)), []);
+    let edits = [bound("p", "n", "A", 1), bound("p", "n", "B", 900_000), bound("p", "m", "M", 1)];
+    for state in ["confirmed", "draining"] {
+        for edit in &edits {
+            let told = ledger.see_pod(edit, seconds(1));
+            let node = edit.node.as_ref().unwrap().as_str();
+            // Of a pod that has ended nothing is told.
+            assert_eq!(told, if state == "confirmed" { vec![edited(node)] } else { vec![] });
+            assert_eq!((free(&ledger), state), (vec![100, 1000], state));
+        }
+        assert_eq!(ledger.see_pod(&ours, seconds(2)), [], "as it was written");
+        ledger.end_pod(&uid("p"), seconds(3));
+    }
+    assert!(node(&ledger, "m").reservations().is_empty());
+    assert_eq!(ledger.audit(), Ok(()));
+}
+
+#[test]
+fn the_first_placement_seen_counts_and_may_then_change_only_beside_its_devices() {
+    let ledger = ledger("A");
+    ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(0));
+    assert_eq!(ledger.see_pod(&bound("p", "n", "A", 500_000), seconds(1)), [edited("n")]);
+    assert_eq!(free(&ledger), [100]);
+    let resized = HostAmount { cpu: MilliCpu::new(7), memory: MemMib::new(7) };
+    let fact = PodFact { host: resized, ..bound("p", "n", "A", 900_000) };
+    assert_eq!(ledger.see_pod(&fact, seconds(2)), []);
+    assert_eq!(ledger.reservation(&uid("p")).unwrap().host, resized);
+}
+
+#[test]
+fn what_a_pod_asked_for_when_it_was_bound_counts_whatever_it_asks_for_later() {
+    let ours = bound("p", "n", "A", 10_000);
+    let mut later = ours.request.as_deref().unwrap().clone();
+    (later.isolation, later.limit) = (Isolation::Memory, Some(Limit::Fraction(Share::WHOLE)));
+    let later = PodFact { request: Some(later.into()), ..ours.clone() };
+    for way in ["chosen", "confirmed", "first seen"] {
+        let ledger = ledger("A");
+        match way {
+            "first seen" => drop(ledger.see_pod(&ours, seconds(0))),
+            _ => drop(reserve(&ledger, "p", 10_000).unwrap()),
+        }
+        if way == "confirmed" {
+            ledger.confirm(&uid("p"));
+        }
+        assert_eq!(ledger.see_pod(&later, seconds(1)), []);
+        assert_eq!(ledger.reservation(&uid("p")).unwrap().request, ours.request, "{way}");
+        assert!(reserve(&ledger, "q", 500_000).is_ok(), "{way}");
+    }
+    // Where none is known, the first valid one counts.
+    let ledger = ledger("A");
+    ledger.see_pod(&PodFact { request: None, ..ours.clone() }, seconds(0));
+    ledger.see_pod(&ours, seconds(1));
+    ledger.see_pod(&later, seconds(2));
+    assert_eq!(ledger.reservation(&uid("p")).unwrap().request, ours.request);
+}
+
+#[test]
+fn after_a_start_a_pod_that_was_placed_without_protection_needs_none() {
+    let mut fact = bound("p", "n", "A", 10_000);
+    let mut later = fact.request.as_deref().unwrap().clone();
+    later.isolation = Isolation::Memory;
+    fact.request = Some(later.into());
+    let ledger = ledger("A");
+    ledger.see_pod(&fact, seconds(0));
+    assert_eq!(ledger.reservation(&uid("p")).unwrap().request, fact.request);
+    assert!(reserve(&ledger, "q", 500_000).is_ok());
+}
+
+#[test]
+fn a_placement_edited_before_it_is_read_for_the_first_time_changes_nothing() {
+    let asked = || asks(900_000).gpu.map(Arc::new);
+    let ledger = ledger("A B");
+    reserve(&ledger, "p", 900_000).unwrap();
+    let mut edit = PodFact { request: asked(), ..bound("p", "n", "A", 1) };
+    Arc::make_mut(edit.request.as_mut().unwrap()).min_memory = MemMib::new(64);
+    assert_eq!(ledger.see_pod(&edit, seconds(1)), [edited("n")]);
+    assert_eq!(free(&ledger), [100, 1000]);
+    assert_eq!(ledger.reservation(&uid("p")).unwrap().state, ReservationState::Confirmed);
+    assert_eq!(ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(2)), []);
+    // A Binding of another process: other devices, for another request, or with other amounts.
+    let theirs = PodFact { bound_by_us: false, ..bound("q", "n", "B", 50_000) };
+    for (other, left) in [
+        (PodFact { request: asked(), ..theirs }, [100, 950]),
+        (PodFact { request: asked(), ..bound("q", "n", "A", 50_000) }, [50, 1000]),
+        (bound("q", "n", "B", 50_000), [100, 950]),
+    ] {
+        let ledger = crate::ledger::fixture::ledger("A B");
+        ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(0));
+        reserve(&ledger, "q", 900_000).unwrap();
+        ledger.see_pod(&other, seconds(1));
+        assert_eq!(free(&ledger), left);
+        assert_eq!(ledger.reservation(&uid("q")).unwrap().placement, other.placement.unwrap());
+    }
+}
+
+#[test]
+fn a_pod_without_a_gpu_is_not_told_of_where_too_many_nodes_are_named() {
+    let ledger = ledger("A");
+    for at in 0..MAX_NAMED_NODES {
+        ledger.slot_of(&NodeName::new(format!("m-{at}").as_str()));
+    }
+    let unplaced = Effect::Unplaced { pod: pod("p"), node: NodeName::new("one-more") };
+    let fact = PodFact { placement: None, ..bound("p", "one-more", "X", 1) };
+    assert_eq!(ledger.see_pod(&fact, seconds(0)), [unplaced]);
+    let fact = PodFact { wants_gpu: false, request: None, ..fact };
+    assert_eq!(ledger.see_pod(&fact, seconds(0)), []);
+}
+
+#[test]
+fn an_ended_pod_is_not_booked_again_by_late_events() {
+    let ledger = ledger("A");
+    let fact = bound("p", "n", "A", 400_000);
+    ledger.see_pod(&fact, seconds(0));
+    assert_eq!(ledger.end_pod(&uid("p"), seconds(0)), []);
+    assert_eq!(free(&ledger), [600], "its processes may still run");
+    ledger.see_pod(&fact, seconds(1));
+    assert_eq!(reserve(&ledger, "p", 1000), Err(ReserveError::Ended));
+    let silent = Effect::Silent(NodeName::new("n"));
+    assert_eq!(ledger.tick(seconds(30)), [silent], "no room on a node that is silent");
+    assert!(ledger.reservation(&uid("p")).is_none());
+    ledger.see_pod(&fact, seconds(31));
+    assert!(ledger.reservation(&uid("p")).is_none());
+}
+
+#[test]
+fn room_of_an_ended_pod_appears_when_its_drain_has_lasted_long_enough() {
+    let ledger = ledger("A");
+    ledger.see_pod(&bound("p", "n", "A", 400_000), seconds(0));
+    ledger.end_pod(&uid("p"), seconds(0));
+    let unsure = |sequence| {
+        let mut unsure = report("x", 7, sequence, "A");
+        unsure.uses[0].processes = None;
+        unsure
+    };
+    ledger.report("n", &unsure(2), seconds(25)).unwrap();
+    assert_eq!(ledger.tick(seconds(29)), []);
+    assert_eq!(ledger.tick(seconds(30)), [room()]);
+    assert_eq!(ledger.tick(seconds(30)), []);
+    assert_eq!(free(&ledger), [1000]);
+}
+
+#[test]
+fn a_deleted_node_keeps_its_tenants_and_returns_as_a_new_one() {
+    let ledger = ledger("A");
+    ledger.see_pod(&bound("p", "n", "A", 400_000), seconds(0));
+    ledger.lose_node(&NodeName::new("n"));
+    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Misfit::NodeGone)]);
+    assert!(say(&ledger, &report("x", 7, 2, "A")).is_ok());
+    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Misfit::NodeGone)]);
+    see_node(&ledger, "n");
+    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Misfit::Silent)]);
+    say(&ledger, &report("x", 7, 3, "A")).unwrap();
+    assert_eq!(free(&ledger), [600]);
+    ledger.lose_node(&NodeName::new("n"));
+    ledger.end_pod(&uid("p"), seconds(0));
+    ledger.tick(seconds(30));
+    assert_eq!(ledger.nodes().len(), 0);
+    see_node(&ledger, "n");
+    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Misfit::NeverReported)]);
+}
+
+#[test]
+fn overbooking_by_facts_is_told_and_stops_nothing_else() {
+    let ledger = ledger("A B");
+    ledger.see_pod(&bound("p", "n", "A", 700_000), seconds(0));
+    let overbooked =
+        Effect::Overbooked { node: NodeName::new("n"), device: DeviceId::new("A").unwrap() };
+    assert_eq!(ledger.see_pod(&bound("q", "n", "A", 400_000), seconds(0)), [overbooked]);
+    assert_eq!(free(&ledger), [0, 1000]);
+    assert_eq!(reserve(&ledger, "r", 1_000_000).unwrap().devices[0].id.as_str(), "B");
+    assert_eq!(ledger.packing().overbooked, 1);
+    assert_eq!(ledger.audit(), Ok(()));
+}
+
+#[test]
+fn questions_wait_for_the_lists_and_then_for_nodes_that_hold_pods() {
+    let ledger = Ledger::new(crate::ledger::fixture::settings());
+    assert_eq!(ledger.readiness(seconds(0)), Readiness::NotListed);
+    see_node(&ledger, "n");
+    see_node(&ledger, "empty");
+    ledger.see_pod(&bound("p", "n", "A", 400_000), seconds(1));
+    ledger.see_pod(&bound("q", "deleted", "X", 400_000), seconds(1));
+    ledger.set_listed(seconds(1));
+    ledger.set_listed(seconds(5));
+    assert_eq!(ledger.readiness(seconds(2)), Readiness::AwaitingReports { nodes: 1 });
+    assert_eq!(ledger.readiness(seconds(11)), Readiness::Ready, "warm-up is over");
+    say(&ledger, &hello("x", 1, "A")).unwrap();
+    assert_eq!(ledger.readiness(seconds(2)), Readiness::Ready);
+    assert_eq!(free(&ledger), [600]);
+}
+
+/// Node `name` with one GPU, as node object, domain and agent tell of it.
+fn arrive(ledger: &Ledger, name: &str) {
+    see_node(ledger, name);
+    ledger.see_domain(&NodeName::new(name), &format!("domain-of-{name}"));
+    ledger.report(name, &hello(name, 1, &format!("GPU-{name}")), seconds(0)).unwrap();
+}
+
+#[test]
+fn names_of_nodes_that_come_and_go_leave_few_slots() {
+    let ledger = ledger("A");
+    let question = asks(500_000);
+    for round in 0..10_000_u64 {
+        let name = format!("node-{round}");
+        arrive(&ledger, &name);
+        if round.is_multiple_of(7) {
+            // A pod of it ends later than the node, and one names a node that never was.
+            let ended = format!("pod-{round}");
+            ledger.see_pod(&bound(&ended, &name, &format!("GPU-{name}"), 400_000), seconds(0));
+            ledger
+                .see_pod(&bound(&format!("{ended}-x"), &format!("x-{round}"), "X", 1), seconds(0));
+        }
+        if round.is_multiple_of(97) {
+            let names = ["n", name.as_str(), "node-1"];
+            let fresh = names.map(|name| ledger.fresh_answer(&question, name));
+            assert_eq!(ledger.answers(&question, &names), fresh, "{round}");
+            let best = ledger.best(&question).map(|(_, rank)| rank);
+            assert_eq!(best, fresh.into_iter().filter_map(Result::ok).min(), "{round}");
+        }
+        ledger.lose_node(&NodeName::new(name.as_str()));
+        if round.is_multiple_of(7) {
+            for pod in [format!("pod-{round}"), format!("pod-{round}-x")] {
+                ledger.end_pod(&uid(&pod), seconds(0));
+            }
+        }
+        ledger.tick(seconds(if round.is_multiple_of(50) { 100 } else { 0 }));
+        ledger.report("n", &report("x", 7, round + 2, "A"), seconds(0)).unwrap();
+    }
+    ledger.tick(seconds(1_000));
+    let (nodes, domains) = ledger.kept_nodes();
+    assert!(nodes <= KEPT_GONE + 1, "{nodes} nodes");
+    assert!(domains <= KEPT_GONE + 1, "{domains} domains");
+    let positions = ledger.slots().len();
+    assert!(positions <= 2 * KEPT_GONE, "{positions} positions");
+    assert_eq!(ledger.owners.len(), 1, "of the node that stays");
+    assert_eq!(ledger.nodes().len(), 1);
+    assert_eq!(ledger.audit(), Ok(()));
+}
+
+#[test]
+fn many_nodes_that_go_at_once_leave_few_slots_and_return_as_new_ones() {
+    let ledger = ledger("A");
+    let names: Vec<String> = (0..500).map(|at| format!("node-{at}")).collect();
+    for _ in 0..3 {
+        names.iter().for_each(|name| arrive(&ledger, name));
+        ledger.see_pod(&bound("p", "node-7", "GPU-node-7", 400_000), seconds(0));
+        assert_eq!(ledger.kept_nodes().0, 501);
+        names.iter().for_each(|name| ledger.lose_node(&NodeName::new(name.as_str())));
+        ledger.tick(seconds(0));
+        assert_eq!(ledger.kept_nodes(), (2, 1), "one holds a pod");
+        assert_eq!(ledger.reservation(&uid("p")).unwrap().placement.node.as_str(), "node-7");
+        assert_eq!(ledger.answers(&asks(1), &["node-8"]), [Err(Misfit::UnknownNode)]);
+    }
+    assert_eq!(ledger.slots().len(), 501);
+}
+
+#[test]
+fn figures_of_a_node_are_not_those_of_the_one_that_had_its_position() {
+    let ledger = ledger("A");
+    for (name, devices, count) in [("a", "X", 2), ("b", "Y Z", 3)] {
+        see_node(&ledger, name);
+        ledger.report(name, &hello(name, 1, devices), seconds(0)).unwrap();
+        assert_eq!(ledger.packing().devices, count, "{name}");
+        ledger.lose_node(&NodeName::new(name));
+        ledger.forget_gone_nodes();
+    }
+    assert_eq!(ledger.slots().len(), 2);
+}
+
+#[test]
+fn pods_that_name_nodes_that_there_are_not_make_a_bounded_number_of_them() {
+    let ledger = ledger("A");
+    for at in 0..MAX_NAMED_NODES + 5 {
+        let name = format!("x-{at:05}");
+        ledger.see_pod(&bound(&name, &name, "X", 1), seconds(0));
+    }
+    assert_eq!(ledger.kept_nodes().0, MAX_NAMED_NODES);
+    let unplaced = Effect::Unplaced { pod: pod("p"), node: NodeName::new("z") };
+    assert_eq!(ledger.see_pod(&bound("p", "z", "Z", 1), seconds(0)), [unplaced]);
+    see_node(&ledger, "z");
+    assert_eq!(ledger.see_pod(&bound("p", "z", "Z", 1), seconds(0)), [], "one that there is");
+}
+
+#[test]
+fn the_pods_that_ended_last_are_remembered_and_one_that_drains_for_longer_keeps_its_devices() {
+    const MOST: usize = 20_000;
+    let ledger = ledger("A");
+    ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(0));
+    ledger.end_pod(&uid("p"), seconds(0));
+    (0..MOST + 5).for_each(|at| drop(ledger.end_pod(&uid(&format!("{at}")), seconds(0))));
+    let table = ledger.entries().into_iter().find(|(table, _)| *table == "ended");
+    assert_eq!(table, Some(("ended", MOST)));
+    assert_eq!(reserve(&ledger, &format!("{}", MOST + 4), 1), Err(ReserveError::Ended));
+    assert_eq!(ledger.see_pod(&bound("p", "n", "A", 1), seconds(1)), [edited("n")]);
+    assert_eq!(free(&ledger), [100]);
+    let state = ledger.reservation(&uid("p")).unwrap().state;
+    assert!(matches!(state, ReservationState::Draining { .. }), "it goes on to end: {state:?}");
+}
+
+#[test]
+fn a_node_that_passes_its_position_on_takes_nothing_of_others_with_it() {
+    let ledger = ledger("A");
+    let (rounds, question) = (300, asks(400_000));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..rounds {
+                let name = format!("come-{}", round % 5);
+                arrive(&ledger, &name);
+                ledger.lose_node(&NodeName::new(name.as_str()));
+                ledger.forget_gone_nodes();
+            }
+        });
+        for thread in 0..2 {
+            let (ledger, question) = (&ledger, &question);
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let (pod_uid, name) =
+                        (format!("{thread}-{round}"), format!("come-{}", round % 5));
+                    let device = format!("GPU-{name}");
+                    if thread == 0 {
+                        ledger.see_pod(&bound(&pod_uid, &name, &device, 100_000), seconds(0));
+                    } else {
+                        drop(ledger.reserve(&pod(&pod_uid), &name, question, seconds(0)));
+                    }
+                    ledger.claim(&uid(&format!("c{pod_uid}")), &name, question, seconds(0));
+                    if let Some(held) = ledger.reservation(&uid(&pod_uid)) {
+                        assert_eq!(held.placement.node.as_str(), name);
+                    }
+                    ledger.drop_claim(&uid(&format!("c{pod_uid}")));
+                    ledger.end_pod(&uid(&pod_uid), seconds(0));
+                }
+            });
+        }
+    });
+    ledger.tick(seconds(1_000));
+    ledger.forget_gone_nodes();
+    assert_eq!((ledger.pods.len(), ledger.claims.len()), (0, 0));
+    assert_eq!(ledger.kept_nodes().0, 1);
+    assert_eq!(ledger.audit(), Ok(()));
+}

@@ -1,0 +1,267 @@
+//! All nodes at a moment, in the order in which they were first seen, with their positions by name.
+
+use std::hash::{BuildHasher, Hasher};
+use std::ops::Deref;
+use std::sync::Arc;
+
+use fixedbitset::FixedBitSet;
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+use crate::ledger::nodes::node_entry::Slot;
+
+/// The slots of all nodes. A node keeps its position as long as it is there or anybody holds something on it;
+/// see [`crate::ledger::nodes::state::Ledger::forget_gone_nodes`]. Then the position is vacant, until another node gets it:
+/// what is kept by position tells the two apart by the [`era`] of their versions.
+///
+/// A question names thousands of nodes in any order, and most of its time goes into finding them. So names
+/// lie one behind the other, where the processor has them at hand. Nobody outside the cluster chooses them,
+/// to let them collide.
+#[derive(Clone, Default)]
+pub(crate) struct Slots {
+    all: Vec<Arc<Slot>>,
+    /// Number of the failure domain of each; zero where it names none.
+    domains: Vec<u32>,
+    have_domains: bool,
+    /// The names, without anything between them.
+    names: String,
+    /// Positions without a node.
+    vacant: Vec<u32>,
+    /// Nodes that got the position of another one so far.
+    reuses: u64,
+    /// Grows when a node comes or goes.
+    generation: u64,
+    positions: HashTable<Known>,
+    hasher: DefaultHashBuilder,
+    /// The positions in the order of the names.
+    in_order: Vec<u32>,
+    /// The place of each node in that order: nodes that are as good as each other are told apart by name, and
+    /// whole rows of equal nodes are.
+    orders: Vec<u32>,
+}
+
+/// Where the name of a node lies, and the node.
+#[derive(Clone, Copy)]
+struct Known {
+    start: u32,
+    length: u32,
+    at: u32,
+}
+
+impl Known {
+    #[inline]
+    fn name<'a>(&self, names: &'a str) -> &'a [u8] {
+        let start = index(self.start);
+        &names.as_bytes()[start..start + index(self.length)]
+    }
+}
+
+impl Slots {
+    /// The position of a node.
+    #[inline]
+    pub(crate) fn position(&self, node: &[u8]) -> Option<usize> {
+        let is_it = |known: &Known| is_same(known.name(&self.names), node);
+        self.positions.find(hash(&self.hasher, node), is_it).map(|it| index(it.at))
+    }
+
+    /// Which nodes are among `nodes`, and how many of these are none of ours.
+    pub(crate) fn listed(&self, nodes: impl Iterator<Item: AsRef<[u8]>>) -> (FixedBitSet, usize) {
+        let mut listed = FixedBitSet::with_capacity(self.all.len());
+        let mut unknown = 0;
+        for node in nodes {
+            match self.position(node.as_ref()) {
+                Some(at) => listed.insert(at),
+                None => unknown += 1,
+            }
+        }
+        (listed, unknown)
+    }
+
+    /// Adds a node that is not there yet. Answers its position.
+    pub(crate) fn add(&mut self, node: &str, make: impl FnOnce(usize) -> Slot) -> usize {
+        self.generation += 1;
+        let at = match self.vacant.pop() {
+            Some(vacant) => {
+                self.reuses += 1;
+                let mut slot = make(index(vacant));
+                slot.version = first_version(self.reuses).into();
+                self.all[index(vacant)] = Arc::new(slot);
+                index(vacant)
+            }
+            None => {
+                let at = self.all.len();
+                self.all.push(Arc::new(make(at)));
+                self.domains.push(0);
+                self.orders.push(0);
+                at
+            }
+        };
+        let length = number(node.len());
+        let known = Known { start: number(self.names.len()), length, at: number(at) };
+        self.names.push_str(node);
+        let (names, hasher) = (&self.names, &self.hasher);
+        let hash_of = |known: &Known| hash(hasher, known.name(names));
+        self.positions.insert_unique(hash(hasher, node.as_bytes()), known, hash_of);
+        let is_before = |other: &u32| self.all[index(*other)].name.as_str() < node;
+        let order = self.in_order.partition_point(is_before);
+        self.in_order.insert(order, known.at);
+        self.orders[at] = number(order);
+        for later in &self.in_order[order + 1..] {
+            self.orders[index(*later)] += 1;
+        }
+        at
+    }
+
+    /// Takes out the nodes at these positions; `nobody` stands there until others come.
+    pub(crate) fn remove(&mut self, gone: &FixedBitSet, nobody: &Arc<Slot>) {
+        self.generation += 1;
+        for at in gone.ones() {
+            self.all[at] = Arc::clone(nobody);
+            self.domains[at] = 0;
+            self.vacant.push(number(at));
+        }
+        self.in_order.retain(|at| !gone.contains(index(*at)));
+        self.names.clear();
+        self.positions.clear();
+        for (order, at) in self.in_order.iter().enumerate() {
+            self.orders[index(*at)] = number(order);
+            let name = self.all[index(*at)].name.as_str();
+            let (start, length) = (number(self.names.len()), number(name.len()));
+            self.names.push_str(name);
+            let (names, hasher) = (&self.names, &self.hasher);
+            let hash_of = |known: &Known| hash(hasher, known.name(names));
+            let known = Known { start, length, at: *at };
+            self.positions.insert_unique(hash(hasher, name.as_bytes()), known, hash_of);
+        }
+        self.have_domains = self.domains.iter().any(|domain| *domain > 0);
+    }
+
+    /// The positions at which there is a node, in the order of the names.
+    pub(crate) fn present(&self) -> impl Iterator<Item = usize> {
+        self.in_order.iter().map(|at| index(*at))
+    }
+
+    /// How many nodes there are.
+    pub(crate) fn count(&self) -> usize {
+        self.in_order.len()
+    }
+
+    /// Which nodes there are: another number, other nodes.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The place of the node at a position in the order of all names.
+    #[inline]
+    pub(crate) fn order(&self, at: usize) -> u32 {
+        self.orders[at]
+    }
+
+    /// Number of the failure domain of the node at a position; zero where it names none.
+    #[inline]
+    pub(crate) fn domain(&self, at: usize) -> u32 {
+        self.domains[at]
+    }
+
+    /// Whether any node is in a failure domain.
+    pub(crate) fn have_domains(&self) -> bool {
+        self.have_domains
+    }
+
+    /// Puts the node at a position into a failure domain.
+    pub(crate) fn set_domain(&mut self, at: usize, domain: u32) {
+        self.domains[at] = domain;
+        self.have_domains |= domain > 0;
+    }
+}
+
+impl Deref for Slots {
+    type Target = [Arc<Slot>];
+
+    fn deref(&self) -> &[Arc<Slot>] {
+        &self.all
+    }
+}
+
+#[inline]
+fn hash(hasher: &DefaultHashBuilder, name: &[u8]) -> u64 {
+    let mut hash = hasher.build_hasher();
+    hash.write(name);
+    hash.finish()
+}
+
+/// Whether two names are the same. Names are short: eight bytes in a step take less than a call of `memcmp`.
+#[inline]
+fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let (Some(last), Some(other_last)) = (one.last_chunk::<8>(), other.last_chunk::<8>()) else {
+        return one == other;
+    };
+    let (words, other_words) = (one.as_chunks::<8>().0, other.as_chunks::<8>().0);
+    one.len() == other.len()
+        && last == other_last
+        && words.iter().zip(other_words).all(|(word, other)| word == other)
+}
+
+/// Bits of a version that count changes. The rest tells apart the nodes that had the same position.
+const CHANGE_BITS: u32 = 36;
+
+/// The version that the slot begins with which is the so manieth in the place of another one.
+fn first_version(reuses: u64) -> u64 {
+    (reuses << CHANGE_BITS) + 1
+}
+
+/// The version of what stands where no node is: of an era that no node has.
+pub(crate) const VERSION_OF_NOBODY: u64 = u64::MAX << CHANGE_BITS;
+
+/// Which of the nodes that had a position a version is of.
+pub(crate) fn era(version: u64) -> u64 {
+    version >> CHANGE_BITS
+}
+
+pub(crate) fn number(at: usize) -> u32 {
+    u32::try_from(at).expect("a cluster has fewer nodes, and less than 4 GiB of names")
+}
+
+#[inline]
+pub(crate) fn index(at: u32) -> usize {
+    usize::try_from(at).expect("a position in memory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::device::NodeName;
+    use crate::hardware::units::MemMib;
+    use crate::model::node_state::NodeLedger;
+
+    #[test]
+    fn names_are_the_same_where_all_their_bytes_are() {
+        for length in 0..40 {
+            let name: Vec<u8> = (b'0'..).take(length).collect();
+            assert!(is_same(&name, &name.clone()));
+            assert!(!is_same(&name, &[&name[..], b"0"].concat()));
+            for at in 0..length {
+                let mut other = name.clone();
+                other[at] ^= 1;
+                assert!(!is_same(&name, &other), "{length} {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn nodes_are_found_by_name_and_told_apart_in_the_order_of_their_names() {
+        let mut slots = Slots::default();
+        let names = ["m", "c", "x", "a", "ca", "", "y-0", "b"];
+        for name in names {
+            let books = NodeLedger::new(NodeName::new(name), MemMib::ZERO);
+            slots.add(name, |at| Slot::new(at, books, Arc::default()));
+        }
+        let mut sorted = names;
+        sorted.sort_unstable();
+        for (at, name) in names.iter().enumerate() {
+            assert_eq!(slots.position(name.as_bytes()), Some(at));
+            assert_eq!(sorted[index(slots.order(at))], *name);
+        }
+        let (listed, unknown) = slots.listed(["b", "d", "m", "b"].iter());
+        assert_eq!((listed.ones().collect::<Vec<_>>(), unknown), (vec![0, 7], 1));
+    }
+}

@@ -1,0 +1,390 @@
+//! Questions to the books: where does this fit, how good is it there. They change no books.
+//!
+//! The answers to a shape of request are kept (`shapes`), so that only nodes that changed since are looked
+//! at again. `cargo test` holds the kept answers against fresh ones (`tests/properties.rs`).
+//!
+//! A *claim* is what a question may leave behind, beside the books: room held back for the pod until
+//! its bind, so that the next pod's question does not see the same room.
+
+use std::collections::BinaryHeap;
+
+use dashmap::Entry;
+use fixedbitset::FixedBitSet;
+
+use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::units::{HostAmount, Timestamp};
+use crate::ledger::nodes::answer_cache::{Kept, Shape, ShapeTable};
+use crate::ledger::nodes::changes::locked;
+use crate::ledger::nodes::narrowing::{Choice, Choosing, Keys};
+use crate::ledger::nodes::ranking::Candidate;
+use crate::ledger::nodes::state::{Ledger, World};
+use crate::ledger::nodes::table::Slots;
+use crate::model::device_state::{Claim, ClaimRule};
+use crate::model::event::Effect;
+use crate::model::fit::{Ask, HostRule};
+use crate::model::node_state::NodeLedger;
+use crate::model::policy::Policy;
+use crate::model::rejection::Misfit;
+use crate::model::request::GpuRequest;
+use crate::scoring::cost::Rank;
+use crate::scoring::plan;
+use crate::scoring::plan::Place;
+use crate::scoring::strategy::Strategy;
+use crate::waste::compiled_mix::CompiledMix;
+use crate::waste::scarcity::Prices;
+
+/// Most claims at once. Each belongs to one pod between two verbs, so only a runaway caller holds
+/// more; then new pods get none, and bind alone decides.
+const MAX_CLAIMS: usize = 10_000;
+
+/// Most device classes that nodes outside the books may add to those of the cluster: each takes memory and
+/// time for all nodes.
+const MOST_NEW_CLASSES: usize = 16;
+
+/// A question about one pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Question {
+    /// What it wants of GPUs; none for a pod without.
+    pub gpu: Option<GpuRequest>,
+    /// What it wants of the node outside its GPUs.
+    pub host: HostAmount,
+    /// Whether that is checked here.
+    pub host_rule: HostRule,
+    /// What ranks the places.
+    pub strategy: Strategy,
+}
+
+impl Question {
+    /// The request worked out for every class of device.
+    pub(crate) fn ask(&self, classes: &DeviceClasses) -> Ask {
+        Ask::new(self.gpu.clone(), self.host, self.host_rule, classes)
+    }
+}
+
+/// An answer for one node: how good the best place is, or why there is none.
+pub type Answer = Result<Rank, Misfit>;
+
+/// A question with the answers that are kept to its shape.
+struct Asked<'a> {
+    slots: &'a Slots,
+    world: &'a World,
+    question: &'a Question,
+    ask: Ask,
+    prices: Prices,
+    table: &'a mut ShapeTable,
+}
+
+impl Asked<'_> {
+    /// The answer for a node.
+    #[inline]
+    fn answer(&mut self, name: &str) -> Answer {
+        self.slots
+            .position(name.as_bytes())
+            .map_or(Err(Misfit::UnknownNode), |at| self.answer_at(at))
+    }
+
+    /// The answer for the node at a position.
+    #[inline]
+    fn answer_at(&mut self, at: usize) -> Answer {
+        self.kept_at(at).map(|merit| merit.rank(&self.prices))
+    }
+
+    #[inline]
+    fn kept_at(&mut self, at: usize) -> Kept {
+        match self.table.get(at) {
+            Some(kept) => *kept,
+            None => self.look_at(at),
+        }
+    }
+
+    /// Looks at those of `nodes` that have changed.
+    fn look_at_all(&mut self, nodes: &FixedBitSet) {
+        for at in self.table.unknown(nodes).ones() {
+            let _ = self.look_at(at); // kept, to be read by the caller
+        }
+    }
+
+    #[cold]
+    fn look_at(&mut self, at: usize) -> Kept {
+        let world = self.world;
+        let (version, answer) =
+            self.slots[at].look_with_outlook(world.mix_generation, |books, outlook| {
+                let strategy = self.question.strategy;
+                let claims = ClaimRule::Respected;
+                let mix = &world.compiled;
+                plan::evaluate_with(books, &self.ask, strategy, mix, claims, outlook)
+            });
+        let answer = answer.map(|place| place.merit);
+        self.table.keep(at, self.slots.order(at), version, answer);
+        answer
+    }
+
+    /// Where the node at a position stands among others, if it is known to fit.
+    fn candidate(&self, at: usize) -> Option<Candidate> {
+        let merit = self.table.get(at)?.as_ref().ok()?;
+        Some(Candidate { key: merit.key(&self.prices), order: self.slots.order(at), at })
+    }
+
+    /// The best of `nodes`, at most `most`, in the order of their ranks.
+    fn best_of(&mut self, nodes: &FixedBitSet, most: usize) -> Vec<Candidate> {
+        self.look_at_all(nodes);
+        // Of a few names only these are gone through, instead of all nodes until these are found.
+        let are_many = nodes.count_ones(..) > self.slots.len() / 8;
+        if let Some(ranking) = self.table.ranking(self.slots).filter(|_| are_many) {
+            let in_order = ranking.in_order(&self.prices);
+            return in_order.filter(|node| nodes.contains(node.at)).take(most).collect();
+        }
+        let fitting = self.table.fitting(nodes).into_ones();
+        least(fitting.filter_map(|at| self.candidate(at)), most)
+    }
+}
+
+/// The least of `all`, at most `most`, in their order.
+fn least<T: Ord>(mut all: impl Iterator<Item = T>, most: usize) -> Vec<T> {
+    let mut kept: BinaryHeap<T> = all.by_ref().take(most).collect();
+    for one in all {
+        if let Some(mut greatest) = kept.peek_mut().filter(|greatest| one < **greatest) {
+            *greatest = one;
+        }
+    }
+    kept.into_sorted_vec()
+}
+
+impl Ledger {
+    /// The answer for each of `nodes`, in their order.
+    pub fn answers(&self, question: &Question, nodes: &[impl AsRef<str>]) -> Vec<Answer> {
+        self.asked(question, |asked| nodes.iter().map(|name| asked.answer(name.as_ref())).collect())
+    }
+
+    /// Which of `nodes` fit, with the keys of their ranks.
+    pub fn keys(&self, question: &Question, nodes: impl Iterator<Item: AsRef<[u8]>>) -> Keys {
+        self.asked(question, |asked| {
+            let slots = asked.slots;
+            let at: Vec<Option<usize>> = nodes.map(|name| slots.position(name.as_ref())).collect();
+            let mut listed = FixedBitSet::with_capacity(slots.len());
+            listed.extend(at.iter().flatten().copied());
+            asked.look_at_all(&listed);
+            // First in the order of the answers, since that of the list leads all over the memory.
+            let (mut places, mut keys) = (vec![None; slots.len()], Vec::new());
+            let mut best: Option<(Candidate, usize)> = None;
+            for node in asked.table.fitting(&listed).ones().filter_map(|at| asked.candidate(at)) {
+                if best.is_none_or(|(best, _)| node < best) {
+                    best = Some((node, keys.len()));
+                }
+                places[node.at] = Some(keys.len());
+                keys.push(node.key);
+            }
+            let places = at.into_iter().map(|at| places[at?]).collect();
+            Keys { places, keys, best: best.map(|(_, place)| place) }
+        })
+    }
+
+    /// The best of `nodes`, at most `most` of them and at least one where one fits, with what became of
+    /// the others. See [`Choice`].
+    pub fn choose(
+        &self,
+        question: &Question,
+        nodes: impl Iterator<Item: AsRef<[u8]>>,
+        most: usize,
+    ) -> Choice {
+        self.asked(question, |asked| {
+            let slots = asked.slots;
+            let ((listed, unknown), most) = (slots.listed(nodes), most.max(1));
+            let best = asked.best_of(&listed, most);
+            let mut choosing = Choosing::new(most, best, |at| slots.domain(at));
+            if slots.have_domains() {
+                for at in asked.table.fitting(&listed).ones() {
+                    let domain = slots.domain(at);
+                    if !choosing.is_led(domain)
+                        && let Some(node) = asked.candidate(at)
+                    {
+                        choosing.leads(node, domain);
+                    }
+                }
+            }
+            let mut refused = asked.table.refused(&listed);
+            refused[Misfit::UnknownNode.position()] += unknown;
+            let kept = choosing.end().into_iter().map(|at| slots[at].name.clone());
+            Choice { kept: kept.collect(), refused }
+        })
+    }
+
+    /// The best of all nodes, with its rank; ties go to the first name. `None` when none fits.
+    pub fn best(&self, question: &Question) -> Option<(NodeName, Rank)> {
+        self.asked(question, |asked| {
+            let slots = asked.slots;
+            let mut all = FixedBitSet::with_capacity(slots.len());
+            all.extend(slots.present());
+            let at = asked.best_of(&all, 1).first()?.at;
+            Some((slots[at].name.clone(), asked.answer_at(at).ok()?))
+        })
+    }
+
+    /// The rank of each node that fits and that `is_asked`, by position.
+    pub(crate) fn ranked(
+        &self,
+        question: &Question,
+        is_asked: impl Fn(usize) -> bool,
+    ) -> Vec<(Rank, usize)> {
+        self.asked(question, |asked| {
+            let nodes = asked.slots.present().filter(|at| is_asked(*at));
+            nodes.filter_map(|at| Some((asked.answer_at(at).ok()?, at))).collect()
+        })
+    }
+
+    /// The answer for one node, worked out afresh without any kept answer: the oracle.
+    pub fn fresh_answer(&self, question: &Question, node: &str) -> Answer {
+        let at = self.position(node).ok_or(Misfit::UnknownNode)?;
+        let world = self.world();
+        let ask = question.ask(&world.classes);
+        let place = evaluate(&self.slot(at).read(), &ask, question, &world)?;
+        Ok(place.merit.rank(&self.prices(&world.compiled, question)))
+    }
+
+    /// The answers on `count` nodes that are not part of the ledger (an autoscaler's template nodes). `make`
+    /// makes each of devices whose classes it adds to a copy of the ledger's: so the mix, which knows
+    /// the cluster by its classes, holds for them too. It is called twice, so that there is one node at a time;
+    /// those with classes beyond `MOST_NEW_CLASSES` new ones count as without devices.
+    pub fn answers_on(
+        &self,
+        question: &Question,
+        count: usize,
+        make: impl Fn(usize, &mut DeviceClasses) -> Option<NodeLedger>,
+    ) -> Vec<Answer> {
+        // Of a copy: the books wait for nobody who asks about made-up nodes.
+        let (mut classes, mix, census) = {
+            let world = self.world();
+            (world.classes.clone(), world.mix().clone(), world.census().clone())
+        };
+        let most = classes.count() + MOST_NEW_CLASSES;
+        let mut judged = FixedBitSet::with_capacity(count);
+        for at in 0..count {
+            let mut with_its = classes.clone();
+            let is_node = make(at, &mut with_its).is_some();
+            if is_node && with_its.count() <= most {
+                judged.insert(at);
+                classes = with_its;
+            }
+        }
+        let ask = question.ask(&classes);
+        let mix = CompiledMix::of(&mix, &classes, &census);
+        let prices = self.prices(&mix, question);
+        let answer = |at: usize| {
+            let node = judged.contains(at).then(|| make(at, &mut classes)).flatten();
+            let node = node.ok_or(Misfit::NoDevices)?;
+            let place = plan::evaluate(&node, &ask, question.strategy, &mix, ClaimRule::Respected)?;
+            Ok(place.merit.rank(&prices))
+        };
+        (0..count).map(answer).collect()
+    }
+
+    /// The prices of the moment, for all nodes alike.
+    pub(crate) fn prices(&self, mix: &CompiledMix, question: &Question) -> Prices {
+        match question.strategy {
+            Strategy::Policy(Policy::Fragmentation) => {
+                mix.prices(&self.supply(), question.gpu.is_some())
+            }
+            Strategy::Policy(Policy::BinPack | Policy::Spread) | Strategy::Baseline(_) => {
+                Prices::default()
+            }
+        }
+    }
+
+    /// Notes that a pod asks this that there is: the answers that are kept to it outlast those to questions
+    /// that somebody makes up.
+    pub fn keep_answers(&self, question: &Question) {
+        self.shapes.prefer(&shape(question));
+    }
+
+    /// Runs `body` with the question and the answers that are kept to its shape.
+    fn asked<T>(&self, question: &Question, body: impl FnOnce(&mut Asked<'_>) -> T) -> T {
+        let slots = self.slots();
+        let world = self.world();
+        let table = self.shapes.table(shape(question), slots.len());
+        let mut table = locked(&table);
+        table.follow_mix(question.strategy, world.mix_generation);
+        table.catch_up(&self.changes(), &slots);
+        body(&mut Asked {
+            slots: &slots,
+            world: &world,
+            question,
+            ask: question.ask(&world.classes),
+            prices: self.prices(&world.compiled, question),
+            table: &mut table,
+        })
+    }
+
+    /// Holds the best place on `node` back for a pod; its earlier claim ends. There is none without
+    /// room there, with too many claims, or for a pod that is booked or has ended.
+    pub fn claim(
+        &self,
+        pod: &PodUid,
+        node: &str,
+        question: &Question,
+        now: Timestamp,
+    ) -> Vec<Effect> {
+        let _stays = self.stay();
+        let found = self.position(node).filter(|_| self.claims.len() < MAX_CLAIMS);
+        let world = self.world();
+        let ask = question.ask(&world.classes);
+        self.while_unbooked(pod, |claimed_at| {
+            // An earlier claim on another node is room there; one on this node makes way here, so
+            // that only a difference between the two is.
+            let mut effects = Vec::new();
+            if claimed_at != found {
+                effects.extend(self.unclaim(pod));
+            }
+            let Some(at) = found else { return effects };
+            let entry = self.claims.entry(pod.clone());
+            let mut is_claimed = false;
+            effects.extend(self.change_slot(at, |books| {
+                books.unclaim(pod);
+                let Ok(place) = evaluate(books, &ask, question, &world) else { return };
+                let placement = plan::placement(books, &place);
+                let expires = now.plus(self.settings.claim_for);
+                books.claim(pod.clone(), Claim { placement, host: ask.host, expires });
+                is_claimed = true;
+            }));
+            if is_claimed {
+                entry.insert(at);
+            } else if let Entry::Occupied(ended) = entry {
+                ended.remove();
+            }
+            effects
+        })
+    }
+
+    /// Ends the claim of a pod that is about to be booked on `node`, where it has one elsewhere.
+    pub fn drop_claim_elsewhere(&self, pod: &PodUid, node: &str) -> Vec<Effect> {
+        let is_there = self.claims.get(pod).is_none_or(|at| Some(*at) == self.position(node));
+        if is_there { Vec::new() } else { self.drop_claim(pod) }
+    }
+
+    /// Ends the claim of a pod, where it has one: its next question sees that room again.
+    pub fn drop_claim(&self, pod: &PodUid) -> Vec<Effect> {
+        self.unclaim(pod).into_iter().collect()
+    }
+}
+
+/// What decides the answers to a question.
+fn shape(question: &Question) -> Shape {
+    Shape {
+        gpu: question.gpu.as_ref().map(GpuRequest::shape),
+        host: question.host,
+        host_rule: question.host_rule,
+        strategy: question.strategy.without_chance(),
+    }
+}
+
+fn evaluate(
+    books: &NodeLedger,
+    ask: &Ask,
+    question: &Question,
+    world: &World,
+) -> Result<Place, Misfit> {
+    plan::evaluate(books, ask, question.strategy, &world.compiled, ClaimRule::Respected)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! Copies and figures for readers. Nothing here changes anything.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::units::{Share, Timestamp};
+use crate::ledger::nodes::changes::locked;
+use crate::ledger::nodes::node_entry::Slot;
+use crate::ledger::nodes::per_node::{Gauge, PerNode};
+use crate::ledger::nodes::state::Ledger;
+use crate::model::node_state::{AuditError, NodeLedger, NodeState};
+use crate::model::reservation::{PodRef, Reservation};
+use crate::scoring::fragmentation::{Packing, stranded_by_device};
+use crate::waste::compiled_mix::CompiledMix;
+use crate::waste::request_mix::Mix;
+use crate::waste::supply::Census;
+
+/// Whether questions can be answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// Pods and nodes have not been listed yet.
+    NotListed,
+    /// Nodes that hold pods have not reported yet.
+    AwaitingReports {
+        /// How many.
+        nodes: usize,
+    },
+    /// Yes.
+    Ready,
+}
+
+impl Ledger {
+    /// Whether questions can be answered now. Once they can, they can for good: nodes that come later are
+    /// refused one by one until they are reported.
+    pub fn readiness(&self, now: Timestamp) -> Readiness {
+        if self.is_ready.load(Ordering::Acquire) {
+            return Readiness::Ready;
+        }
+        let readiness = self.look_whether_ready(now);
+        self.is_ready.fetch_or(readiness == Readiness::Ready, Ordering::AcqRel);
+        readiness
+    }
+
+    /// Whether pods and nodes have been listed.
+    pub fn is_listed(&self) -> bool {
+        self.is_listed.load(Ordering::Acquire)
+    }
+
+    /// How many nodes are known, those that are gone but not forgotten among them.
+    pub fn node_count(&self) -> usize {
+        self.slots().len()
+    }
+
+    fn look_whether_ready(&self, now: Timestamp) -> Readiness {
+        if !self.is_listed() {
+            return Readiness::NotListed;
+        }
+        let listed_at = Timestamp::from_millis(self.listed_at.load(Ordering::Acquire));
+        if now.since(listed_at) >= self.settings.warm_up {
+            return Readiness::Ready;
+        }
+        let slots = self.slots();
+        let waits = |slot: &&Arc<Slot>| {
+            let books = slot.read();
+            books.state() == NodeState::NeverReported && !books.reservations().is_empty()
+        };
+        match slots.iter().filter(waits).count() {
+            0 => Readiness::Ready,
+            nodes => Readiness::AwaitingReports { nodes },
+        }
+    }
+
+    /// A copy of the books of one node.
+    pub fn node(&self, name: &str) -> Option<NodeLedger> {
+        self.position(name).map(|at| self.slot(at).read().clone())
+    }
+
+    /// Copies of the books of all nodes, by name.
+    pub fn nodes(&self) -> Vec<NodeLedger> {
+        let mut nodes: Vec<NodeLedger> =
+            self.slots().iter().map(|slot| slot.read().clone()).collect();
+        nodes.retain(|node| !node.is_forgettable());
+        nodes.sort_by(|a, b| a.name().cmp(b.name()));
+        nodes
+    }
+
+    /// Lets `look` see the books of each node, one after the other, in no particular order, without a
+    /// copy. Each node is held meanwhile, so `look` must be short and must not ask the ledger.
+    pub fn look_at_each(&self, mut look: impl FnMut(&NodeLedger)) {
+        for slot in self.slots().iter() {
+            let books = slot.read();
+            if !books.is_forgettable() {
+                look(&books);
+            }
+        }
+    }
+
+    /// The state of each node, in no particular order.
+    pub fn node_states(&self) -> Vec<NodeState> {
+        self.slots().iter().map(|slot| slot.read().state()).collect()
+    }
+
+    /// The pods that hold part of a device.
+    pub fn tenants(&self, node: &str, device: &DeviceId) -> Vec<PodRef> {
+        let Some(at) = self.position(node) else { return Vec::new() };
+        let slot = self.slot(at);
+        let books = slot.read();
+        let holds = |held: &&Reservation| held.placement.devices.iter().any(|d| d.id == *device);
+        books.reservations().values().filter(holds).map(|held| held.pod.clone()).collect()
+    }
+
+    /// Ended pods whose processes still run after `drain_limit`: they hold their room.
+    pub fn overdue_drains(&self, now: Timestamp) -> usize {
+        let limit = self.settings.drain_limit;
+        self.slots().iter().map(|slot| slot.read().overdue_drains(limit, now)).sum()
+    }
+
+    /// The reservation of a pod.
+    pub fn reservation(&self, uid: &PodUid) -> Option<Reservation> {
+        let at = self.pods.get(uid).map(|at| *at)?;
+        self.slot(at).read().reservation(uid).cloned()
+    }
+
+    /// How full and how fragmented the cluster is, by the typical requests that it sees.
+    pub fn packing(&self) -> Packing {
+        self.packing_by(&mut locked(&self.gauge))
+    }
+
+    /// The same by a gauge. Only nodes that changed since its last use are measured:
+    /// O(changed nodes × typical requests × devices + nodes).
+    pub fn packing_by(&self, gauge: &mut Gauge) -> Packing {
+        let classes = {
+            let world = self.world();
+            let basis = match gauge.mix {
+                None => world.mix_generation,
+                Some(_) => u64::try_from(world.classes.count()).expect("lengths fit into 64 bits"),
+            };
+            if gauge.basis != Some(basis) {
+                gauge.compiled = match &gauge.mix {
+                    None => Arc::clone(&world.compiled),
+                    Some(mix) => Arc::new(CompiledMix::of(mix, &world.classes, &Census::default())),
+                };
+                (gauge.basis, gauge.nodes) = (Some(basis), PerNode::default());
+            }
+            world.classes.count()
+        };
+        let mix = &gauge.compiled;
+        gauge.nodes.refresh(&self.slots(), classes, |books| Packing::of(books, mix));
+        let nodes = gauge.nodes.all().flatten().copied();
+        nodes.fold(Packing::default(), Packing::and)
+    }
+
+    /// For each GPU, in no particular order: the free share that the requests of `mix` cannot use.
+    pub fn stranded_against(&self, mix: &Mix) -> Vec<Share> {
+        let mix = CompiledMix::of(mix, &self.world().classes, &Census::default());
+        let slots = self.slots();
+        let of_node = |slot: &Arc<Slot>| stranded_by_device(&slot.read(), &mix);
+        slots.iter().flat_map(of_node).map(|(_, share)| share).collect()
+    }
+
+    /// How many types of requests free room is judged by.
+    pub fn typical_requests(&self) -> usize {
+        self.world().mix().typical().len()
+    }
+
+    /// The typical requests as they are seen now.
+    pub fn mix(&self) -> Mix {
+        self.world().mix().clone()
+    }
+
+    /// Claims that are held now.
+    pub fn claim_count(&self) -> usize {
+        self.claims.len()
+    }
+
+    /// How many entries the tables have that grow with pods, nodes or questions, by name.
+    #[doc(hidden)] // for tests, which hold them against their bounds
+    pub fn entries(&self) -> Vec<(&'static str, usize)> {
+        let slots = self.slots();
+        let all = || slots.present().map(|at| &slots[at]);
+        let sketches = |slot: &Arc<Slot>| locked(&slot.details).entries();
+        let held = |slot: &Arc<Slot>| slot.read().entries();
+        vec![
+            ("nodes", slots.count()),
+            ("domains", locked(&self.domains).len()),
+            ("pods", self.pods.len()),
+            ("claims", self.claims.len()),
+            ("devices", self.owners.len()),
+            ("ended", self.ended().count()),
+            ("mix", locked(&self.window).pods()),
+            ("shapes", self.shapes.count()),
+            ("held", all().map(held).sum()),
+            ("sketches", all().map(sketches).sum()),
+        ]
+    }
+
+    /// Checks the derived sums of every node.
+    ///
+    /// # Errors
+    /// One [`AuditError`] per node whose sums differ.
+    pub fn audit(&self) -> Result<(), Vec<AuditError>> {
+        let faults: Vec<_> =
+            self.slots().iter().filter_map(|slot| slot.read().audit().err()).collect();
+        if faults.is_empty() { Ok(()) } else { Err(faults) }
+    }
+}

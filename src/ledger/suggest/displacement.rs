@@ -1,0 +1,195 @@
+//! Which pods would have to leave a node so that another one fits there.
+//!
+//! Only the smallest sets are of interest: none of them holds a pod that could stay. Where the pods
+//! go is decided above, where all nodes are known.
+
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+
+use crate::hardware::device::PodUid;
+use crate::hardware::units::{HostAmount, Share};
+use crate::model::device_state::{ClaimRule, DeviceBooks};
+use crate::model::fit::{Ask, fit_host};
+use crate::model::node_state::NodeLedger;
+use crate::model::reservation::Reservation;
+use crate::scoring::plan;
+
+/// Most moves that are proposed for one waiting pod or one GPU: the sets to look at grow with each.
+pub const MOST_MOVES: usize = 3;
+
+/// Pods of one device, or of the whole node, that are looked at: the smallest ones. More than a GPU
+/// shared in practice holds.
+const MOST_TENANTS: usize = 12;
+
+/// Pods that would have to leave a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Clearing {
+    /// What they hold, all together.
+    pub moved: Share,
+    /// The pods.
+    pub pods: BTreeSet<PodUid>,
+}
+
+impl Ord for Clearing {
+    /// The cheaper first: fewer pods, then less moved.
+    fn cmp(&self, other: &Self) -> Ordering {
+        let cost = |one: &Self| (one.pods.len(), one.moved);
+        cost(self).cmp(&cost(other)).then_with(|| self.pods.cmp(&other.pods))
+    }
+}
+
+impl PartialOrd for Clearing {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// The sets of at most `most` pods without which `ask` fits on `node`, fewest pods first, then the
+/// least share moved. Empty where it fits as it is, and where nothing helps.
+pub fn clearings(node: &NodeLedger, ask: &Ask, most: usize) -> Vec<Clearing> {
+    let held = node.reservations().iter();
+    let movable: Vec<_> = held.filter(|(_, held)| held.is_movable()).collect();
+    let finder = Finder { node, ask, most, movable };
+    if finder.movable.is_empty() || plan::fits(node, ask, ClaimRule::Respected) {
+        return Vec::new();
+    }
+    let mut found: Vec<Clearing> = finder
+        .candidates()
+        .into_iter()
+        .flat_map(|pods| finder.with_host(pods))
+        .filter(|pods| plan::fits_without(node, ask, pods))
+        .map(|pods| Clearing { moved: finder.share_of(&pods), pods })
+        .collect();
+    found.sort();
+    found.dedup();
+    let whole = found.clone();
+    found.retain(|one| {
+        !whole
+            .iter()
+            .any(|other| other.pods.len() < one.pods.len() && other.pods.is_subset(&one.pods))
+    });
+    found
+}
+
+struct Finder<'a> {
+    node: &'a NodeLedger,
+    ask: &'a Ask,
+    most: usize,
+    movable: Vec<(&'a PodUid, &'a Reservation)>,
+}
+
+impl Finder<'_> {
+    fn share_of(&self, pods: &BTreeSet<PodUid>) -> Share {
+        let held = self.movable.iter().filter(|(uid, _)| pods.contains(*uid));
+        let shares = held.flat_map(|(_, held)| &held.placement.devices);
+        let millionths = shares.map(|placed| placed.demand.share.millionths()).sum();
+        Share::from_millionths(millionths)
+    }
+
+    /// Sets of pods that give the devices room, as far as the devices alone are concerned.
+    fn candidates(&self) -> Vec<BTreeSet<PodUid>> {
+        let mut by_device: Vec<Vec<BTreeSet<PodUid>>> =
+            self.node.devices().iter().filter_map(|books| self.clear_device(books)).collect();
+        match self.ask.count() {
+            0 => vec![BTreeSet::new()],
+            1 => by_device.into_iter().flatten().collect(),
+            count => {
+                // The cheapest sets of each device, put together from the cheapest devices.
+                for sets in &mut by_device {
+                    sets.sort_by_key(|pods| (pods.len(), self.share_of(pods)));
+                }
+                let mut cheapest: Vec<BTreeSet<PodUid>> =
+                    by_device.into_iter().filter_map(|sets| sets.into_iter().next()).collect();
+                cheapest.sort_by_key(|pods| (pods.len(), self.share_of(pods)));
+                let all: BTreeSet<PodUid> = cheapest.into_iter().take(count).flatten().collect();
+                if all.len() <= self.most { vec![all] } else { Vec::new() }
+            }
+        }
+    }
+
+    /// The sets of tenants of one device without which one part of the request fits there; the empty
+    /// set where it does anyway. None where the device can never take it.
+    fn clear_device(&self, books: &DeviceBooks) -> Option<Vec<BTreeSet<PodUid>>> {
+        let demand = self.ask.demand_on(books.class()).ok()?;
+        if !books.is_placeable() {
+            return None;
+        }
+        let free = books.free();
+        let mut tenants: Vec<(&PodUid, &Reservation)> = self
+            .movable
+            .iter()
+            .filter(|(uid, _)| books.tenants().contains_key(*uid))
+            .copied()
+            .collect();
+        tenants.sort_by_key(|(uid, _)| (books.tenants()[*uid], *uid));
+        tenants.truncate(MOST_TENANTS);
+        let enough = |chosen: &[usize]| {
+            let freed = chosen
+                .iter()
+                .try_fold(free, |sum, at| sum.checked_add(books.tenants()[tenants[*at].0]));
+            freed.is_some_and(|freed| freed.memory >= demand.memory && freed.share >= demand.share)
+        };
+        let mut found: Vec<Vec<usize>> = Vec::new();
+        for chosen in subsets(tenants.len(), self.most) {
+            if is_least(&found, &chosen) && enough(&chosen) {
+                found.push(chosen);
+            }
+        }
+        let named =
+            |chosen: Vec<usize>| chosen.into_iter().map(|at| tenants[at].0.clone()).collect();
+        Some(found.into_iter().map(named).collect())
+    }
+
+    /// The set as it is, or where the host is too full for the request, the set with the fewest more
+    /// pods that hold enough of it.
+    fn with_host(&self, pods: BTreeSet<PodUid>) -> Vec<BTreeSet<PodUid>> {
+        let free = self.node.host_room(ClaimRule::Respected);
+        let host =
+            |uid: &PodUid| self.node.reservation(uid).map_or(HostAmount::ZERO, |held| held.host);
+        let freed = pods.iter().map(host).try_fold(free, HostAmount::checked_add).unwrap_or(free);
+        if fit_host(self.ask, freed).is_ok() || pods.len() >= self.most {
+            return vec![pods];
+        }
+        let mut others: Vec<&PodUid> =
+            self.movable.iter().map(|(uid, _)| *uid).filter(|uid| !pods.contains(*uid)).collect();
+        others.sort_by_key(|uid| (std::cmp::Reverse(host(uid).cpu), *uid));
+        others.truncate(MOST_TENANTS);
+        let mut found: Vec<Vec<usize>> = Vec::new();
+        for chosen in subsets(others.len(), self.most - pods.len()) {
+            let mut leaving = chosen.iter().map(|at| host(others[*at]));
+            let room = leaving.try_fold(freed, HostAmount::checked_add);
+            let is_enough = room.is_some_and(|room| fit_host(self.ask, room).is_ok());
+            if is_enough && is_least(&found, &chosen) {
+                found.push(chosen);
+            }
+        }
+        let with = |chosen: Vec<usize>| {
+            pods.iter().cloned().chain(chosen.into_iter().map(|at| others[at].clone())).collect()
+        };
+        found.into_iter().map(with).collect()
+    }
+}
+
+/// Whether none of the sets is a part of `chosen`.
+fn is_least(sets: &[Vec<usize>], chosen: &[usize]) -> bool {
+    !sets.iter().any(|less| less.iter().all(|at| chosen.contains(at)))
+}
+
+/// All sets of at most `most` of the numbers below `count`, the smaller sets first.
+fn subsets(count: usize, most: usize) -> impl Iterator<Item = Vec<usize>> {
+    let mut sets: Vec<Vec<usize>> = vec![Vec::new()];
+    let mut last = 0..1;
+    for _ in 0..most {
+        let from = sets.len();
+        for at in last {
+            let next = sets[at].last().map_or(0, |last| last + 1);
+            for number in next..count {
+                let mut set = sets[at].clone();
+                set.push(number);
+                sets.push(set);
+            }
+        }
+        last = from..sets.len();
+    }
+    sets.into_iter()
+}

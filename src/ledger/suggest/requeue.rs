@@ -1,0 +1,375 @@
+//! Which waiting pod to requeue for room that appeared on a node: the most important and then oldest one
+//! that kube-scheduler last asked about this node, and that fits there.
+//!
+//! Thousands of pods wait with different requests, and dozens of nodes have new room each second. So pods
+//! with the same question about the same nodes are one group, and a group is judged once, on a copy of that
+//! one node: no lock that *filter* takes is held, and none of its kept answers is read or replaced.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fixedbitset::FixedBitSet;
+
+use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::units::{Demand, MemMib, Share};
+use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::questions::Question;
+use crate::model::device_state::{ClaimRule, DeviceBooks};
+use crate::model::fit::Ask;
+use crate::model::node_state::NodeLedger;
+use crate::model::request::{Amount, GpuRequest};
+use crate::scoring::plan;
+
+/// Compiled requests that are kept, some 300 bytes each.
+const KEPT_ASKS: usize = 20_000;
+
+/// The nodes that a question named.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AskedNodes {
+    /// By position in the ledger.
+    nodes: FixedBitSet,
+    /// Nodes that had come before the question. A newer one may be in the next question.
+    arrivals: u64,
+}
+
+impl AskedNodes {
+    /// Bytes that it takes.
+    pub(crate) fn size(&self) -> usize {
+        self.nodes.len().div_ceil(8) + size_of::<Self>()
+    }
+
+    /// Whether the question named this node, or could not have.
+    pub(crate) fn may_have(&self, node: Arrival) -> bool {
+        node.since >= self.arrivals || self.nodes.contains(node.at)
+    }
+}
+
+/// A node, and how many had come before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    at: usize,
+    since: u64,
+}
+
+/// A node with room, as it was a moment ago: many requests are tried on it.
+#[derive(Debug)]
+pub struct FreeRoom {
+    pub(crate) arrival: Arrival,
+    node: NodeLedger,
+    classes: DeviceClasses,
+    /// No device has more free than this.
+    most: Demand,
+}
+
+impl Ledger {
+    /// The nodes that a question names.
+    pub fn asked_nodes(&self, nodes: impl Iterator<Item: AsRef<[u8]>>) -> AskedNodes {
+        let arrivals = self.arrivals();
+        AskedNodes { nodes: self.slots().listed(nodes).0, arrivals }
+    }
+
+    /// The room on a node. None where it takes no pods now, or nothing on it is free.
+    pub fn free_room(&self, node: &str) -> Option<FreeRoom> {
+        let _stays = self.stay();
+        let at = self.position(node)?;
+        let world = self.world();
+        let slot = self.slot(at);
+        if slot.is_unschedulable.load(Ordering::Acquire) {
+            return None;
+        }
+        let node = slot.read().clone();
+        node.placeable().ok()?;
+        let most = most_free(node.devices())?;
+        let arrival = Arrival { at, since: slot.since() };
+        Some(FreeRoom { arrival, node, classes: world.classes.clone(), most })
+    }
+}
+
+impl Ledger {
+    /// A node that takes one of these pods now, among those that their last question named or could not have.
+    /// Looks at all nodes at worst, and holds one at a time.
+    pub fn node_with_room(&self, pods: &Group) -> Option<NodeName> {
+        let (slots, classes) = (self.slots(), self.world().classes.clone());
+        let ask = pods.question.ask(&classes);
+        for (at, slot) in slots.iter().enumerate() {
+            let arrival = Arrival { at, since: slot.since() };
+            let may_be_asked = pods.asked.as_ref().is_none_or(|asked| asked.may_have(arrival));
+            if !may_be_asked || slot.is_unschedulable.load(Ordering::Acquire) {
+                continue;
+            }
+            let node = slot.read();
+            let is_known = node.is_of_classes(classes.count());
+            if is_known && plan::fits(&node, &ask, ClaimRule::Respected) {
+                return Some(slot.name.clone());
+            }
+        }
+        None
+    }
+}
+
+/// An upper bound of what is free on each device; none where nothing is.
+fn most_free(devices: &[DeviceBooks]) -> Option<Demand> {
+    // What is taken of a device in equal slots is rounded, so that amounts are not compared.
+    if devices.iter().any(|device| device.slots().is_some()) {
+        return Some(Demand { memory: MemMib::new(u64::MAX), share: Share::WHOLE });
+    }
+    let free = devices.iter().map(DeviceBooks::free);
+    let memory = free.clone().map(|free| free.memory).max()?;
+    let share = free.map(|free| free.share).max()?;
+    (memory > MemMib::ZERO && share > Share::ZERO).then_some(Demand { memory, share })
+}
+
+/// What a request takes at least of each device, whatever its class.
+fn least_of(question: &Question) -> Demand {
+    match question.gpu.as_ref().map(|gpu| &gpu.amount) {
+        Some(Amount::Fraction(share)) => Demand { memory: MemMib::ZERO, share: *share },
+        Some(Amount::Memory(memory)) => Demand { memory: *memory, share: Share::ZERO },
+        Some(Amount::FractionAndMemory(share, memory)) => Demand { memory: *memory, share: *share },
+        Some(Amount::Whole | Amount::MigInstance(_)) => {
+            Demand { memory: MemMib::ZERO, share: Share::WHOLE }
+        }
+        Some(Amount::SharedSlot) | None => Demand::ZERO,
+    }
+}
+
+/// The order in which pods are requeued: higher priority first, then older, then by UID.
+pub(crate) type Order = (std::cmp::Reverse<i32>, i64, PodUid);
+
+/// A waiting pod that can be requeued.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub(crate) order: Order,
+    pub(crate) question: Question,
+    /// The nodes of its last question; none where any node may be in the next one.
+    pub(crate) asked: Option<Arc<AskedNodes>>,
+}
+
+/// Pods with the same question about the same nodes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Group {
+    question: Arc<Question>,
+    asked: Option<Arc<AskedNodes>>,
+}
+
+impl Candidate {
+    pub(crate) fn into_group(self) -> (Order, Group) {
+        let Self { order, mut question, asked } = self;
+        question.gpu = question.gpu.as_ref().map(GpuRequest::shape);
+        (order, Group { question: Arc::new(question), asked })
+    }
+}
+
+/// The waiting pods that can be requeued. It belongs to one thread, and follows the changes that
+/// [`WaitingPods::changes`](crate::ledger::suggest::waiting::WaitingPods::changes) tells.
+#[derive(Default)]
+pub struct RequeueOrder {
+    pods: BTreeMap<PodUid, (Order, Group)>,
+    groups: BTreeMap<Group, BTreeSet<Order>>,
+    /// The groups by their first pod, each with the least that it takes of a device.
+    heads: BTreeMap<Order, (Demand, Group)>,
+    /// Requests compiled for so many classes of devices.
+    asks: BTreeMap<Arc<Question>, Ask>,
+    classes: usize,
+}
+
+impl RequeueOrder {
+    /// How many pods can be requeued.
+    pub fn len(&self) -> usize {
+        self.pods.len()
+    }
+
+    /// Whether no pod can be requeued.
+    pub fn is_empty(&self) -> bool {
+        self.pods.is_empty()
+    }
+
+    /// Forgets all pods.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Brings one pod up to date; none: it cannot be requeued now.
+    pub fn set(&mut self, uid: &PodUid, candidate: Option<Candidate>) {
+        if let Some((order, group)) = self.pods.remove(uid) {
+            self.change(group, |pods| {
+                pods.remove(&order);
+            });
+        }
+        let Some((order, group)) = candidate.map(Candidate::into_group) else { return };
+        // The group that is there already shares its question with its pods.
+        let known = self.groups.get_key_value(&group).map(|(known, _)| known.clone());
+        let group = known.unwrap_or(group);
+        self.pods.insert(uid.clone(), (order.clone(), group.clone()));
+        self.change(group, |pods| {
+            pods.insert(order);
+        });
+    }
+
+    /// Takes a pod out; what it was.
+    pub fn take(&mut self, uid: &PodUid) -> Option<Candidate> {
+        let (order, Group { question, asked }) = self.pods.get(uid)?.clone();
+        self.set(uid, None);
+        Some(Candidate { order, question: Question::clone(&question), asked })
+    }
+
+    /// Keeps those pods alone.
+    pub fn retain(&mut self, stays: impl Fn(&PodUid) -> bool) {
+        let gone: Vec<PodUid> = self.pods.keys().filter(|uid| !stays(uid)).cloned().collect();
+        gone.iter().for_each(|uid| self.set(uid, None));
+    }
+
+    /// Changes the pods of a group, and keeps its place among the others in line.
+    fn change(&mut self, group: Group, change: impl FnOnce(&mut BTreeSet<Order>)) {
+        let pods = self.groups.entry(group.clone()).or_default();
+        let before = pods.first().cloned();
+        change(pods);
+        let now = pods.first().cloned();
+        if now.is_none() {
+            self.groups.remove(&group);
+        }
+        if before == now {
+            return;
+        }
+        if let Some(before) = before {
+            self.heads.remove(&before);
+        }
+        match now {
+            Some(now) => {
+                self.heads.insert(now, (least_of(&group.question), group));
+            }
+            None => {
+                self.asks.remove(&group.question);
+            }
+        }
+    }
+
+    /// The first pod, not among `tried`, that may be asked about the node and fits there; with the number
+    /// of groups that were looked at.
+    pub fn first(&mut self, room: &FreeRoom, tried: &BTreeSet<PodUid>) -> (Option<PodUid>, usize) {
+        if self.classes != room.classes.count() {
+            self.asks.clear();
+            self.classes = room.classes.count();
+        }
+        let (mut first, mut looks): (Option<&Order>, usize) = (None, 0);
+        for (head, (least, group)) in &self.heads {
+            if first.is_some_and(|first| first < head) {
+                break;
+            }
+            looks += 1;
+            let is_small = least.memory <= room.most.memory && least.share <= room.most.share;
+            let may_be_asked =
+                || group.asked.as_ref().is_none_or(|asked| asked.may_have(room.arrival));
+            if !is_small || !may_be_asked() || !fits(&mut self.asks, room, &group.question) {
+                continue;
+            }
+            let untried = self.groups[group].iter().find(|(.., uid)| !tried.contains(uid));
+            first = first.into_iter().chain(untried).min();
+        }
+        (first.map(|(.., uid)| uid.clone()), looks)
+    }
+}
+
+/// Whether the request fits on the node; what was compiled of it is kept.
+fn fits(
+    asks: &mut BTreeMap<Arc<Question>, Ask>,
+    room: &FreeRoom,
+    question: &Arc<Question>,
+) -> bool {
+    let fits = |ask: &Ask| plan::fits(&room.node, ask, ClaimRule::Respected);
+    if let Some(ask) = asks.get(question) {
+        return fits(ask);
+    }
+    let ask = question.ask(&room.classes);
+    let fits = fits(&ask);
+    if asks.len() < KEPT_ASKS {
+        asks.insert(Arc::clone(question), ask);
+    }
+    fits
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cmp::Reverse;
+
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::hardware::units::Timestamp;
+    use crate::ledger::fixture::{asks, bound, hello, ledger, see_node, uid};
+
+    #[test]
+    fn the_first_of_the_groups_is_the_first_of_all_pods() {
+        let ledger = ledger("A");
+        see_node(&ledger, "m");
+        ledger.report("m", &hello("y", 1, "B"), Timestamp::START).unwrap();
+        ledger.see_pod(&bound("there", "n", "A", 400_000), Timestamp::START);
+        let rooms = ["m", "n"].map(|node| ledger.free_room(node).unwrap());
+        let sets = [&["m"][..], &["n"], &["m", "n"], &[]]
+            .map(|names| Arc::new(ledger.asked_nodes(names.iter())));
+        let mut chance = ChaCha8Rng::seed_from_u64(7);
+        let mut order = RequeueOrder::default();
+        let mut pods: BTreeMap<PodUid, Candidate> = BTreeMap::new();
+        for _ in 0..3_000 {
+            let uid = uid(&format!("{}", chance.random_range(0..40)));
+            let candidate = chance.random_bool(0.7).then(|| Candidate {
+                order: (Reverse(chance.random_range(0..3)), chance.random_range(0..9), uid.clone()),
+                question: asks(100_000 * chance.random_range(1..=10)),
+                asked: sets.get(chance.random_range(0..5)).cloned(),
+            });
+            order.set(&uid, candidate.clone());
+            pods.remove(&uid);
+            pods.extend(candidate.map(|candidate| (uid, candidate)));
+            let tried: BTreeSet<PodUid> =
+                pods.keys().filter(|_| chance.random_bool(0.2)).cloned().collect();
+            for (room, name) in rooms.iter().zip(["m", "n"]) {
+                let can = pods.iter().filter(|(uid, pod)| {
+                    !tried.contains(*uid)
+                        && pod.asked.as_ref().is_none_or(|asked| asked.may_have(room.arrival))
+                        && ledger.fresh_answer(&pod.question, name).is_ok()
+                });
+                let expected = can.map(|(_, pod)| &pod.order).min().map(|(.., uid)| uid.clone());
+                assert_eq!(order.first(room, &tried).0, expected);
+            }
+            assert_eq!(order.len(), pods.len());
+            assert_eq!(order.groups.len(), order.heads.len());
+        }
+        pods.keys().for_each(|uid| order.set(uid, None));
+        assert!(order.is_empty() && order.groups.is_empty() && order.heads.is_empty());
+        assert!(order.asks.is_empty(), "nothing is kept of pods that are gone");
+    }
+
+    #[test]
+    fn thousands_of_requests_are_tried_without_the_answers_that_filter_keeps() {
+        let ledger = ledger("A");
+        let kept = asks(300_000);
+        ledger.answers(&kept, &["n"]);
+        let tables = ledger.shapes.count();
+        let mut order = RequeueOrder::default();
+        for age in 0..3_000 {
+            let uid = uid(&format!("{age}"));
+            // The first 2,999 are too large, the more so the older they are.
+            let question = asks(if age < 2_999 { 2_000_000 - age } else { 1_000_000 });
+            let age = i64::try_from(age).unwrap();
+            let candidate =
+                Candidate { order: (Reverse(0), age, uid.clone()), question, asked: None };
+            order.set(&uid, Some(candidate));
+        }
+        let room = ledger.free_room("n").unwrap();
+        let (first, looks) = order.first(&room, &BTreeSet::new());
+        assert_eq!((first, looks), (Some(uid("2999")), 3_000));
+        assert_eq!(order.asks.len(), 1, "what is larger than all room is not even compiled");
+        assert_eq!(ledger.shapes.count(), tables);
+    }
+
+    #[test]
+    fn a_node_without_room_is_none() {
+        let ledger = ledger("A");
+        assert!(ledger.free_room("n").is_some());
+        ledger.see_pod(&bound("all", "n", "A", 1_000_000), Timestamp::START);
+        assert!(ledger.free_room("n").is_none());
+        assert!(ledger.free_room("unknown").is_none());
+    }
+}

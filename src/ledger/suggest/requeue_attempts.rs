@@ -1,0 +1,125 @@
+//! Touches of waiting pods: what stage each is in, and how it ended.
+
+use crate::hardware::device::PodUid;
+use crate::hardware::units::Timestamp;
+use crate::ledger::suggest::requeue::{Candidate, FreeRoom, Group};
+use crate::ledger::suggest::waiting::{
+    Pods, Progress, Stage, Touch, WaitingPod, WaitingPods, WaitingState,
+};
+
+impl WaitingState {
+    /// The pod as one that can be requeued; none where the watch does not show it, it was not refused, or its
+    /// next question is to be expected anyway.
+    pub(crate) fn candidate(&self) -> Option<Candidate> {
+        let is_due = |touch: &Touch| !matches!(touch.stage, Stage::Asked(_));
+        if !self.is_watched || self.refused.is_none() || self.touch.as_ref().is_some_and(is_due) {
+            return None;
+        }
+        let WaitingPod { pod, question, priority, created_unix_seconds, .. } = &self.waiting;
+        Some(Candidate {
+            order: (std::cmp::Reverse(*priority), *created_unix_seconds, pod.uid.clone()),
+            question: question.clone(),
+            asked: self.asked.clone(),
+        })
+    }
+}
+
+impl WaitingPods {
+    /// What up to `most` pods ask, each pod once, that were refused before the watch showed them and can be
+    /// requeued: pods were requeued for room that has appeared in between without them. A pod whose question is
+    /// still being answered stays for a later call, since the answer may be that room.
+    pub fn late(&self, most: usize) -> Vec<Group> {
+        let Pods { late, by_uid, .. } = &mut *self.pods();
+        let is_answered = |uid: &PodUid| by_uid.get(uid).is_none_or(|state| state.is_answered);
+        let taken = late.extract_if(.., |uid| is_answered(uid)).take(most);
+        let candidates = taken.filter_map(|uid| by_uid.get(&uid).and_then(WaitingState::candidate));
+        candidates.map(|candidate| candidate.into_group().1).collect()
+    }
+
+    /// Lets every pod be a changed one: whoever followed the changes has lost them.
+    pub fn change_all(&self) {
+        self.pods().is_all_changed = true;
+    }
+
+    /// Notes that the pod is to be touched for room on a node. None where it has changed, so that it is not
+    /// one to be requeued for that.
+    pub fn touch(&self, uid: &PodUid, room: &FreeRoom) -> Option<WaitingPod> {
+        let touched = self.pods().change(uid, |state| {
+            let candidate = state.candidate()?;
+            if candidate.asked.is_some_and(|asked| !asked.may_have(room.arrival)) {
+                return None;
+            }
+            state.touch = Some(Touch { node: room.arrival, stage: Stage::Sending });
+            Some(state.waiting.clone())
+        });
+        touched.flatten()
+    }
+
+    /// Whether a touch of the pod is being written.
+    pub fn is_sending(&self, uid: &PodUid) -> bool {
+        let pods = self.pods();
+        let touch = pods.by_uid.get(uid).and_then(|state| state.touch);
+        touch.is_some_and(|touch| touch.stage == Stage::Sending)
+    }
+
+    /// Notes that a touch was written.
+    pub fn touched(&self, uid: &PodUid, now: Timestamp) {
+        self.end_stage(uid, Stage::Sending, Some(Stage::Sent(now)));
+    }
+
+    /// Notes that a touch may not have been written: the pod can be touched again.
+    pub fn not_touched(&self, uid: &PodUid) {
+        self.end_stage(uid, Stage::Sending, None);
+    }
+
+    /// Notes that this process may not touch the pod: it is not tried again until its next question, or until it
+    /// is [`touchable`](Self::touchable).
+    pub fn not_touchable(&self, uid: &PodUid, now: Timestamp) {
+        self.end_stage(uid, Stage::Sending, Some(Stage::Unanswered(now)));
+    }
+
+    /// Notes that a pod that could not be touched can be now: room that has appeared meanwhile is looked for.
+    pub fn touchable(&self, uid: &PodUid) {
+        let pods = &mut *self.pods();
+        let is_left = |touch: &mut Touch| matches!(touch.stage, Stage::Unanswered(_));
+        let left = pods.change(uid, |state| state.touch.take_if(is_left));
+        if left.flatten().is_some() {
+            pods.late.insert(uid.clone());
+        }
+    }
+
+    fn end_stage(&self, uid: &PodUid, stage: Stage, next: Option<Stage>) {
+        self.pods().change(uid, |state| {
+            if let Some(touch) = state.touch.take_if(|touch| touch.stage == stage) {
+                state.touch = next.map(|stage| Touch { stage, ..touch });
+            }
+        });
+    }
+
+    /// Where a pod stands that was touched; a question that is not there in time is not waited for any longer.
+    pub fn progress(&self, uid: &PodUid, now: Timestamp) -> Progress {
+        let pods = &mut *self.pods();
+        let patience = pods.patience();
+        let Some(state) = pods.by_uid.get_mut(uid) else { return Progress::Gone };
+        match state.touch.as_ref().map(|touch| touch.stage) {
+            Some(Stage::Sending) => Progress::Sending,
+            Some(Stage::Sent(at) | Stage::Asked(at)) if at.plus(patience) > now => {
+                Progress::Until(at.plus(patience))
+            }
+            Some(Stage::Sent(at)) => {
+                pods.change(uid, |state| {
+                    let late = |touch| Touch { stage: Stage::Unanswered(at), ..touch };
+                    state.touch = state.touch.map(late);
+                });
+                Progress::Late
+            }
+            Some(Stage::Asked(_)) => {
+                pods.change(uid, |state| state.touch = None);
+                Progress::Late
+            }
+            Some(Stage::Unanswered(_)) => Progress::Waits { asked: state.asked_at },
+            None if state.refused.is_none() => Progress::Fits,
+            None => Progress::Waits { asked: state.asked_at },
+        }
+    }
+}

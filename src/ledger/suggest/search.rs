@@ -1,0 +1,153 @@
+//! Looks over all nodes for one that takes a changed request.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, MutexGuard};
+
+use crate::hardware::device::NodeName;
+use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::units::MemMib;
+use crate::ledger::nodes::node_entry::Slot;
+use crate::ledger::nodes::state::World;
+use crate::ledger::query::questions::Question;
+use crate::ledger::suggest::displacement::Clearing;
+use crate::model::device_state::ClaimRule;
+use crate::model::fit::Ask;
+use crate::model::node_state::NodeLedger;
+use crate::model::reservation::PodRef;
+use crate::scoring::plan;
+
+/// All nodes, and what a request means on their devices. It has its own list of classes, so that nothing
+/// is held for as long as a look at all nodes takes but one node after the other.
+pub(crate) struct Search<'a> {
+    slots: &'a [Arc<Slot>],
+    pub(crate) classes: DeviceClasses,
+}
+
+impl<'a> Search<'a> {
+    pub(crate) fn new(slots: &'a [Arc<Slot>], world: &World) -> Self {
+        Self { slots, classes: world.classes.clone() }
+    }
+
+    /// The nodes by position, each held while it is looked at. One that got devices of a new class
+    /// since the search began is left out.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&'a NodeName, MutexGuard<'a, NodeLedger>)> {
+        let known = self.classes.count();
+        self.slots.iter().filter_map(move |slot| {
+            let books = slot.read();
+            books.is_of_classes(known).then_some((&slot.name, books))
+        })
+    }
+
+    /// The first node, by position, where `is_it`.
+    pub(crate) fn find(&self, is_it: impl Fn(&NodeLedger) -> bool) -> Option<NodeName> {
+        self.nodes().find(|(_, books)| is_it(books)).map(|(name, _)| name.clone())
+    }
+
+    pub(crate) fn first(&self, question: &Question) -> Option<NodeName> {
+        let ask = question.ask(&self.classes);
+        self.find(|books| plan::fits(books, &ask, ClaimRule::Respected))
+    }
+
+    /// The largest size from `least` up to but without `asked` at which some node fits. At the sizes
+    /// `whole` a request may fit where smaller ones do not, since whoever takes all of a device needs no
+    /// protection from neighbours; the same holds for the size next to `asked`, in a device that is cut
+    /// into slots. Of all others it holds that where one fits, every smaller one does, as long as the least
+    /// memory of a part is left out: so it is asked for at the end, of the size that is found.
+    pub(crate) fn largest(
+        &self,
+        lever: Lever,
+        (least, asked): (u64, u64),
+        whole: &[u64],
+        make: impl Fn(u64) -> Question,
+    ) -> Option<Remedy> {
+        let most = asked.checked_sub(1).filter(|most| *most >= least)?;
+        let ask = |size| {
+            let mut question = make(size);
+            question.gpu.iter_mut().for_each(|gpu| gpu.min_memory = MemMib::ZERO);
+            question.ask(&self.classes)
+        };
+        let above = |size: &u64| (least..=most).contains(size);
+        let sizes: BTreeSet<u64> = whole.iter().copied().filter(above).chain([most]).collect();
+        let special: Vec<(u64, Ask)> = sizes.into_iter().map(|size| (size, ask(size))).collect();
+        let mut best: Option<(u64, NodeName)> = None;
+        let mut next = (least, ask(least));
+        for (name, books) in self.nodes() {
+            let fits = |ask: &Ask| plan::fits(&books, ask, ClaimRule::Respected);
+            let known = best.as_ref().map(|(size, _)| *size);
+            let mut better = special.iter().rev().take_while(|(size, _)| Some(*size) > known);
+            let mut found = better.find(|(_, ask)| fits(ask)).map(|(size, _)| *size).max(known);
+            let from = found.map_or(least, |size| size + 1);
+            if from != next.0 {
+                next = (from, ask(from));
+            }
+            if from <= most && fits(&next.1) {
+                let (mut low, mut high) = (from, most);
+                while low < high {
+                    let middle = low + (high - low).div_ceil(2);
+                    if fits(&ask(middle)) { low = middle } else { high = middle - 1 }
+                }
+                found = Some(low);
+            }
+            if let Some(size) = found.filter(|size| Some(*size) > known)
+                && plan::fits(&books, &make(size).ask(&self.classes), ClaimRule::Respected)
+            {
+                best = Some((size, name.clone()));
+                if size == most {
+                    break;
+                }
+            }
+        }
+        let (size, node) = best?;
+        Some(Remedy { node, change: Change::Ask(lever, Box::new(make(size))) })
+    }
+}
+
+/// A change after which a waiting pod fits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remedy {
+    /// A node where it fits then.
+    pub node: NodeName,
+    /// The change.
+    pub change: Change,
+}
+
+/// What changes. In the order in which remedies are told: what costs nobody anything first, then what
+/// the pod's owner can do, then what costs other pods, then what an operator can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Nothing but time: the room is held back for pods that are about to be bound.
+    Claimed,
+    /// Nothing but time: these pods have ended, and their processes may still hold the room.
+    Ending(Vec<PodRef>),
+    /// The pod asks for this in place of what it asks for.
+    Ask(Lever, Box<Question>),
+    /// These pods end; none of them could stay.
+    End(Clearing, Vec<PodRef>),
+    /// This many GPUs that kubelet hands out are given to gpupack; with each of them it would fit.
+    Kubelet(usize),
+    /// This many unhealthy GPUs work again; with each of them it would fit.
+    Heal(usize),
+}
+
+/// Which part of a request changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lever {
+    /// Less compute share; of a plain fraction, less memory too.
+    Share,
+    /// Less memory.
+    Memory,
+    /// Less processor time.
+    Cpu,
+    /// Less main memory.
+    HostMemory,
+    /// Fewer devices.
+    Devices,
+    /// Another MIG profile.
+    Profile,
+    /// One more model is accepted.
+    Model,
+    /// A whole GPU in place of a part.
+    Whole,
+    /// A weaker protection is accepted.
+    Isolation,
+}

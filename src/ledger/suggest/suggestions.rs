@@ -1,0 +1,278 @@
+//! What would help a pod that fits nowhere: the smallest changes after each of which it fits, found with
+//! the same fit function on the books of the moment. Nothing is changed here.
+//!
+//! Each remedy names a node where it helps, so whether it still does is a look at that node alone.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU32;
+
+use crate::hardware::device::{Health, MigProfile, ModelFilter, NodeName};
+use crate::hardware::device_class::ClassKind;
+use crate::hardware::units::{MemMib, MilliCpu, Share};
+use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::questions::Question;
+use crate::ledger::suggest::displacement::{Clearing, MOST_MOVES, clearings};
+use crate::ledger::suggest::search::{Change, Lever, Remedy, Search};
+use crate::model::device_state::ClaimRule;
+use crate::model::fit::{Ask, HostRule, Room, fit, fit_host};
+use crate::model::node_state::NodeLedger;
+use crate::model::request::{Amount, GpuRequest, Isolation};
+use crate::model::reservation::{PodRef, ReservationState};
+use crate::scoring::plan;
+
+/// Users write fractions with five decimals at most.
+const FRACTION_STEP_MILLIONTHS: u64 = 10;
+
+/// Ways to make room by the end of tenants that are told: the cheapest ones.
+const MOST_WAYS: usize = 3;
+
+impl Ledger {
+    /// The remedies for a pod that fits nowhere, the cheapest first; none where it fits as it is, and
+    /// where no single change helps. Looks at every node some ten times.
+    pub fn remedies(&self, question: &Question) -> Vec<Remedy> {
+        let slots = self.slots();
+        let search = Search::new(&slots, &self.world());
+        if search.first(question).is_some() {
+            return Vec::new();
+        }
+        let mut found: Vec<Remedy> = search.waiting(question).into_iter().collect();
+        found.extend(search.asking(question));
+        found.extend(search.ending(question));
+        found.extend(search.mending(question));
+        found
+    }
+
+    /// Whether a remedy still helps: a look at one node.
+    pub fn still_helps(&self, question: &Question, remedy: &Remedy) -> bool {
+        let slots = self.slots();
+        let at = self.position(remedy.node.as_str());
+        let slot = at.and_then(|at| slots.get(at..=at)).unwrap_or_default();
+        let search = Search::new(slot, &self.world());
+        let ask = question.ask(&search.classes);
+        let Some((_, books)) = search.nodes().next() else { return false };
+        if plan::fits(&books, &ask, ClaimRule::Respected) {
+            return false; // no need of it any more
+        }
+        match &remedy.change {
+            Change::Claimed => plan::fits(&books, &ask, ClaimRule::Ignored),
+            Change::Ask(_, changed) => {
+                plan::fits(&books, &changed.ask(&search.classes), ClaimRule::Respected)
+            }
+            Change::Ending(pods) | Change::End(_, pods) => {
+                let gone = pods.iter().map(|pod| &pod.uid);
+                plan::fits_without(&books, &ask, gone)
+            }
+            Change::Kubelet(_) => would_serve(&books, &ask, Health::KubeletOwned) > 0,
+            Change::Heal(_) => would_serve(&books, &ask, Health::Unhealthy) > 0,
+        }
+    }
+
+    /// The classes of devices that could take a request if they were empty, by position. Pods whose
+    /// classes overlap wait for the same room.
+    pub fn suited(&self, request: &GpuRequest) -> BTreeSet<usize> {
+        let mut found = BTreeSet::new();
+        let mut at = 0;
+        let _ = self.world().classes.map(|class| {
+            if request.demand_on(class).is_ok() {
+                found.insert(at);
+            }
+            at += 1;
+        });
+        found
+    }
+}
+
+impl Search<'_> {
+    /// What is a matter of moments.
+    fn waiting(&self, question: &Question) -> Option<Remedy> {
+        let ask = question.ask(&self.classes);
+        let claimed = self.find(|books| {
+            !books.claims().is_empty() && plan::fits(books, &ask, ClaimRule::Ignored)
+        });
+        if let Some(node) = claimed {
+            return Some(Remedy { node, change: Change::Claimed });
+        }
+        self.nodes().find_map(|(name, books)| {
+            let held = books.reservations().values();
+            let ending: Vec<PodRef> = held
+                .filter(|held| matches!(held.state, ReservationState::Draining { .. }))
+                .map(|held| held.pod.clone())
+                .collect();
+            let gone = ending.iter().map(|pod| &pod.uid);
+            let helps = !ending.is_empty() && plan::fits_without(&books, &ask, gone);
+            helps.then(|| Remedy { node: name.clone(), change: Change::Ending(ending) })
+        })
+    }
+
+    /// Requests that fit now and are as near to this one as can be, each changed in one way.
+    fn asking(&self, question: &Question) -> Vec<Remedy> {
+        let mut found = Vec::new();
+        if let Some(request) = &question.gpu {
+            found.extend(self.smaller(question, request));
+        }
+        if question.host_rule == HostRule::Checked {
+            let cpu = |milli| {
+                let mut less = question.clone();
+                less.host.cpu = MilliCpu::new(milli);
+                less
+            };
+            found.extend(self.largest(Lever::Cpu, (0, question.host.cpu.milli()), &[], cpu));
+            let memory = |mib| {
+                let mut less = question.clone();
+                less.host.memory = MemMib::new(mib);
+                less
+            };
+            let asked = question.host.memory.mib();
+            found.extend(self.largest(Lever::HostMemory, (0, asked), &[], memory));
+        }
+        let Some(request) = &question.gpu else { return found };
+        let devices = |count| {
+            let count = u32::try_from(count).ok().and_then(NonZeroU32::new);
+            let count = count.unwrap_or(NonZeroU32::MIN);
+            asking(question, GpuRequest { count, ..request.clone() })
+        };
+        let asked = u64::from(request.count.get());
+        found.extend(self.largest(Lever::Devices, (1, asked), &[], devices));
+        for (lever, other) in self.others(request) {
+            let changed = asking(question, other);
+            let node = self.first(&changed);
+            let change = |node| Remedy { node, change: Change::Ask(lever, Box::new(changed)) };
+            found.extend(node.map(change));
+        }
+        found
+    }
+
+    /// The largest smaller amounts that fit.
+    fn smaller(&self, question: &Question, request: &GpuRequest) -> Vec<Remedy> {
+        let ask = |amount| asking(question, GpuRequest { amount, ..request.clone() });
+        let share_of = |steps| Share::from_millionths(steps * FRACTION_STEP_MILLIONTHS);
+        let steps = |share: Share| share.millionths().div_ceil(FRACTION_STEP_MILLIONTHS);
+        let by_share = |asked: Share, make: &dyn Fn(Share) -> Amount| {
+            self.largest(Lever::Share, (1, steps(asked)), &[], |size| ask(make(share_of(size))))
+        };
+        let mut capacities = Vec::new();
+        let _ = self.classes.map(|class| capacities.push(class.capacity.mib()));
+        let by_memory = |asked: MemMib, make: &dyn Fn(MemMib) -> Amount| {
+            let range = (1, asked.mib());
+            self.largest(Lever::Memory, range, &capacities, |mib| ask(make(MemMib::new(mib))))
+        };
+        let found = match &request.amount {
+            Amount::Fraction(share) => [by_share(*share, &Amount::Fraction), None],
+            Amount::Whole => [by_share(Share::WHOLE, &Amount::Fraction), None],
+            Amount::Memory(memory) => [by_memory(*memory, &Amount::Memory), None],
+            Amount::FractionAndMemory(share, memory) => [
+                by_share(*share, &|share| Amount::FractionAndMemory(share, *memory)),
+                by_memory(*memory, &|memory| Amount::FractionAndMemory(*share, memory)),
+            ],
+            Amount::MigInstance(_) | Amount::SharedSlot => [None, None],
+        };
+        found.into_iter().flatten().collect()
+    }
+
+    /// Requests of the same size that more devices could serve, the nearest first.
+    fn others(&self, request: &GpuRequest) -> Vec<(Lever, GpuRequest)> {
+        let (mut profiles, mut products) = (BTreeSet::<MigProfile>::new(), BTreeSet::new());
+        let _ = self.classes.map(|class| {
+            products.insert(class.product());
+            if let ClassKind::MigInstance(profile) | ClassKind::SharedInstance(profile) =
+                &class.kind
+            {
+                profiles.insert(profile.clone());
+            }
+        });
+        let mut others = Vec::new();
+        if let Amount::MigInstance(wanted) = &request.amount {
+            for profile in profiles.into_iter().filter(|profile| !wanted.means(profile)) {
+                let amount = Amount::MigInstance(profile);
+                others.push((Lever::Profile, GpuRequest { amount, ..request.clone() }));
+            }
+        }
+        for product in products.iter().filter(|product| !request.models.matches(product)) {
+            let names = request.models.names().chain([product.as_str()]).map(str::to_owned);
+            let models = ModelFilter::new(names.collect::<Vec<_>>());
+            if models.matches(product) {
+                others.push((Lever::Model, GpuRequest { models, ..request.clone() }));
+            }
+        }
+        let is_part = !request.amount.is_whole() && request.isolation != Isolation::None;
+        if is_part {
+            others.push((Lever::Whole, GpuRequest { amount: Amount::Whole, ..request.clone() }));
+        }
+        for weaker in [Isolation::Memory, Isolation::None] {
+            if weaker < request.isolation {
+                let other = GpuRequest { isolation: weaker, ..request.clone() };
+                others.push((Lever::Isolation, other));
+            }
+        }
+        others
+    }
+
+    /// The cheapest sets of pods without which it fits: fewest pods, then the least they hold.
+    fn ending(&self, question: &Question) -> Vec<Remedy> {
+        let ask = question.ask(&self.classes);
+        let mut ways: Vec<(Clearing, NodeName, Vec<PodRef>)> = Vec::new();
+        for (name, books) in self.nodes() {
+            if books.placeable().is_err() {
+                continue;
+            }
+            // Sets of tenants are tried on a copy: others wait for the books of the node meanwhile.
+            let copy = books.clone();
+            drop(books);
+            let books = copy;
+            let pods = |way: &Clearing| {
+                let mut held: Vec<_> =
+                    way.pods.iter().filter_map(|uid| books.reservation(uid)).collect();
+                held.sort_by_key(|held| held.placement.devices.iter().map(|d| d.demand).max());
+                held.into_iter().map(|held| held.pod.clone()).collect()
+            };
+            let found = clearings(&books, &ask, MOST_MOVES).into_iter().take(MOST_WAYS);
+            ways.extend(found.map(|way| (way.clone(), name.clone(), pods(&way))));
+            ways.sort();
+            ways.truncate(MOST_WAYS);
+        }
+        let remedy = |(way, node, pods)| Remedy { node, change: Change::End(way, pods) };
+        ways.into_iter().map(remedy).collect()
+    }
+
+    /// GPUs that are out of service for us and would take it.
+    fn mending(&self, question: &Question) -> Vec<Remedy> {
+        let ask = question.ask(&self.classes);
+        let mut found = Vec::new();
+        for (health, change) in [
+            (Health::KubeletOwned, Change::Kubelet as fn(usize) -> Change),
+            (Health::Unhealthy, Change::Heal),
+        ] {
+            let (mut devices, mut first) = (0, None);
+            for (name, books) in self.nodes() {
+                let of_node = would_serve(&books, &ask, health);
+                devices += of_node;
+                if of_node > 0 {
+                    first.get_or_insert_with(|| name.clone());
+                }
+            }
+            found.extend(first.map(|node| Remedy { node, change: change(devices) }));
+        }
+        found
+    }
+}
+
+fn asking(question: &Question, request: GpuRequest) -> Question {
+    Question { gpu: Some(request), ..question.clone() }
+}
+
+/// Devices of this health on a node where the request would fit if they were healthy.
+fn would_serve(node: &NodeLedger, ask: &Ask, health: Health) -> usize {
+    if ask.count() == 0 || node.placeable().is_err() {
+        return 0;
+    }
+    let fits_if_healthy = |room: &&Room| {
+        let is_ill = room.health == health;
+        let health = if is_ill { Health::Healthy } else { room.health };
+        fit(ask, &Room { health, ..**room }).is_ok()
+    };
+    let serving = node.rooms(ClaimRule::Respected).iter().filter(fits_if_healthy);
+    let (ill, well): (Vec<&Room>, Vec<&Room>) = serving.partition(|room| room.health == health);
+    let is_enough = ill.len() + well.len() >= ask.count();
+    let has_host = fit_host(ask, node.host_room(ClaimRule::Respected)).is_ok();
+    if is_enough && has_host { ill.len() } else { 0 }
+}

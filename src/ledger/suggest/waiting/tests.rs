@@ -1,0 +1,150 @@
+use super::*;
+use crate::ledger::fixture::{asks, ledger, pod, seconds, see_node, uid};
+use crate::ledger::nodes::state::Ledger;
+
+fn named(name: &str) -> WaitingPod {
+    WaitingPod {
+        pod: pod(name),
+        namespace: "team".to_owned(),
+        name: name.to_owned(),
+        question: asks(500_000),
+        priority: 0,
+        created_unix_seconds: 0,
+    }
+}
+
+/// A pod that the watch shows is asked about.
+fn ask(waiting: &WaitingPods, name: &str) {
+    waiting.see(named(name), seconds(0));
+    waiting.ask(named(name), seconds(0));
+}
+
+fn refuse(waiting: &WaitingPods, ledger: &Ledger, name: &str, nodes: &[String]) {
+    ask(waiting, name);
+    let asked = ledger.asked_nodes(nodes.iter());
+    waiting.refuse(&uid(name), BTreeMap::new(), Some(asked));
+}
+
+#[test]
+fn pods_that_were_asked_about_the_same_nodes_share_one_set() {
+    let (ledger, waiting) = (ledger("A"), WaitingPods::default());
+    let names: Vec<String> = (0..10).map(|at| format!("m-{at}")).collect();
+    names.iter().for_each(|name| see_node(&ledger, name));
+    for pod in 0..1_000 {
+        refuse(&waiting, &ledger, &format!("{pod}"), &names[pod % 2..]);
+    }
+    assert_eq!(waiting.pods().asked.len(), 2);
+    // Of sets that no pod has any more only few are left.
+    for at in 0..1_000 {
+        let some: Vec<String> = names
+            .iter()
+            .enumerate()
+            .filter(|(bit, _)| at >> bit & 1 == 1)
+            .map(|it| it.1.clone())
+            .collect();
+        refuse(&waiting, &ledger, "one", &some);
+    }
+    assert!(waiting.pods().asked.len() <= FEW_SETS, "{}", waiting.pods().asked.len());
+}
+
+#[test]
+fn changes_are_told_once_in_parts_and_all_pods_where_too_many_are_lost() {
+    let (ledger, waiting) = (ledger("A"), WaitingPods::default());
+    ["a", "b", "c"].iter().for_each(|name| refuse(&waiting, &ledger, name, &["n".to_owned()]));
+    waiting.remove(&uid("c"));
+    let (first, is_all) = waiting.changes(2).unwrap();
+    assert!(!is_all && first.len() == 2 && first.iter().all(|(_, pod)| pod.is_some()));
+    assert_eq!(waiting.changes(2), Some((vec![(uid("c"), None)], true)));
+    assert_eq!(waiting.changes(2), Some((vec![], true)));
+    waiting.change_all();
+    waiting.remove(&uid("a"));
+    assert_eq!(waiting.changes(2), None);
+    let (all, is_all) = waiting.changes(2).unwrap();
+    assert!(is_all && all.len() == 1 && all[0].0 == uid("b"));
+}
+
+#[test]
+fn changes_that_nobody_follows_take_bounded_memory() {
+    let waiting = WaitingPods::default();
+    for round in 0..MAX_WAITING + 10 {
+        let name = format!("{round}");
+        ask(&waiting, &name);
+        waiting.remove(&uid(&name));
+    }
+    assert!(waiting.pods().changed.len() <= MAX_WAITING);
+    assert!(waiting.pods().by_uid.is_empty());
+    assert_eq!(waiting.changes(9), None);
+}
+
+#[test]
+fn made_up_pods_push_out_each_other_and_are_never_requeued() {
+    let (ledger, waiting) = (ledger("A"), WaitingPods::default());
+    refuse(&waiting, &ledger, "real", &["n".to_owned()]);
+    waiting.changes(9);
+    for number in 0..2 * MAX_UNSEEN {
+        let made_up = WaitingPod { priority: i32::MAX, ..named(&format!("made-up-{number}")) };
+        waiting.ask(made_up, seconds(1));
+    }
+    assert_eq!((waiting.count(), waiting.all().len()), (MAX_UNSEEN + 1, 1));
+    assert_eq!(waiting.refused_count(), 1);
+    assert!(waiting.named("team", "made-up-9000").is_none());
+    assert_eq!(waiting.changes(9), Some((vec![], true)), "no candidate among them");
+    waiting.tick(seconds(601));
+    assert_eq!((waiting.count(), waiting.pods().unseen.len()), (1, 0));
+}
+
+#[test]
+fn a_pod_that_the_watch_shows_takes_the_place_of_one_that_it_does_not() {
+    let waiting = WaitingPods::default();
+    waiting.ask(named("made-up"), seconds(0));
+    (0..MAX_WAITING).for_each(|at| _ = waiting.see(named(&format!("{at}")), seconds(1)));
+    assert_eq!((waiting.count(), waiting.all().len()), (MAX_WAITING, MAX_WAITING));
+    waiting.ask(named("late"), seconds(2));
+    assert!(!waiting.has(&uid("late")), "no pod that there is makes way");
+}
+
+#[test]
+fn a_pod_that_was_refused_before_the_watch_showed_it_can_be_requeued() {
+    let (ledger, waiting) = (ledger("A"), WaitingPods::default());
+    let refused = || {
+        waiting.ask(named("a"), seconds(0));
+        let asked = ledger.asked_nodes(["n".to_owned()].iter());
+        waiting.refuse(&uid("a"), BTreeMap::new(), Some(asked));
+    };
+    refused();
+    assert_eq!(waiting.changes(9), Some((vec![], true)));
+    assert!(waiting.see(named("a"), seconds(0)), "it was asked about");
+    let (changed, _) = waiting.changes(9).unwrap();
+    assert!(matches!(&changed[..], [(_, Some(candidate))] if candidate.asked.is_some()));
+    assert!(!waiting.see(named("a"), seconds(0)), "once");
+    // What was asked was something else: its own question is still to come.
+    waiting.remove(&uid("a"));
+    refused();
+    assert!(!waiting.see(WaitingPod { question: asks(1), ..named("a") }, seconds(0)));
+    assert!(matches!(&waiting.changes(9).unwrap().0[..], [(_, None)]));
+}
+
+#[test]
+fn room_is_held_a_few_times_for_a_pod_that_nobody_binds() {
+    let waiting = WaitingPods::default();
+    waiting.see(named("a"), seconds(0));
+    for time in 0..6 {
+        assert_eq!(waiting.hold(&uid("a"), seconds(10 * time)), time < 5, "{time}");
+    }
+    assert!(!waiting.hold(&uid("a"), seconds(299)));
+    assert!(waiting.hold(&uid("a"), seconds(300)), "minutes later again");
+    waiting.see(named("b"), seconds(0));
+    assert!(waiting.hold(&uid("b"), seconds(1)), "each pod for itself");
+}
+
+#[test]
+fn no_caller_changes_what_the_watch_shows() {
+    let waiting = WaitingPods::default();
+    waiting.see(named("a"), seconds(0));
+    waiting.ask(WaitingPod { question: asks(1), ..named("a") }, seconds(1));
+    let state = waiting.pod(&uid("a")).unwrap();
+    assert_eq!((&state.waiting, &state.refused), (&named("a"), &None));
+    waiting.ask(WaitingPod { priority: i32::MAX, ..named("a") }, seconds(1));
+    let state = waiting.pod(&uid("a")).unwrap();
+    assert_eq!((state.waiting.priority, state.refused.is_some()), (0, true));
+}

@@ -1,0 +1,238 @@
+//! What request would have been enough for pods that were watched for long enough, who is idle, and how
+//! finely each pool could be shared.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::hardware::device::PoolName;
+use crate::hardware::units::{MemMib, Share, Timestamp};
+use crate::ledger::nodes::changes::locked;
+use crate::ledger::nodes::node_entry::Slot;
+use crate::ledger::nodes::state::Ledger;
+use crate::model::node_state::NodeLedger;
+use crate::model::reservation::{PodRef, Reservation};
+use crate::usage::history::Usage;
+
+/// How long a pod must have been watched before anything is said about it.
+pub const WATCHED_FOR: Duration = Duration::from_secs(600);
+
+/// How long the GPUs of a pod must not have been busy for it to be idle.
+pub const IDLE_FOR: Duration = Duration::from_secs(600);
+
+/// Largest number of slots that a pool is told it could bear.
+const MOST_SLOTS: u64 = 64;
+
+/// Part of a pool's tenants that must find room in a slot, in percent.
+const SERVED_PERCENT: usize = 95;
+
+/// What is said about one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Advice {
+    /// The pod.
+    pub pod: PodRef,
+    /// Its node.
+    pub node: String,
+    /// Pool of that.
+    pub pool: PoolName,
+    /// What it was seen to use.
+    pub usage: Usage,
+    /// Its devices, by their positions in the books of the node.
+    pub positions: Vec<usize>,
+    /// Memory that it holds on all its devices.
+    pub booked: MemMib,
+    /// Share that it holds, likewise.
+    pub share: Share,
+    /// Memory of its devices.
+    pub capacity: MemMib,
+    /// How long none of its GPUs has been busy.
+    pub idle: Duration,
+}
+
+impl Advice {
+    /// Whether its GPUs have not been busy for long.
+    pub fn is_idle(&self) -> bool {
+        self.idle >= IDLE_FOR
+    }
+
+    /// Memory that it need not hold: all of an idle pod's, else what is beyond enough.
+    pub fn reclaimable(&self) -> MemMib {
+        let enough = if self.is_idle() { MemMib::ZERO } else { self.usage.enough() };
+        self.booked.checked_sub(enough).unwrap_or(MemMib::ZERO)
+    }
+
+    /// The same as a share of its devices, at most what it holds.
+    pub fn reclaimable_share(&self) -> Share {
+        let part = Share::ratio(self.reclaimable(), self.booked).unwrap_or(Share::ZERO);
+        let millionths = u128::from(self.share.millionths()) * u128::from(part.millionths());
+        let millionths = u64::try_from(millionths / 1_000_000).unwrap_or(u64::MAX);
+        Share::from_millionths(millionths.min(self.share.millionths()))
+    }
+}
+
+/// What the tenants of one pool could share: slots per GPU such that 95 % of them would have found enough
+/// in one; 1: none, 64: as many as a GPU can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolAdvice {
+    /// Tenants that were watched for long enough.
+    pub tenants: usize,
+    /// Slots with enough memory, by the highest use of each tenant.
+    pub by_memory: u64,
+    /// Slots with enough time of the GPU, by the mean load of each tenant; none where no tenant's is told.
+    pub by_load: Option<u64>,
+}
+
+/// What keeps the tenants of a pool from more slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SharingLimit {
+    /// Their memory.
+    Memory,
+    /// Their load.
+    Load,
+}
+
+impl SharingLimit {
+    /// Its name, in answers and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Load => "load",
+        }
+    }
+}
+
+impl PoolAdvice {
+    /// Slots that would have had enough of both, as far as load is told.
+    pub fn slots(&self) -> u64 {
+        self.by_load.map_or(self.by_memory, |by_load| by_load.min(self.by_memory))
+    }
+
+    /// What allows no more than that; none where there may be no more.
+    pub fn limit(&self) -> Option<SharingLimit> {
+        match self.slots() {
+            MOST_SLOTS => None,
+            slots if slots < self.by_memory => Some(SharingLimit::Load),
+            _ => Some(SharingLimit::Memory),
+        }
+    }
+}
+
+impl Ledger {
+    /// What can be said about the pods of all nodes that were watched for long enough, those first that
+    /// hold most without need. O(pods).
+    pub fn advice(&self, now: Timestamp) -> Vec<Advice> {
+        let mut all = Vec::new();
+        for slot in self.slots().iter() {
+            advise(slot, now, &mut all);
+        }
+        all.sort_by(|a, b| {
+            let key = |it: &Advice| std::cmp::Reverse(it.reclaimable());
+            (key(a), &a.pod.name).cmp(&(key(b), &b.pod.name))
+        });
+        all
+    }
+}
+
+fn advise(slot: &Arc<Slot>, now: Timestamp, all: &mut Vec<Advice>) {
+    let books = slot.read();
+    let details = locked(&slot.details);
+    for (uid, held) in books.reservations() {
+        let Some(usage) = details.usages.of(uid) else { continue };
+        if usage.watched_for(now) < WATCHED_FOR {
+            continue;
+        }
+        if let Some(advice) = advice_on(&books, held, *usage, now) {
+            all.push(advice);
+        }
+    }
+}
+
+/// What is said about a pod; nothing where it holds a device that is gone.
+fn advice_on(
+    books: &NodeLedger,
+    held: &Reservation,
+    usage: Usage,
+    now: Timestamp,
+) -> Option<Advice> {
+    let (mut booked, mut share, mut capacity) = (MemMib::ZERO, Share::ZERO, MemMib::ZERO);
+    let mut positions = Vec::new();
+    for part in &held.placement.devices {
+        let position = books.devices().iter().position(|on| on.device().id == part.id)?;
+        let device = &books.devices()[position];
+        positions.push(position);
+        booked = booked.checked_add(part.demand.memory)?;
+        share = share.checked_add(part.demand.share)?;
+        capacity = capacity.checked_add(device.capacity().memory)?;
+    }
+    Some(Advice {
+        pod: held.pod.clone(),
+        node: books.name().to_string(),
+        pool: books.pool().clone(),
+        usage,
+        positions,
+        booked,
+        share,
+        capacity,
+        idle: usage.idle_for(now),
+    })
+}
+
+/// What each pool could bear, by the highest use of memory and the mean load of its tenants.
+pub fn by_pool(all: &[Advice]) -> BTreeMap<PoolName, PoolAdvice> {
+    let mut slots: BTreeMap<PoolName, [Vec<u64>; 2]> = BTreeMap::new();
+    for advice in all {
+        let [memory, load] = slots.entry(advice.pool.clone()).or_default();
+        memory.push(parts(advice.capacity.mib(), advice.usage.enough().mib()));
+        if let Some(mean) = advice.usage.mean_load() {
+            load.push(parts(Share::WHOLE.millionths(), mean.millionths()));
+        }
+    }
+    let pools = slots.into_iter().map(|(pool, [memory, load])| {
+        let tenants = memory.len();
+        let by_memory = for_most(memory).unwrap_or(1);
+        (pool, PoolAdvice { tenants, by_memory, by_load: for_most(load) })
+    });
+    pools.collect()
+}
+
+/// How many such parts a whole has, between 1 and 64.
+fn parts(whole: u64, part: u64) -> u64 {
+    (whole / part.max(1)).clamp(1, MOST_SLOTS)
+}
+
+/// The number of slots that is fine enough for 95 % of the tenants.
+fn for_most(mut slots: Vec<u64>) -> Option<u64> {
+    slots.sort_unstable();
+    let spared = slots.len() * (100 - SERVED_PERCENT) / 100;
+    slots.get(spared).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scarcer_of_memory_and_load_limits_a_pool() {
+        for (by_memory, by_load, slots, limit) in [
+            (4, None, 4, Some("memory")),
+            (4, Some(4), 4, Some("memory")),
+            (4, Some(2), 2, Some("load")),
+            (4, Some(64), 4, Some("memory")),
+            (64, Some(1), 1, Some("load")),
+            (64, Some(64), 64, None),
+            (64, None, 64, None),
+        ] {
+            let advice = PoolAdvice { tenants: 1, by_memory, by_load };
+            assert_eq!(advice.slots(), slots, "{advice:?}");
+            assert_eq!(advice.limit().map(SharingLimit::name), limit, "{advice:?}");
+        }
+    }
+
+    #[test]
+    fn one_tenant_in_twenty_may_need_more() {
+        let slots = |many: usize| std::iter::repeat_n(8, many).chain([1]).collect();
+        assert_eq!(for_most(slots(19)), Some(8));
+        assert_eq!(for_most(slots(18)), Some(1));
+        assert_eq!((for_most(Vec::new()), parts(10, 0), parts(10, 11)), (None, 10, 1));
+    }
+}

@@ -1,0 +1,147 @@
+//! What the ledger notes of the reports beside the amounts: use, isolation, conditions.
+
+use std::sync::Arc;
+
+use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::units::{MemMib, Timestamp};
+use crate::ledger::nodes::changes::locked;
+use crate::ledger::nodes::node_entry::Slot;
+use crate::ledger::nodes::state::Ledger;
+use crate::model::device_state::{DeviceUse, Evidence};
+use crate::model::event::Effect;
+use crate::model::isolation::{DriverLimits, Mode, Rules};
+use crate::model::reservation::ReservationState;
+use crate::usage::history::{History, Usage, booked};
+use crate::usage::isolation::Census;
+use crate::usage::node_details::{DetailsReport, NodeDetails, evidence};
+use crate::usage::samples::{BEYOND, Outside, OverUser};
+
+impl Ledger {
+    /// Notes what is known now of the protection of devices, and says what follows.
+    pub(crate) fn see_evidence(&self, at: usize, found: &[(DeviceId, Evidence)]) -> Vec<Effect> {
+        if found.is_empty() {
+            return Vec::new();
+        }
+        // Whoever was kept away for want of protection may fit again, though nothing became free.
+        let is_room = found.iter().any(|(_, evidence)| *evidence != Evidence::Missing);
+        let mut effects: Vec<Effect> =
+            is_room.then(|| Effect::Room(self.slot(at).name.clone())).into_iter().collect();
+        effects.extend(self.change_slot(at, |books| {
+            for (id, evidence) in found {
+                books.see_evidence(id, *evidence);
+            }
+        }));
+        effects
+    }
+
+    /// Tenants by mode: how many it is meant to protect, and how many it is known to. A pod counts once
+    /// for each device that it holds.
+    pub fn protections(&self, limits: DriverLimits) -> Census {
+        let mut census: Census = Mode::ALL.into_iter().map(|mode| (mode, (0, 0))).collect();
+        for slot in self.slots().iter() {
+            let books = slot.read();
+            let details = locked(&slot.details);
+            for device in books.devices() {
+                for (uid, held) in device.tenants() {
+                    let found = details.protections.of(device, (uid, *held), limits);
+                    census.entry(found.intended).or_default().0 += 1;
+                    census.entry(found.verified).or_default().1 += 1;
+                }
+            }
+        }
+        census
+    }
+}
+
+impl Ledger {
+    /// All over-users, node by node in no particular order.
+    pub fn over_users(&self) -> Vec<OverUser> {
+        let slots = self.slots();
+        let of_node = |slot: &Arc<Slot>| {
+            let books = slot.read();
+            locked(&slot.details).sightings.over_users(&books)
+        };
+        slots.iter().flat_map(of_node).collect()
+    }
+
+    /// What is used outside of the books, in the whole cluster.
+    pub fn outside(&self) -> Outside {
+        let mut outside = Outside::default();
+        let add = |sum: &mut MemMib, more| *sum = sum.checked_add(more).unwrap_or(BEYOND);
+        for slot in self.slots().iter() {
+            let books = slot.read();
+            let details = locked(&slot.details);
+            for over in details.sightings.over_users(&books) {
+                outside.over_users += 1;
+                add(&mut outside.excess, over.seen.excess());
+            }
+            for on in details.sightings.devices.values() {
+                add(&mut outside.foreign, on.foreign);
+            }
+        }
+        outside
+    }
+}
+
+impl Ledger {
+    /// The pods that are placed, of which nothing is known from before the start of the process.
+    pub fn pods_without_history(&self) -> Vec<PodUid> {
+        let mut pods = Vec::new();
+        for slot in self.slots().iter() {
+            let books = slot.read();
+            let details = locked(&slot.details);
+            let is_new =
+                |uid: &&PodUid| details.usages.of(uid).is_none_or(|usage| usage.before.is_none());
+            let placed = books.reservations().iter();
+            let placed = placed.filter(|(_, held)| held.state == ReservationState::Confirmed);
+            pods.extend(placed.map(|(uid, _)| uid).filter(is_new).cloned());
+        }
+        pods
+    }
+
+    /// Puts what was measured of a pod before the process started under its sketch, once. Whether the pod
+    /// is still there.
+    pub fn recall_use(&self, uid: &PodUid, history: &History) -> bool {
+        let Some(at) = self.pods.get(uid).map(|at| *at) else { return false };
+        let slot = self.slot(at);
+        let books = slot.read();
+        let Some(held) = books.reservation(uid) else { return false };
+        if history.stretches.iter().any(Option::is_some) {
+            let details = &mut *locked(&slot.details);
+            let usage = details.usages.0.entry(uid.clone());
+            // It is known from the start on, by what came before.
+            let usage = usage.or_insert_with(|| Usage::new(Timestamp::START));
+            usage.recall(history, booked(held));
+        }
+        true
+    }
+}
+
+impl Ledger {
+    /// Notes what an accepted report of `node` says beside the books, and says what is new in it: pods that
+    /// use more than they may, foreign use, and whose intended protection was not verified in time.
+    pub fn note(
+        &self,
+        node: &str,
+        seen: (&[DeviceUse], DetailsReport),
+        rules: Rules,
+        now: Timestamp,
+    ) -> Vec<Effect> {
+        let _stays = self.stay();
+        let Some(at) = self.position(node) else { return Vec::new() };
+        let slot = self.slot(at);
+        let (mut effects, found) = slot.look(|version, books| {
+            let mut details = locked(&slot.details);
+            let effects = details.take((version, books), seen, rules, now);
+            (effects, evidence(books, &details))
+        });
+        effects.extend(self.see_evidence(at, &found));
+        effects
+    }
+
+    /// What is known of a node beside the books; nothing of a node that is not known.
+    pub fn details(&self, node: &str) -> NodeDetails {
+        let known = self.position(node).map(|at| locked(&self.slot(at).details).clone());
+        known.unwrap_or_default()
+    }
+}

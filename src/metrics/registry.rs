@@ -1,0 +1,329 @@
+//! Prometheus families. Labels are closed sets: verbs, outcomes, reasons and states, never names of
+//! pods or texts of errors; every series exists with zero from the start.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use prometheus::{
+    Encoder, Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Registry, TextEncoder,
+};
+
+use crate::hardware::device::PoolName;
+use crate::ledger::suggest::displacement::MOST_MOVES;
+use crate::metrics::demand::{Bearable, DemandFamilies, Queue, TeamUse, Waste};
+use crate::metrics::fleet::{Fleet, FleetFamilies};
+use crate::metrics::guard::{EvictionResult, GuardFamilies, OutsideFigures};
+use crate::metrics::labels::{BindResult, EditResult, Outcome, ReportResult, RequeueResult, Verb};
+use crate::metrics::make::{Make, valid, whole};
+use crate::model::rejection::Misfit;
+
+/// Latency buckets in seconds: 10 microseconds to 1 second in steps of 1, 2.5 and 5.
+const LATENCY_BUCKETS: [f64; 16] = [
+    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1, 2.5e-1,
+    5e-1, 1.0,
+];
+
+/// All families of the extender.
+pub struct Metrics {
+    registry: Registry,
+    verb_duration: HistogramVec,
+    refusals: IntCounterVec,
+    binds: IntCounterVec,
+    claims: IntGauge,
+    wakeups: IntCounter,
+    requeues: IntCounterVec,
+    reports: IntCounterVec,
+    report_interval: Histogram,
+    events_lost: IntCounter,
+    audits: IntCounter,
+    audit_failures: IntCounter,
+    ready: IntGauge,
+    oldest_report: Gauge,
+    watch_lag: Histogram,
+    watch_events: IntCounterVec,
+    placeable_by_moves: IntGaugeVec,
+    emptiable: IntGauge,
+    fleet: FleetFamilies,
+    demand: DemandFamilies,
+    guard: GuardFamilies,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Registers all families, each series at zero.
+    ///
+    /// # Panics
+    /// Never: the names are constants, and a test registers them.
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let make = Make(&registry);
+        let build = make.int_gauges(
+            "gpupack_build_info",
+            "1, with the version of the running program as label.",
+            &["version", "component"],
+        );
+        build.with_label_values(&[env!("CARGO_PKG_VERSION"), "extender"]).set(1);
+        let metrics = Self {
+            fleet: FleetFamilies::new(&make),
+            demand: DemandFamilies::new(&make),
+            guard: GuardFamilies::new(&make),
+            verb_duration: make.histograms(
+                (
+                    "gpupack_verb_duration_seconds",
+                    "Time from the whole request to the whole answer of an extender verb.",
+                ),
+                &LATENCY_BUCKETS,
+                &["verb", "outcome"],
+            ),
+            refusals: make.counters("gpupack_refusals_total",
+                "Nodes refused by filter, by reason.",
+                &["reason"],
+            ),
+            binds: make.counters("gpupack_binds_total", "Binds by outcome.", &["outcome"]),
+            claims: make.int_gauge("gpupack_claims", "Places held back between question and bind."),
+            wakeups: make.counter("gpupack_wakeups_total", "Waiting pods woken because room appeared."),
+            requeues: make.counters("gpupack_requeues_total",
+                "Requeues that ended, by result.",
+                &["result"],
+            ),
+            reports: make.counters("gpupack_reports_total", "Agent reports by result.", &["result"]),
+            report_interval: make.histogram(
+                "gpupack_report_interval_seconds",
+                "Time between two accepted reports of one node.",
+                &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0],
+            ),
+            events_lost: make.counter("gpupack_events_dropped_total",
+                "Pod events not written because the queue was full.",
+            ),
+            audits: make.counter("gpupack_ledger_audits_total", "Audits of the ledger."),
+            audit_failures: make.counter("gpupack_ledger_audit_failures_total",
+                "Audits that found sums differing from the reservations.",
+            ),
+            ready: make.int_gauge("gpupack_ready", "1 when questions are answered."),
+            oldest_report: make.gauge("gpupack_oldest_report_timestamp_seconds",
+                "When the node that reports and was heard of the longest ago was heard; 0 where none reports.",
+            ),
+            watch_lag: make.histogram(
+                "gpupack_watch_lag_seconds",
+                "From posting a Binding to the watch event that shows the pod bound.",
+                &[1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0],
+            ),
+            watch_events: make.counters("gpupack_watch_events_total",
+                "What the watches brought: changes, and failures after which they began anew.",
+                &["resource", "kind"],
+            ),
+            placeable_by_moves: make.int_gauges("gpupack_waiting_pods_movable",
+                "Waiting pods for which so many moves of running pods would make room.",
+                &["moves"],
+            ),
+            emptiable: make.int_gauge("gpupack_gpus_emptiable",
+                "GPUs whose tenants would fit on other GPUs in use; looked for while no pod waits.",
+            ),
+            registry,
+        };
+        metrics.preset();
+        metrics
+    }
+
+    /// Makes every series exist before its first event.
+    fn preset(&self) {
+        for verb in [Verb::Filter, Verb::Prioritize, Verb::Bind, Verb::Preempt] {
+            for outcome in [Outcome::Ok, Outcome::Refused, Outcome::Error] {
+                self.verb_duration.with_label_values(&[verb.label(), outcome.label()]);
+            }
+        }
+        for reason in Misfit::LABELS {
+            self.refusals.with_label_values(&[reason]);
+        }
+        self.refusals.with_label_values(&["bad_request"]);
+        for result in
+            [BindResult::Bound, BindResult::Conflict, BindResult::Refused, BindResult::Undecided]
+        {
+            self.binds.with_label_values(&[result.label()]);
+        }
+        for result in [ReportResult::Accepted, ReportResult::Ignored, ReportResult::Refused] {
+            self.reports.with_label_values(&[result.label()]);
+        }
+        for result in RequeueResult::ALL {
+            self.requeues.with_label_values(&[result.label()]);
+        }
+        for resource in ["pods", "nodes"] {
+            for kind in ["change", "failure"] {
+                self.watch_events.with_label_values(&[resource, kind]);
+            }
+        }
+        self.set_moves(&[0; MOST_MOVES], 0);
+    }
+
+    /// Notes what the watch of a resource brought: a change, or a failure after which it begins anew.
+    pub fn watched(&self, resource: &'static str, is_failure: bool) {
+        let kind = if is_failure { "failure" } else { "change" };
+        self.watch_events.with_label_values(&[resource, kind]).inc();
+    }
+
+    /// Notes how long after the posting of a Binding the watch showed the pod bound.
+    pub fn watch_lagged(&self, lag: Duration) {
+        self.watch_lag.observe(lag.as_secs_f64());
+    }
+
+    /// Notes that a pod of a size was placed so many seconds after its creation.
+    pub fn placed(&self, size: &'static str, after_seconds: u64) {
+        self.demand.placed(size, after_seconds);
+    }
+
+    /// Adds what the pods of a namespace and priority class held and used since the last time.
+    pub fn used(&self, namespace: &str, priority_class: &str, used: TeamUse) {
+        self.demand.used(namespace, priority_class, used);
+    }
+
+    /// Notes a call of a verb.
+    pub fn verb(&self, verb: Verb, outcome: Outcome, took: Duration) {
+        let labels = [verb.label(), outcome.label()];
+        self.verb_duration.with_label_values(&labels).observe(took.as_secs_f64());
+    }
+
+    /// Notes refusals by filter: nodes by reason, in the order of [`Misfit::LABELS`].
+    pub fn refused(&self, nodes: &[usize; Misfit::LABELS.len()]) {
+        for (label, nodes) in Misfit::LABELS.iter().zip(nodes).filter(|(_, nodes)| **nodes > 0) {
+            let nodes = u64::try_from(*nodes).unwrap_or(u64::MAX);
+            self.refusals.with_label_values(&[label]).inc_by(nodes);
+        }
+    }
+
+    /// Notes a pod whose annotations are refused.
+    pub fn refused_request(&self) {
+        self.refusals.with_label_values(&["bad_request"]).inc();
+    }
+
+    /// Notes the end of a bind.
+    pub fn bind(&self, result: BindResult) {
+        self.binds.with_label_values(&[result.label()]).inc();
+    }
+
+    /// Notes that a waiting pod was woken.
+    pub fn woke(&self) {
+        self.wakeups.inc();
+    }
+
+    /// Sets how many ended pods hold their room beyond the time for that, as their processes run.
+    pub fn set_overdue_drains(&self, pods: usize) {
+        self.guard.show_overdue_drains(pods);
+    }
+
+    /// Notes an edit of a placement by somebody else, or what came of writing it back.
+    pub fn placement_edit(&self, result: EditResult) {
+        self.guard.placement_edit(result);
+    }
+
+    /// Notes how a requeue ended.
+    pub fn requeued(&self, result: RequeueResult) {
+        self.requeues.with_label_values(&[result.label()]).inc();
+    }
+
+    /// Notes a report, and the time since the one before.
+    pub fn report(&self, result: ReportResult, since_last: Option<Duration>) {
+        self.reports.with_label_values(&[result.label()]).inc();
+        if let Some(interval) = since_last {
+            self.report_interval.observe(interval.as_secs_f64());
+        }
+    }
+
+    /// Notes an audit of the ledger.
+    pub fn audited(&self, faults: usize) {
+        self.audits.inc();
+        self.audit_failures.inc_by(u64::try_from(faults).unwrap_or(u64::MAX));
+    }
+
+    /// Takes over how many events were lost since the start.
+    pub fn set_events_lost(&self, lost: u64) {
+        self.events_lost.inc_by(lost.saturating_sub(self.events_lost.get()));
+    }
+
+    /// Sets how many waiting pods so many moves would help, for each number of moves, and how many
+    /// GPUs moves would empty.
+    pub fn set_moves(&self, placeable: &[usize; MOST_MOVES], emptiable: usize) {
+        for (moves, pods) in (1..).zip(placeable) {
+            let gauge = self.placeable_by_moves.with_label_values(&[&format!("{moves}")]);
+            gauge.set(i64::try_from(*pods).unwrap_or(i64::MAX));
+        }
+        self.emptiable.set(i64::try_from(emptiable).unwrap_or(i64::MAX));
+    }
+
+    /// Sets the gauges of what is used outside of the books.
+    pub fn set_outside(&self, figures: OutsideFigures) {
+        self.guard.show(figures);
+    }
+
+    /// Sets how many tenants a mode of protection is meant for, and is verified for.
+    pub fn set_tenants(&self, mode: &'static str, counts: (u64, u64)) {
+        self.guard.show_tenants(mode, counts);
+    }
+
+    /// Notes the end of an eviction.
+    pub fn evicted(&self, result: EvictionResult) {
+        self.guard.evicted(result);
+    }
+
+    /// Sets the gauges of the service. The oldest report is in seconds since 1970; 0: none.
+    pub fn set_service(&self, is_ready: bool, claims: usize, oldest_report: u64) {
+        self.ready.set(i64::from(is_ready));
+        self.claims.set(i64::try_from(claims).unwrap_or(i64::MAX));
+        self.oldest_report.set(whole(oldest_report));
+    }
+
+    /// Sets the gauges of the fleet and of what waits.
+    pub fn set_fleet(&self, fleet: &Fleet, queue: &Queue) {
+        self.fleet.show(fleet);
+        self.demand.show(queue);
+        let (namespaces, classes) = self.demand.folded();
+        self.fleet.folded.with_label_values(&["namespace"]).set(namespaces);
+        self.fleet.folded.with_label_values(&["priority_class"]).set(classes);
+    }
+
+    /// Sets what each namespace holds without need.
+    pub fn set_waste(&self, teams: &BTreeMap<String, Waste>) {
+        self.demand.show_waste(teams);
+    }
+
+    /// Sets how finely each pool could be shared.
+    pub fn set_bearable(&self, pools: &BTreeMap<PoolName, Bearable>) {
+        let folded = self.demand.show_bearable(pools);
+        self.fleet.folded.with_label_values(&["pool"]).set(folded);
+    }
+
+    /// All families in the text format.
+    pub fn text(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        valid(TextEncoder::new().encode(&self.registry.gather(), &mut text));
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_series_exists_before_its_first_event() {
+        let metrics = Metrics::new();
+        metrics.set_fleet(&Fleet::default(), &Queue::default());
+        let text = String::from_utf8(metrics.text()).unwrap();
+        for part in [
+            "gpupack_verb_duration_seconds_count{outcome=\"refused\",verb=\"bind\"} 0",
+            "gpupack_refusals_total{reason=\"silent\"} 0",
+            "gpupack_binds_total{outcome=\"conflict\"} 0",
+            "gpupack_nodes{state=\"never\"} 0",
+            "gpupack_waiting_pods{reason=\"memory\",size=\"0.5\"} 0",
+            "gpupack_ready 0",
+            "gpupack_build_info{component=\"extender\"",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! The books of one device: what it has, what is booked and claimed of it, and what is free.
+//!
+//! [`crate::model::node_state`] keeps them; the sums here are derived from its reservations and claims.
+
+use std::time::Duration;
+
+use litemap::LiteMap;
+
+use crate::hardware::device::{Device, DeviceId, DeviceKind, Health, PodUid};
+use crate::hardware::device_class::{ClassId, DeviceClass};
+use crate::hardware::pool::{PoolRule, Protection};
+use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
+use crate::model::fit::{Company, Room};
+use crate::model::request::Isolation;
+use crate::model::reservation::{Placement, Reservation};
+
+/// Reports without a process of an ended pod that free its room. One is not enough: it may have been
+/// sampled before the pod ended. The second was sampled after the reply to the first.
+pub const CLEAN_REPORTS_TO_FREE: u32 = 2;
+
+/// More than any device has: what written amounts come to that leave the range of the type.
+pub(crate) const BEYOND: Demand =
+    Demand { memory: MemMib::new(u64::MAX), share: Share::from_millionths(u64::MAX) };
+
+/// What an agent saw on one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceUse {
+    /// The device.
+    pub id: DeviceId,
+    /// Memory in use without the driver's reserve; `None` where the driver cannot say.
+    pub used: Option<MemMib>,
+    /// Share of the last period in which a kernel ran, 0 to 100; `None` where the driver cannot say.
+    pub busy_percent: Option<u8>,
+    /// Whether it may take new tenants.
+    pub health: Health,
+    /// Its processes; `None` when they were not sampled this time.
+    pub processes: Option<Vec<ProcessUse>>,
+}
+
+/// One process on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessUse {
+    /// The pod it belongs to; `None` for a process outside Kubernetes or one that cannot be joined.
+    pub pod: Option<PodUid>,
+    /// Its memory on the device; `None` where the driver cannot say, which is not zero.
+    pub memory: Option<MemMib>,
+}
+
+/// What is known of the protection that a pool's rule intends on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Evidence {
+    /// It is intended; nobody has looked.
+    #[default]
+    Intended,
+    /// The node's agent has seen that it is in force.
+    Verified,
+    /// The node's agent has seen that it is not: then nothing holds the tenants.
+    Missing,
+}
+
+impl Evidence {
+    /// The name in views.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Intended => "intended",
+            Self::Verified => "verified",
+            Self::Missing => "missing",
+        }
+    }
+}
+
+/// One device with its books.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceBooks {
+    pub(crate) device: Device,
+    pub(crate) class: ClassId,
+    pub(crate) rule: PoolRule,
+    pub(crate) evidence: Evidence,
+    /// Whether nothing holds some tenant, and whether some tenant needs all of them held.
+    pub(crate) has_unheld: bool,
+    pub(crate) needs_guard: bool,
+    pub(crate) health: Health,
+    pub(crate) booked: Demand,
+    pub(crate) claimed: Demand,
+    pub(crate) tenants: LiteMap<PodUid, Demand>,
+    pub(crate) used: Option<MemMib>,
+    pub(crate) busy_percent: Option<u8>,
+    /// Use that the last list of processes shows outside the books, and what ended tenants whose
+    /// processes outlived them leave in use.
+    pub(crate) foreign: MemMib,
+    /// What of each tenant's booking was in use at the last list of processes.
+    pub(crate) covered: LiteMap<PodUid, MemMib>,
+    pub(crate) unbooked: MemMib,
+    /// Use outside of the books that is not yet above the tolerance counts in it too.
+    outside: MemMib,
+    /// Pods that hold nothing on the node, and of which the lists show processes.
+    leftovers: LiteMap<PodUid, Leftover>,
+}
+
+impl DeviceBooks {
+    /// Books of a device that holds nobody yet; what was seen of it `before` still counts.
+    pub(crate) fn new(
+        device: Device,
+        class: ClassId,
+        rule: PoolRule,
+        before: Option<Self>,
+    ) -> Self {
+        let fresh = Self {
+            class,
+            rule,
+            evidence: Evidence::default(),
+            has_unheld: false,
+            needs_guard: false,
+            health: device.health,
+            booked: Demand::ZERO,
+            claimed: Demand::ZERO,
+            tenants: LiteMap::new(),
+            used: None,
+            busy_percent: None,
+            foreign: MemMib::ZERO,
+            covered: LiteMap::new(),
+            unbooked: MemMib::ZERO,
+            outside: MemMib::ZERO,
+            leftovers: LiteMap::new(),
+            device,
+        };
+        let Some(before) = before else { return fresh };
+        // Health is the worse of both until use is seen.
+        Self {
+            health: fresh.health.max(before.health),
+            evidence: before.evidence,
+            used: before.used,
+            busy_percent: before.busy_percent,
+            foreign: before.foreign,
+            covered: before.covered,
+            unbooked: before.unbooked,
+            outside: before.outside,
+            leftovers: before.leftovers,
+            ..fresh
+        }
+    }
+
+    /// The device as it was reported.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What reservations hold.
+    pub fn booked(&self) -> Demand {
+        self.booked
+    }
+
+    /// What claims hold back.
+    pub fn claimed(&self) -> Demand {
+        self.claimed
+    }
+
+    /// The tenants with what each holds, by UID.
+    pub fn tenants(&self) -> &LiteMap<PodUid, Demand> {
+        &self.tenants
+    }
+
+    /// Memory in use as the agent saw it last.
+    pub fn used(&self) -> Option<MemMib> {
+        self.used
+    }
+
+    /// Busy time of the last period in percent, as the agent saw it last.
+    pub fn busy_percent(&self) -> Option<u8> {
+        self.busy_percent
+    }
+
+    /// Memory in use that no booking covers: processes of no known pod, and what over-users take
+    /// beyond their share. It is taken off what may be placed. Where processes of pods that are gone are
+    /// listed, it is never zero: nobody gets the whole device beside them.
+    pub fn unbooked(&self) -> MemMib {
+        if self.leftovers.values().all(|leftover| leftover.is_over) {
+            return self.unbooked;
+        }
+        self.unbooked.max(self.outside).max(MemMib::new(1))
+    }
+
+    /// Current health: the inventory's or the last report's, whichever is worse.
+    pub fn health(&self) -> Health {
+        self.health
+    }
+
+    /// All of the device.
+    pub fn capacity(&self) -> Demand {
+        Demand { memory: self.device.capacity(), share: Share::WHOLE }
+    }
+
+    /// Whether reservations hold more than the device has.
+    pub fn is_overbooked(&self) -> bool {
+        self.capacity().checked_sub(self.booked).is_none()
+    }
+
+    /// Whether this device can hold tenants at all.
+    pub fn is_placeable(&self) -> bool {
+        self.device.kind != DeviceKind::MigParent && self.health == Health::Healthy
+    }
+
+    /// Room without regard to claims; what `bind` may use.
+    pub fn free_of_bookings(&self) -> Demand {
+        self.left_of(self.capacity().checked_sub(self.booked))
+    }
+
+    /// Room beside bookings and claims; what questions see.
+    pub fn free(&self) -> Demand {
+        let left = self.capacity().checked_sub(self.booked);
+        self.left_of(left.and_then(|left| left.checked_sub(self.claimed)))
+    }
+
+    /// `left` without the memory that is used outside the books. Nothing is free on a device whose
+    /// books or use exceed it.
+    fn left_of(&self, left: Option<Demand>) -> Demand {
+        let Some(left) = left else { return Demand::ZERO };
+        match left.memory.checked_sub(self.unbooked()) {
+            Some(memory) => Demand { memory, share: left.share },
+            None => Demand { memory: MemMib::ZERO, share: left.share },
+        }
+    }
+
+    /// The form in which the fit function sees this device, with or without claims.
+    pub fn room(&self, claims: ClaimRule) -> Room {
+        let free = match claims {
+            ClaimRule::Respected => self.free(),
+            ClaimRule::Ignored => self.free_of_bookings(),
+        };
+        Room { class: self.class, health: self.health, free, company: self.company() }
+    }
+
+    /// How the tenants are protected from each other.
+    pub fn company(&self) -> Company {
+        Company {
+            guard: self.guard(),
+            is_guard_missing: self.promised_guard() != self.guard(),
+            has_unheld: self.has_unheld || self.unbooked() > MemMib::ZERO,
+            needs_guard: self.needs_guard,
+        }
+    }
+
+    /// What the operator says holds tenants that share the device.
+    pub fn promised_guard(&self) -> Protection {
+        self.rule.guard.on(&self.device.kind)
+    }
+
+    /// What is counted on to hold tenants that share the device.
+    pub fn guard(&self) -> Protection {
+        match self.evidence {
+            Evidence::Intended | Evidence::Verified => self.promised_guard(),
+            Evidence::Missing => Protection::None,
+        }
+    }
+
+    /// What is known of that.
+    pub fn evidence(&self) -> Evidence {
+        self.evidence
+    }
+
+    /// What a tenant that takes `demand` is protected by.
+    pub fn protection_of(&self, demand: Demand) -> Protection {
+        if demand == self.capacity() { Protection::Hardware } else { self.guard() }
+    }
+
+    /// How the device is shared.
+    pub fn rule(&self) -> PoolRule {
+        self.rule
+    }
+
+    /// Slots, and how many of them are free; none where the device is not cut into slots.
+    pub fn slots(&self) -> Option<(u32, u32)> {
+        let capacity = self.device.capacity();
+        let replicas = DeviceClass::of(&self.device, self.rule).replicas?;
+        Some((replicas.count(), replicas.slots_in(self.free(), capacity)))
+    }
+
+    /// Counts a tenant's part in the protection of all.
+    pub(crate) fn note_company(&mut self, held: &Reservation) {
+        self.has_unheld |= held.placement.protection == Protection::None;
+        // Without protection a request for one is not placed: the pod asks for it only since.
+        let isolation = held.request.as_ref().map(|request| request.isolation);
+        let is_held = held.placement.protection != Protection::None;
+        self.needs_guard |= is_held && isolation == Some(Isolation::Memory);
+    }
+
+    /// Class of the device.
+    pub fn class(&self) -> ClassId {
+        self.class
+    }
+}
+
+/// Whether claims of other pods count as taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimRule {
+    /// They do: questions.
+    Respected,
+    /// They do not: the last resort of `bind`, which trusts the books alone.
+    Ignored,
+}
+
+/// A place held back for a pod between its question and its bind. It lives beside the books.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Devices and amounts that are held back.
+    pub placement: Placement,
+    /// Processor time and memory outside the GPU.
+    pub host: HostAmount,
+    /// When it ends by itself.
+    pub expires: Timestamp,
+}
+
+impl DeviceBooks {
+    /// Takes in what an agent saw. Use within `tolerance` of what the books explain is explained.
+    ///
+    /// Each tenant's use counts up to what it booked; where the driver cannot say what a tenant uses,
+    /// it is taken to use all of that. A report without the list of processes cannot tell who uses
+    /// the memory: what the last list showed to be foreign stays so, as far as that much is in use.
+    pub(crate) fn observe(&mut self, seen: &DeviceUse, tolerance: MemMib) {
+        self.health = seen.health.max(self.device.health);
+        self.busy_percent = seen.busy_percent;
+        self.used = seen.used;
+        let Some(used) = seen.used else { return };
+        if let Some(processes) = &seen.processes {
+            let covered = self.tenants.iter().map(|(uid, held)| {
+                let own = processes.iter().filter(|process| process.pod.as_ref() == Some(uid));
+                let own = own
+                    .map(|process| process.memory)
+                    .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?));
+                (uid.clone(), own.map_or(held.memory, |own| own.min(held.memory)))
+            });
+            let mut all = LiteMap::with_capacity(self.tenants.len());
+            all.extend(covered);
+            self.covered = all;
+            self.foreign = beyond(used, self.covered.values().copied());
+        }
+        let booked = beyond(used, self.tenants.values().map(|held| held.memory));
+        let unbooked = self.foreign.min(used).max(booked);
+        self.outside = unbooked;
+        self.unbooked = if unbooked > tolerance { unbooked } else { MemMib::ZERO };
+    }
+
+    /// How many pods are kept.
+    pub(crate) fn entries(&self) -> usize {
+        self.tenants.len() + self.covered.len() + self.leftovers.len()
+    }
+
+    /// Notes that a tenant is taken out of the books although its processes may go on: what they were
+    /// seen to use stays in use.
+    pub(crate) fn outlived(&mut self, uid: &PodUid) {
+        let left = self.covered.remove(uid).unwrap_or(MemMib::ZERO);
+        self.foreign = self.foreign.checked_add(left).unwrap_or(BEYOND.memory);
+        self.unbooked = self.unbooked.checked_add(left).unwrap_or(BEYOND.memory);
+    }
+}
+
+/// What of `used` the `parts` do not explain.
+fn beyond(used: MemMib, mut parts: impl Iterator<Item = MemMib>) -> MemMib {
+    let explained = parts.try_fold(MemMib::ZERO, MemMib::checked_add);
+    explained.and_then(|explained| used.checked_sub(explained)).unwrap_or(MemMib::ZERO)
+}
+
+/// Pods without a reservation whose processes are remembered for one device. Any of them keeps the device
+/// from being given away whole, so more need not be known.
+const MAX_LEFTOVERS: usize = 64;
+
+/// What is known of the processes of a pod that holds nothing on the node: it has ended, and a restart has
+/// forgotten that it was there, or it was seen again after its drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Leftover {
+    /// When the first list showed them.
+    since: Timestamp,
+    /// Lists after that, one after the other, without them.
+    clean_reports: u32,
+    /// Whether they have been there for so long that only their use counts.
+    is_over: bool,
+}
+
+impl DeviceBooks {
+    /// Takes in which pods a list of processes shows that hold nothing on the node.
+    pub(crate) fn see_leftovers(
+        &mut self,
+        list: &[ProcessUse],
+        now: Timestamp,
+        holds: impl Fn(&PodUid) -> bool,
+    ) {
+        let seen = || list.iter().filter_map(|process| process.pod.as_ref());
+        for (uid, leftover) in &mut self.leftovers {
+            let is_shown = seen().any(|seen| seen == uid);
+            leftover.clean_reports = if is_shown { 0 } else { leftover.clean_reports + 1 };
+        }
+        self.leftovers.retain(|_, leftover| leftover.clean_reports < CLEAN_REPORTS_TO_FREE);
+        let fresh = Leftover { since: now, clean_reports: 0, is_over: false };
+        for uid in seen().filter(|uid| !holds(uid)) {
+            if self.leftovers.len() < MAX_LEFTOVERS && !self.leftovers.contains_key(uid) {
+                self.leftovers.insert(uid.clone(), fresh);
+            }
+        }
+    }
+
+    /// Notes that a pod holds something on the node, so that its processes are its own.
+    pub(crate) fn forget_leftover(&mut self, uid: &PodUid) {
+        self.leftovers.remove(uid);
+    }
+
+    /// Whether [`DeviceBooks::end_leftovers`] would end anything now.
+    pub(crate) fn is_leftover_due(&self, limit: Duration, now: Timestamp) -> bool {
+        self.leftovers.values().any(|leftover| leftover.is_due(limit, now))
+    }
+
+    /// Lets processes that have been there for `limit` count by their use alone.
+    pub(crate) fn end_leftovers(&mut self, limit: Duration, now: Timestamp) {
+        let all = self.leftovers.iter_mut().map(|(_, leftover)| leftover);
+        all.filter(|leftover| leftover.is_due(limit, now)).for_each(|due| due.is_over = true);
+    }
+}
+
+impl Leftover {
+    fn is_due(&self, limit: Duration, now: Timestamp) -> bool {
+        !self.is_over && now.since(self.since) >= limit
+    }
+}

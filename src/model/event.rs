@@ -1,0 +1,179 @@
+//! What a change of the books means beyond them: whom to wake, what to tell.
+
+use crate::hardware::device::{DeviceId, Health, NodeName};
+use crate::hardware::mig::MigFault;
+use crate::hardware::units::{Demand, MemMib, Share};
+use crate::model::device_state::DeviceBooks;
+use crate::model::isolation::Mode;
+use crate::model::node_state::{NodeLedger, NodeState};
+use crate::model::reservation::PodRef;
+
+/// What a change means beyond the books.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effect {
+    /// Room may have appeared on this node: waiting pods that fit now should be woken.
+    Room(NodeName),
+    /// From now on more is booked on a device than it has.
+    Overbooked {
+        /// The node.
+        node: NodeName,
+        /// The device.
+        device: DeviceId,
+    },
+    /// A device that holds pods has vanished or takes no new ones any more.
+    DeviceLost {
+        /// The node.
+        node: NodeName,
+        /// The device.
+        device: DeviceId,
+        /// Why it takes none; nothing of a device that has vanished.
+        health: Option<Health>,
+    },
+    /// A MIG instance is reported that cannot be; nothing is placed on it.
+    Impossible {
+        /// The node.
+        node: NodeName,
+        /// The instance.
+        device: DeviceId,
+        /// Why it cannot be.
+        fault: MigFault,
+    },
+    /// A pod with a GPU request runs without a placement of ours: only its observed use counts.
+    Unplaced {
+        /// The pod.
+        pod: PodRef,
+        /// Its node.
+        node: NodeName,
+    },
+    /// The placement annotations of a pod are not those that it was bound with: somebody else changed or
+    /// removed them. The books keep what they had.
+    PlacementEdited {
+        /// The pod.
+        pod: PodRef,
+        /// Its node.
+        node: NodeName,
+    },
+    /// A pod uses more of a device than it may, for the first time or again.
+    Overuse {
+        /// The node.
+        node: NodeName,
+        /// The device.
+        device: DeviceId,
+        /// The pod.
+        pod: PodRef,
+        /// What it uses.
+        used: MemMib,
+        /// What it may use.
+        allowed: MemMib,
+    },
+    /// From now on processes of no pod that holds anything on the node use a device.
+    Foreign {
+        /// The node.
+        node: NodeName,
+        /// The device.
+        device: DeviceId,
+        /// What they use.
+        used: MemMib,
+    },
+    /// Driver or MPS was meant to hold a pod to its memory, and after some seconds it is not known to.
+    Unprotected {
+        /// The node.
+        node: NodeName,
+        /// The device.
+        device: DeviceId,
+        /// The pod.
+        pod: PodRef,
+        /// What was meant to hold it.
+        intended: Mode,
+        /// What it is held to, where that is more than it holds.
+        limit: Option<MemMib>,
+    },
+    /// A node's agent went silent.
+    Silent(NodeName),
+}
+
+/// What of a node's books decides about effects, device by device: compared before and after a change.
+pub(crate) struct Standing {
+    state: NodeState,
+    devices: Vec<(DeviceId, DeviceStanding)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct DeviceStanding {
+    health: Health,
+    unbooked: MemMib,
+    /// Of a device that can be placed on, on a node that takes pods.
+    free: Demand,
+    is_overbooked: bool,
+    has_tenants: bool,
+}
+
+impl DeviceStanding {
+    fn of(device: &DeviceBooks, takes_pods: bool) -> Self {
+        Self {
+            health: device.health(),
+            unbooked: device.unbooked(),
+            free: if takes_pods && device.is_placeable() { device.free() } else { Demand::ZERO },
+            is_overbooked: device.is_overbooked(),
+            has_tenants: !device.tenants().is_empty(),
+        }
+    }
+
+    fn is_tenanted(self) -> bool {
+        self.has_tenants && self.health == Health::Healthy
+    }
+}
+
+impl Standing {
+    /// How the books stand now.
+    pub(crate) fn of(books: &NodeLedger) -> Self {
+        let now = standings(books);
+        Self {
+            state: books.state(),
+            devices: now.map(|(id, standing)| (id.clone(), standing)).collect(),
+        }
+    }
+
+    /// Whether the books still stand so. Then neither effects nor answers to questions have changed,
+    /// as far as reservations and claims are the same.
+    pub(crate) fn is_that_of(&self, books: &NodeLedger) -> bool {
+        let before = self.devices.iter().map(|(id, standing)| (id, *standing));
+        self.state == books.state() && before.eq(standings(books))
+    }
+
+    /// What the change since then means.
+    pub(crate) fn effects(&self, books: &NodeLedger) -> Vec<Effect> {
+        let node = books.name();
+        let before = |id: &DeviceId| {
+            let known = self.devices.iter().find(|(known, _)| known == id);
+            known.map(|(_, standing)| *standing)
+        };
+        let now: Vec<_> = standings(books).map(|(id, now)| (id, before(id), now)).collect();
+        let grew = now.iter().any(|(_, before, now)| {
+            let Demand { memory, share } = before.map_or(Demand::ZERO, |before| before.free);
+            (now.free.memory > memory || now.free.share > share)
+                && now.free.memory > MemMib::ZERO
+                && now.free.share > Share::ZERO
+        });
+        let room = grew.then(|| Effect::Room(node.clone()));
+        let overbooked = now.iter().filter(|(_, before, now)| {
+            now.is_overbooked && !before.is_some_and(|before| before.is_overbooked)
+        });
+        let overbooked = overbooked
+            .map(|(id, ..)| Effect::Overbooked { node: node.clone(), device: (*id).clone() });
+        let tenanted = self.devices.iter().filter(|(_, before)| before.is_tenanted());
+        let lost = tenanted.filter_map(|(id, _)| {
+            let now = now.iter().find(|(known, ..)| *known == id);
+            let health = now.map(|(.., now)| now.health);
+            let is_lost = health != Some(Health::Healthy);
+            is_lost.then(|| Effect::DeviceLost { node: node.clone(), device: id.clone(), health })
+        });
+        room.into_iter().chain(overbooked).chain(lost).collect()
+    }
+}
+
+fn standings(books: &NodeLedger) -> impl Iterator<Item = (&DeviceId, DeviceStanding)> {
+    let takes_pods = books.placeable().is_ok();
+    let devices = books.devices().iter();
+    devices.map(move |device| (&device.device().id, DeviceStanding::of(device, takes_pods)))
+}

@@ -1,0 +1,603 @@
+//! The books of one node: who holds how much of which device, and what is left.
+//!
+//! Truth here is the list of reservations (as they were written) and the inventory (as it was
+//! reported). The sums per device are derived from both and recomputed by [`NodeLedger::audit`].
+//! Facts from outside may put more on a device than it has; then it is *overbooked*, nothing of it
+//! is free, and nothing else stops. Only our own arithmetic is asserted.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use litemap::LiteMap;
+
+use crate::hardware::device::{Device, DeviceId, DeviceKind, NodeName, PodUid, PoolName};
+use crate::hardware::device_class::{DeviceClass, DeviceClasses};
+use crate::hardware::inventory::NodeInventory;
+use crate::hardware::pool::PoolRule;
+use crate::hardware::topology::Nearness;
+use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Timestamp};
+use crate::model::device_state::{
+    BEYOND, CLEAN_REPORTS_TO_FREE, Claim, ClaimRule, DeviceBooks, DeviceUse, Evidence,
+};
+use crate::model::fit::Room;
+use crate::model::rejection::Misfit;
+use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
+
+/// Whether a node can take pods, as far as its agent and its Node object are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NodeState {
+    /// No agent has reported it since we started.
+    NeverReported,
+    /// Its agent reports in time.
+    Reporting,
+    /// Its agent has been silent for too long.
+    Silent,
+    /// Its Node object was deleted; it stays while tenants are booked.
+    Gone,
+}
+
+/// The books of one node.
+#[derive(Clone, Debug)]
+pub struct NodeLedger {
+    name: NodeName,
+    pool: PoolName,
+    rule: PoolRule,
+    state: NodeState,
+    host_capacity: HostAmount,
+    host_booked: HostAmount,
+    host_claimed: HostAmount,
+    devices: Vec<DeviceBooks>,
+    nearness: Nearness,
+    /// Room of the devices beside claims, and without regard to them: what every question reads.
+    rooms: Vec<Room>,
+    rooms_under_claims: Vec<Room>,
+    reservations: LiteMap<PodUid, Reservation>,
+    others: LiteMap<PodUid, HostAmount>,
+    claims: BTreeMap<PodUid, Claim>,
+    last_report: Option<Timestamp>,
+    unmanaged_tolerance: MemMib,
+}
+
+impl NodeLedger {
+    /// Empty books of a node of which nothing but the name is known.
+    ///
+    /// Use of a device that no booking covers is believed only above `unmanaged_tolerance`: the
+    /// driver's own bookkeeping moves by some MiB.
+    pub fn new(name: NodeName, unmanaged_tolerance: MemMib) -> Self {
+        Self {
+            name,
+            pool: PoolName::new(""),
+            rule: PoolRule::default(),
+            state: NodeState::NeverReported,
+            host_capacity: HostAmount::ZERO,
+            host_booked: HostAmount::ZERO,
+            host_claimed: HostAmount::ZERO,
+            devices: Vec::new(),
+            nearness: Nearness::default(),
+            rooms: Vec::new(),
+            rooms_under_claims: Vec::new(),
+            reservations: LiteMap::new(),
+            others: LiteMap::new(),
+            claims: BTreeMap::new(),
+            last_report: None,
+            unmanaged_tolerance,
+        }
+    }
+
+    /// Name of the node.
+    pub fn name(&self) -> &NodeName {
+        &self.name
+    }
+
+    /// Its pool.
+    pub fn pool(&self) -> &PoolName {
+        &self.pool
+    }
+
+    /// Whether it can take pods.
+    pub fn state(&self) -> NodeState {
+        self.state
+    }
+
+    /// The devices, sorted by index and UUID.
+    pub fn devices(&self) -> &[DeviceBooks] {
+        &self.devices
+    }
+
+    /// How near they are to each other, in the same order.
+    pub fn nearness(&self) -> &Nearness {
+        &self.nearness
+    }
+
+    /// Room of each device, in the same order, with or without claims.
+    pub fn rooms(&self, claims: ClaimRule) -> &[Room] {
+        match claims {
+            ClaimRule::Respected => &self.rooms,
+            ClaimRule::Ignored => &self.rooms_under_claims,
+        }
+    }
+
+    /// All reservations, by UID.
+    pub fn reservations(&self) -> &LiteMap<PodUid, Reservation> {
+        &self.reservations
+    }
+
+    /// Pods of which only processor time and memory matter, by UID.
+    pub fn others(&self) -> &LiteMap<PodUid, HostAmount> {
+        &self.others
+    }
+
+    /// All claims, by UID.
+    pub fn claims(&self) -> &BTreeMap<PodUid, Claim> {
+        &self.claims
+    }
+
+    /// Processor time and memory that the node offers to pods.
+    pub fn host_capacity(&self) -> HostAmount {
+        self.host_capacity
+    }
+
+    /// Processor time and memory that is left beside bookings and claims.
+    pub fn host_free(&self) -> HostAmount {
+        self.host_capacity.left_after(self.host_booked).left_after(self.host_claimed)
+    }
+
+    /// Processor time and memory that is left, with or without claims.
+    pub fn host_room(&self, claims: ClaimRule) -> HostAmount {
+        match claims {
+            ClaimRule::Respected => self.host_free(),
+            ClaimRule::Ignored => self.host_capacity.left_after(self.host_booked),
+        }
+    }
+
+    /// When the last report was received.
+    pub fn last_report(&self) -> Option<Timestamp> {
+        self.last_report
+    }
+
+    /// Whether nothing is known here that is worth keeping.
+    pub fn is_forgettable(&self) -> bool {
+        self.state == NodeState::Gone
+            && self.reservations.is_empty()
+            && self.others.is_empty()
+            && self.claims.is_empty()
+    }
+
+    /// The misfit of the node itself, whatever is asked.
+    ///
+    /// # Errors
+    /// The [`Misfit`] that keeps every GPU pod away.
+    pub fn placeable(&self) -> Result<(), Misfit> {
+        match self.state {
+            NodeState::NeverReported => Err(Misfit::NeverReported),
+            NodeState::Silent => Err(Misfit::Silent),
+            NodeState::Gone => Err(Misfit::NodeGone),
+            NodeState::Reporting if self.devices.is_empty() => Err(Misfit::NoDevices),
+            NodeState::Reporting => Ok(()),
+        }
+    }
+
+    /// Notes what the Node object says.
+    pub fn see_node(&mut self, capacity: HostAmount, pool: PoolName) {
+        self.host_capacity = capacity;
+        self.pool = pool;
+        if self.state == NodeState::Gone {
+            self.state = match self.last_report {
+                Some(_) => NodeState::Silent, // until its agent speaks again
+                None => NodeState::NeverReported,
+            };
+        }
+    }
+
+    /// Notes that the Node object was deleted.
+    pub fn lose_node(&mut self) {
+        self.state = NodeState::Gone;
+    }
+
+    /// Takes in a report: use of the devices, and with it the end of drained pods.
+    ///
+    /// Returns the pods whose room is free now.
+    pub fn observe(&mut self, uses: &[DeviceUse], now: Timestamp) -> Vec<PodUid> {
+        self.last_report = Some(now);
+        if self.state != NodeState::Gone {
+            self.state = NodeState::Reporting;
+        }
+        let freed = self.count_clean_report(uses, now);
+        for uid in &freed {
+            self.remove(uid);
+        }
+        let mut has_changed = false;
+        for (at, seen) in uses.iter().enumerate() {
+            // Agents name the devices in their order, nearly always.
+            let is_it = |books: &DeviceBooks| books.device.id == seen.id;
+            let there = self.devices.get(at).is_some_and(is_it).then_some(at);
+            let Some(at) = there.or_else(|| self.devices.iter().position(is_it)) else { continue };
+            let (reservations, others) = (&self.reservations, &self.others);
+            let holds = |uid: &PodUid| reservations.contains_key(uid) || others.contains_key(uid);
+            let books = &mut self.devices[at];
+            let before = (books.health, books.unbooked());
+            if let Some(list) = &seen.processes {
+                books.see_leftovers(list, now, holds);
+            }
+            books.observe(seen, self.unmanaged_tolerance);
+            has_changed |= before != (books.health, books.unbooked());
+        }
+        if has_changed {
+            self.recompute_rooms();
+        }
+        freed
+    }
+
+    /// Whether the node reports no longer: its last report is older than `stale_after`.
+    pub fn is_stale(&self, stale_after: Duration, now: Timestamp) -> bool {
+        self.state == NodeState::Reporting
+            && self.last_report.is_none_or(|last| now.since(last) > stale_after)
+    }
+
+    /// Marks a stale node silent: its tenants stay, it takes no new ones until it reports again.
+    /// Returns whether it was stale.
+    pub fn silence(&mut self, stale_after: Duration, now: Timestamp) -> bool {
+        let is_stale = self.is_stale(stale_after, now);
+        if is_stale {
+            self.state = NodeState::Silent;
+        }
+        is_stale
+    }
+
+    /// Books `placement` for a pod: the one way in, for `bind` (assumed) and for facts (confirmed).
+    /// An existing reservation of the pod is replaced; its claim ends.
+    pub fn book(&mut self, mut reservation: Reservation) {
+        let uid = reservation.pod.uid.clone();
+        reservation.placement.node = self.name.clone();
+        share_ids(&self.devices, &mut reservation);
+        self.unclaim(&uid);
+        self.others.remove(&uid);
+        self.devices.iter_mut().for_each(|books| books.forget_leftover(&uid));
+        self.reservations.insert(uid, reservation);
+        self.recompute();
+    }
+
+    /// Notes that a pod of which only processor time and memory matter runs here.
+    pub fn book_host(&mut self, uid: PodUid, host: HostAmount) {
+        self.unclaim(&uid);
+        self.reservations.remove(&uid);
+        self.devices.iter_mut().for_each(|books| books.forget_leftover(&uid));
+        self.others.insert(uid, host);
+        self.recompute();
+    }
+
+    /// Notes that the API server knows the pod as bound with its placement.
+    pub fn confirm(&mut self, uid: &PodUid) {
+        if let Some(reservation) = self.reservations.get_mut(uid)
+            && matches!(reservation.state, ReservationState::Assumed { .. })
+        {
+            reservation.state = ReservationState::Confirmed;
+        }
+    }
+
+    /// Takes a pod out of the books. Returns whether it was there.
+    pub fn remove(&mut self, uid: &PodUid) -> bool {
+        let there = self.reservations.remove(uid).is_some() | self.others.remove(uid).is_some();
+        if there {
+            self.recompute();
+        }
+        there
+    }
+
+    /// Holds a place back for a pod. Replaces its earlier claim here.
+    pub fn claim(&mut self, uid: PodUid, claim: Claim) {
+        self.claims.insert(uid, claim);
+        self.recompute();
+    }
+
+    /// Ends a claim. Returns it where there was one.
+    pub fn unclaim(&mut self, uid: &PodUid) -> Option<Claim> {
+        let claim = self.claims.remove(uid);
+        if claim.is_some() {
+            self.recompute();
+        }
+        claim
+    }
+
+    /// Whether a pod is in the books, with devices or without.
+    pub fn holds(&self, uid: &PodUid) -> bool {
+        self.reservations.contains_key(uid) || self.others.contains_key(uid)
+    }
+
+    /// How many pods are kept, in all its tables together.
+    #[doc(hidden)] // for tests
+    pub fn entries(&self) -> usize {
+        let on_devices = self.devices.iter().map(DeviceBooks::entries).sum::<usize>();
+        self.reservations.len() + self.others.len() + self.claims.len() + on_devices
+    }
+
+    /// The reservation of a pod.
+    pub fn reservation(&self, uid: &PodUid) -> Option<&Reservation> {
+        self.reservations.get(uid)
+    }
+}
+
+/// Lets a reservation share the texts of its ids with the devices: it may come with its own, and they would
+/// be a third of what is kept of a pod.
+fn share_ids(devices: &[DeviceBooks], reservation: &mut Reservation) {
+    for placed in &mut reservation.placement.devices {
+        if let Some(books) = devices.iter().find(|books| books.device.id == placed.id) {
+            placed.id = books.device.id.clone();
+        }
+    }
+}
+
+impl NodeLedger {
+    /// Replaces the inventory; reservations stay, also those on devices that are gone.
+    pub fn replace_inventory(&mut self, inventory: &NodeInventory, classes: &mut DeviceClasses) {
+        let mut old: BTreeMap<DeviceId, DeviceBooks> =
+            self.devices.drain(..).map(|books| (books.device.id.clone(), books)).collect();
+        self.devices = inventory
+            .devices()
+            .iter()
+            .map(|device| {
+                let before = old.remove(&device.id);
+                let class = classes.id_of(DeviceClass::of(device, self.rule));
+                DeviceBooks::new(device.clone(), class, self.rule, before)
+            })
+            .collect();
+        self.nearness = inventory.nearness().clone();
+        for (_, reservation) in self.reservations.iter_mut() {
+            share_ids(&self.devices, reservation);
+        }
+        self.recompute_devices();
+    }
+
+    /// Whether all devices are of the first so many classes. A list of classes that was read a moment ago
+    /// may lack those of devices that came since.
+    pub fn is_of_classes(&self, count: usize) -> bool {
+        self.devices.iter().all(|books| books.class.position() < count)
+    }
+
+    /// How the devices are shared.
+    pub fn rule(&self) -> PoolRule {
+        self.rule
+    }
+
+    /// Shares the devices by another rule from now on. Tenants keep what they have.
+    pub fn share_by(&mut self, rule: PoolRule, classes: &mut DeviceClasses) {
+        self.rule = rule;
+        for books in &mut self.devices {
+            books.class = classes.id_of(DeviceClass::of(&books.device, rule));
+            books.rule = rule;
+        }
+        self.recompute_rooms();
+    }
+
+    /// Notes what the node's agent found of the intended protection of a device.
+    pub fn see_evidence(&mut self, id: &DeviceId, evidence: Evidence) {
+        if let Some(books) = self.devices.iter_mut().find(|books| books.device.id == *id) {
+            books.evidence = evidence;
+        }
+        self.recompute_rooms();
+    }
+
+    /// Takes a device out of the inventory; its tenants stay booked.
+    pub fn lose_device(&mut self, id: &DeviceId) {
+        if let Some(at) = self.devices.iter().position(|books| books.device.id == *id) {
+            self.devices.remove(at);
+            self.nearness = self.nearness.without(at);
+        }
+        self.recompute_rooms();
+    }
+}
+
+impl NodeLedger {
+    /// Whether the derived sums agree with the reservations, claims and inventory. Recomputes all.
+    ///
+    /// # Errors
+    /// [`AuditError`] naming what differs: our own arithmetic is broken.
+    pub fn audit(&self) -> Result<(), AuditError> {
+        let mut fresh = self.clone();
+        fresh.recompute();
+        let rooms = (&fresh.rooms, &fresh.rooms_under_claims);
+        if fresh.devices != self.devices || rooms != (&self.rooms, &self.rooms_under_claims) {
+            return Err(AuditError::Devices { node: self.name.clone() });
+        }
+        let host = (self.host_booked, self.host_claimed);
+        if (fresh.host_booked, fresh.host_claimed) != host {
+            return Err(AuditError::Host { node: self.name.clone() });
+        }
+        Ok(())
+    }
+
+    /// Derives all sums anew. A node has few tenants, so this is cheap and cannot drift.
+    fn recompute(&mut self) {
+        self.recompute_devices();
+        let booked = self.reservations.values().map(|held| held.host);
+        self.host_booked = sum_host(booked.chain(self.others.values().copied()));
+        self.host_claimed = sum_host(self.claims.values().map(|claim| claim.host));
+    }
+
+    fn recompute_devices(&mut self) {
+        for books in &mut self.devices {
+            books.booked = Demand::ZERO;
+            books.claimed = Demand::ZERO;
+            books.tenants.clear();
+            (books.has_unheld, books.needs_guard) = (false, false);
+        }
+        for (uid, reservation) in &self.reservations {
+            for placed in &reservation.placement.devices {
+                if let Some(books) = device_mut(&mut self.devices, &placed.id) {
+                    books.booked = sum(books.booked, placed.demand);
+                    let held = books.tenants.entry(uid.clone()).or_default();
+                    *held = sum(*held, placed.demand);
+                    books.note_company(reservation);
+                }
+            }
+        }
+        for claim in self.claims.values() {
+            for placed in &claim.placement.devices {
+                if let Some(books) = device_mut(&mut self.devices, &placed.id) {
+                    books.claimed = sum(books.claimed, placed.demand);
+                }
+            }
+        }
+        self.recompute_rooms();
+    }
+
+    fn recompute_rooms(&mut self) {
+        let room = |claims| self.devices.iter().map(move |books| books.room(claims)).collect();
+        (self.rooms, self.rooms_under_claims) =
+            (room(ClaimRule::Respected), room(ClaimRule::Ignored));
+    }
+}
+
+fn device_mut<'a>(devices: &'a mut [DeviceBooks], id: &DeviceId) -> Option<&'a mut DeviceBooks> {
+    devices.iter_mut().find(|books| books.device.id == *id)
+}
+
+/// The sum of two written amounts. They are facts from outside, so an absurd sum stops nothing: the
+/// device is overbooked. Sums are derived anew at each change, so nothing is subtracted from it.
+fn sum(left: Demand, right: Demand) -> Demand {
+    left.checked_add(right).unwrap_or(BEYOND)
+}
+
+/// The sum of what pods take of the host, with the same reasoning as [`sum`].
+fn sum_host(mut amounts: impl Iterator<Item = HostAmount>) -> HostAmount {
+    let beyond = HostAmount { cpu: MilliCpu::new(u64::MAX), memory: BEYOND.memory };
+    amounts.try_fold(HostAmount::ZERO, HostAmount::checked_add).unwrap_or(beyond)
+}
+
+/// Our own arithmetic is broken: the derived sums differ from what they are derived from.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AuditError {
+    /// The sums of a device.
+    #[error("sums of the devices of node `{node}` differ from its reservations")]
+    Devices {
+        /// The node.
+        node: NodeName,
+    },
+    /// The sums of processor time and memory.
+    #[error("sums of CPU and memory of node `{node}` differ from its pods")]
+    Host {
+        /// The node.
+        node: NodeName,
+    },
+}
+
+/// How long a list that shows a process of an ended pod counts as news: that of six lists of an agent.
+const SHOWN_FOR: Duration = Duration::from_secs(30);
+
+impl NodeLedger {
+    /// Notes that the pod is terminal or gone. Its processor time and memory are free at once, its
+    /// devices when its processes are gone, however long reports list them. That holds for a node that has not reported too: after a
+    /// restart its agent may only be late, and where there is none nobody can be placed anyway.
+    ///
+    /// Returns whether the pod is out of the books now.
+    pub fn drain(&mut self, uid: &PodUid, now: Timestamp) -> bool {
+        let has_devices = |held: &&mut Reservation| !held.placement.devices.is_empty();
+        let Some(reservation) = self.reservations.get_mut(uid).filter(has_devices) else {
+            return self.remove(uid);
+        };
+        if !matches!(reservation.state, ReservationState::Draining { .. }) {
+            reservation.state =
+                ReservationState::Draining { since: now, clean_reports: 0, shown: None };
+            reservation.host = HostAmount::ZERO;
+            self.recompute();
+        }
+        false
+    }
+
+    /// Counts this report for every draining pod that it proves to be without a process; lists those
+    /// with enough. A process that it does list holds the room. It proves nothing about a pod when it leaves out a device of the pod, or when
+    /// processes were not sampled somewhere: they may run on any device. The parent of MIG instances
+    /// has no processes of its own, so there is nothing to sample.
+    fn count_clean_report(&mut self, uses: &[DeviceUse], now: Timestamp) -> Vec<PodUid> {
+        let is_parent = |seen: &DeviceUse| {
+            let is_it =
+                |device: &Device| device.kind == DeviceKind::MigParent && device.id == seen.id;
+            self.devices.iter().any(|books| is_it(&books.device))
+        };
+        let is_complete = !uses.iter().any(|seen| seen.processes.is_none() && !is_parent(seen));
+        let runs = |uid: &PodUid| {
+            let mut processes = uses.iter().flat_map(|seen| seen.processes.iter().flatten());
+            processes.any(|process| process.pod.as_ref() == Some(uid))
+        };
+        let present: Vec<&DeviceId> = self.devices.iter().map(|books| &books.device.id).collect();
+        let is_seen = |placed: &PlacedDevice| {
+            !present.contains(&&placed.id) || uses.iter().any(|seen| seen.id == placed.id)
+        };
+        let mut freed = Vec::new();
+        for (uid, reservation) in &mut self.reservations {
+            let is_covered = reservation.placement.devices.iter().all(is_seen);
+            if let ReservationState::Draining { clean_reports, shown, .. } = &mut reservation.state
+            {
+                if runs(uid) {
+                    (*clean_reports, *shown) = (0, Some(now));
+                } else if is_complete && is_covered {
+                    *clean_reports += 1;
+                }
+                if is_complete && *clean_reports >= CLEAN_REPORTS_TO_FREE {
+                    freed.push(uid.clone());
+                }
+            }
+        }
+        freed
+    }
+
+    /// Whether [`NodeLedger::expire`] would end anything now.
+    pub fn is_anything_due(&self, drain_limit: Duration, now: Timestamp) -> bool {
+        self.claims.values().any(|claim| claim.expires <= now)
+            || self.reservations.values().any(|held| is_drained(held, drain_limit, now))
+            || self.devices.iter().any(|books| books.is_leftover_due(drain_limit, now))
+    }
+
+    /// Pods that have drained for `drain_limit`, and still do because reports list their processes.
+    pub fn overdue_drains(&self, drain_limit: Duration, now: Timestamp) -> usize {
+        let is_overdue = |held: &&Reservation| is_older(held, drain_limit, now);
+        self.reservations.values().filter(is_overdue).count()
+    }
+
+    /// Ends drains that have lasted `drain_limit` without a process in sight, and claims that are due, and
+    /// lets processes of pods that are gone count by their use alone after that time. Lists the pods.
+    pub fn expire(&mut self, drain_limit: Duration, now: Timestamp) -> Vec<PodUid> {
+        let overdue = |held: &Reservation| is_drained(held, drain_limit, now);
+        let drained = self.reservations.iter().filter(|(_, held)| overdue(held));
+        let claimed = self.claims.iter().filter(|(_, claim)| claim.expires <= now);
+        let ended: Vec<PodUid> = drained
+            .map(|(uid, _)| uid.clone())
+            .chain(claimed.map(|(uid, _)| uid.clone()))
+            .collect();
+        for uid in &ended {
+            self.unclaim(uid);
+            if self.reservations.get(uid).is_some_and(overdue) {
+                self.devices.iter_mut().for_each(|books| books.outlived(uid));
+                self.remove(uid);
+            }
+        }
+        if self.devices.iter().any(|books| books.is_leftover_due(drain_limit, now)) {
+            self.devices.iter_mut().for_each(|books| books.end_leftovers(drain_limit, now));
+            self.recompute_rooms();
+        }
+        ended
+    }
+}
+
+/// Whether a pod has drained for so long.
+fn is_older(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
+    match held.state {
+        ReservationState::Draining { since, .. } => now.since(since) >= drain_limit,
+        ReservationState::Assumed { .. } | ReservationState::Confirmed => false,
+    }
+}
+
+/// Whether a drain ends by time: it has lasted long enough, and no report says any more that a process of
+/// the pod runs. What still runs may compute, and the room is not there.
+fn is_drained(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
+    let is_shown = match held.state {
+        ReservationState::Draining { shown: Some(shown), .. } => {
+            now.since(shown) < drain_limit.max(SHOWN_FOR)
+        }
+        _ => false,
+    };
+    is_older(held, drain_limit, now) && !is_shown
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,294 @@
+//! What a pod asks for, and what that means on a given device.
+//!
+//! The annotations are parsed once, at the edge; from there on only these types travel.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use crate::hardware::device::{MigProfile, ModelFilter};
+use crate::hardware::device_class::{ClassKind, DeviceClass};
+use crate::hardware::units::{Demand, MemMib, Share};
+use crate::model::policy::Policy;
+use crate::model::rejection::Misfit;
+
+/// Most devices one pod may ask for on one node.
+pub const MAX_DEVICES_PER_POD: u32 = 64;
+
+/// How much of each device a pod asks for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Amount {
+    /// A share of one GPU: that much compute and that share of its memory, rounded down.
+    Fraction(Share),
+    /// That much memory of one GPU; its compute share follows from the memory, rounded down.
+    Memory(MemMib),
+    /// Two dimensions: a compute share and, apart from it, an amount of memory.
+    FractionAndMemory(Share, MemMib),
+    /// A whole GPU.
+    Whole,
+    /// A whole MIG instance of this profile.
+    MigInstance(MigProfile),
+    /// One slot of a device, in a pool that is configured with replicas.
+    SharedSlot,
+}
+
+/// How much a pod may use while the rest is idle. Kept and checked; it does not change placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Limit {
+    /// Up to this share of the GPU.
+    Fraction(Share),
+    /// Up to this much memory.
+    Memory(MemMib),
+}
+
+/// Weakest protection from neighbours that a pod accepts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isolation {
+    /// Neighbours are trusted.
+    #[default]
+    None,
+    /// Every tenant of the GPU is held to its memory.
+    Memory,
+    /// A MIG instance or a whole GPU.
+    Hardware,
+}
+
+/// A checked request: the same amount on each of `count` distinct devices of one node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuRequest {
+    /// How much of each device.
+    pub amount: Amount,
+    /// On how many distinct devices, 1 to [`MAX_DEVICES_PER_POD`].
+    pub count: NonZeroU32,
+    /// Accepted models.
+    pub models: ModelFilter,
+    /// Weakest protection accepted.
+    pub isolation: Isolation,
+    /// How much may be used while the rest is idle.
+    pub limit: Option<Limit>,
+    /// Policy wished for by the pod, over the cluster's.
+    pub policy: Option<Policy>,
+    /// Container that gets the GPU; the first regular one where none is named.
+    pub container: Option<Arc<str>>,
+    /// Least memory that a part of a device may have: the operator's, zero where there is none.
+    pub min_memory: MemMib,
+}
+
+impl GpuRequest {
+    /// A request for one device and nothing special.
+    pub fn one(amount: Amount) -> Self {
+        Self::several(amount, NonZeroU32::MIN)
+    }
+
+    /// A request for the same amount on `count` devices and nothing special.
+    pub fn several(amount: Amount, count: NonZeroU32) -> Self {
+        Self {
+            amount,
+            count,
+            models: ModelFilter::default(),
+            isolation: Isolation::None,
+            limit: None,
+            policy: None,
+            container: None,
+            min_memory: MemMib::ZERO,
+        }
+    }
+
+    /// What decides where this fits, without what does not: two requests of one shape are placed
+    /// alike on the same books under the same policy.
+    pub fn shape(&self) -> Self {
+        Self { limit: None, policy: None, container: None, ..self.clone() }
+    }
+
+    /// What this request takes from a device of `class`, whatever is free now.
+    ///
+    /// # Errors
+    /// The [`Misfit`] that no freed room could cure: another model or kind of device is needed, or
+    /// the device is too small even when empty.
+    pub fn demand_on(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
+        if !self.models.matches(&class.product()) {
+            return Err(Misfit::Model);
+        }
+        if !self.is_kind(&class.kind) {
+            return Err(Misfit::Kind);
+        }
+        let demand = self.isolated_demand_on(class)?;
+        match self.min_memory.checked_sub(demand.memory) {
+            Some(short) if short > MemMib::ZERO && demand != class.whole() => {
+                Err(Misfit::SmallShare { short })
+            }
+            _ => Ok(demand),
+        }
+    }
+
+    fn isolated_demand_on(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
+        let demand = self.amount.demand_of(class)?;
+        let whole = class.whole();
+        match (self.isolation, &class.kind) {
+            (Isolation::None | Isolation::Memory, _) => Ok(demand),
+            (Isolation::Hardware, ClassKind::MigInstance(_) | ClassKind::SharedInstance(_)) => {
+                Ok(whole)
+            }
+            (Isolation::Hardware, ClassKind::Gpu | ClassKind::MigParent) if demand == whole => {
+                Ok(demand)
+            }
+            (Isolation::Hardware, ClassKind::Gpu | ClassKind::MigParent) => Err(Misfit::PartOfGpu),
+        }
+    }
+
+    /// Whether devices of this kind can serve it at all.
+    ///
+    /// An instance that is not shared serves an amount of memory only where hardware must protect it;
+    /// then it is taken whole. A share of a GPU is not a share of an instance unless the operator says
+    /// so. Several instances make no several GPUs: a process sees one of them at most.
+    fn is_kind(&self, kind: &ClassKind) -> bool {
+        match (kind, &self.amount) {
+            (ClassKind::Gpu, amount) => !matches!(amount, Amount::MigInstance(_)),
+            (ClassKind::MigParent, _) => false,
+            (
+                ClassKind::MigInstance(profile) | ClassKind::SharedInstance(profile),
+                Amount::MigInstance(wanted),
+            ) => wanted.means(profile),
+            (ClassKind::MigInstance(_) | ClassKind::SharedInstance(_), Amount::Whole) => false,
+            (ClassKind::MigInstance(_), Amount::Memory(_)) => {
+                self.isolation == Isolation::Hardware && self.count.get() == 1
+            }
+            (ClassKind::MigInstance(_), _) => false,
+            (ClassKind::SharedInstance(_), _) => self.count.get() == 1,
+        }
+    }
+}
+
+impl Amount {
+    /// What this amount takes of a device of `class`, whatever its kind: whole slots, where the device
+    /// is cut into slots.
+    ///
+    /// # Errors
+    /// [`Misfit::TooLarge`] when even an empty device is too small, [`Misfit::NoReplicas`] for a slot
+    /// of a device that is not cut into slots.
+    pub fn demand_of(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
+        let capacity = class.capacity;
+        let demand = self.exact_demand_of(class)?;
+        Ok(match class.replicas {
+            Some(replicas) => replicas.amount(replicas.slots_for(demand, capacity), capacity),
+            None => demand,
+        })
+    }
+
+    fn exact_demand_of(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
+        let capacity = class.capacity;
+        let too_large = |memory: MemMib| match memory.checked_sub(capacity) {
+            Some(over) if over > MemMib::ZERO => Err(Misfit::TooLarge { over }),
+            _ => Ok(()),
+        };
+        match self {
+            Self::Fraction(share) => Ok(Demand { memory: share.of(capacity), share: *share }),
+            Self::Memory(memory) => {
+                too_large(*memory)?;
+                let share =
+                    Share::ratio(*memory, capacity).ok_or(Misfit::TooLarge { over: *memory })?;
+                Ok(Demand { memory: *memory, share })
+            }
+            Self::FractionAndMemory(share, memory) => {
+                too_large(*memory)?;
+                Ok(Demand { memory: *memory, share: *share })
+            }
+            Self::Whole | Self::MigInstance(_) => Ok(class.whole()),
+            Self::SharedSlot => {
+                class.replicas.map(|all| all.amount(1, capacity)).ok_or(Misfit::NoReplicas)
+            }
+        }
+    }
+
+    /// Whether this takes the whole device, whatever its size.
+    pub fn is_whole(&self) -> bool {
+        match self {
+            Self::Whole | Self::MigInstance(_) => true,
+            Self::Fraction(share) => *share == Share::WHOLE,
+            Self::Memory(_) | Self::FractionAndMemory(..) | Self::SharedSlot => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::device::ModelName;
+
+    fn class(model: &str, kind: ClassKind) -> DeviceClass {
+        DeviceClass {
+            model: ModelName::new(model),
+            capacity: MemMib::new(15_360),
+            kind,
+            replicas: None,
+        }
+    }
+
+    #[test]
+    fn a_model_name_matches_whole_words_only() {
+        for (wanted, model, matches) in [
+            ("A100", "NVIDIA A100-SXM4-80GB", true),
+            ("a100-sxm4-80gb", "NVIDIA A100-SXM4-80GB", true),
+            ("A10", "NVIDIA A100-SXM4-80GB", false),
+            ("A100 80GB", "NVIDIA A100-SXM4-80GB", false),
+            ("H100 80GB HBM3", "NVIDIA H100 80GB HBM3", true),
+            ("H200", "NVIDIA H200 NVL", true),
+            ("--", "NVIDIA H200 NVL", false),
+        ] {
+            let filter = ModelFilter::new([wanted]);
+            assert_eq!(filter.matches(&ModelName::new(model)), matches, "{wanted} on {model}");
+        }
+        assert!(ModelFilter::default().matches(&ModelName::new("anything")));
+    }
+
+    #[test]
+    fn a_demand_is_rounded_down_in_the_derived_dimension() {
+        let gpu = class("T4", ClassKind::Gpu);
+        for (amount, memory, share) in [
+            (Amount::Fraction(Share::from_millionths(333_330)), 5_119, 333_330),
+            (Amount::Memory(MemMib::new(15_360)), 15_360, 1_000_000),
+            (Amount::Memory(MemMib::new(1)), 1, 65),
+            (Amount::FractionAndMemory(Share::from_millionths(10), MemMib::new(9)), 9, 10),
+            (Amount::Whole, 15_360, 1_000_000),
+        ] {
+            let demand = GpuRequest::one(amount.clone()).demand_on(&gpu).unwrap();
+            assert_eq!(
+                (demand.memory.mib(), demand.share.millionths()),
+                (memory, share),
+                "{amount:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_part_with_less_memory_than_is_handed_out_fits_nowhere() {
+        let gpu = class("T4", ClassKind::Gpu);
+        let asks = |share, min_memory| {
+            let share = Amount::Fraction(Share::from_millionths(share));
+            let request =
+                GpuRequest { min_memory: MemMib::new(min_memory), ..GpuRequest::one(share) };
+            request.demand_on(&gpu).map(|demand| demand.memory.mib())
+        };
+        // 0.00416 of 15,360 MiB is 63.9 MiB.
+        assert_eq!(asks(4_160, 64), Err(Misfit::SmallShare { short: MemMib::new(1) }));
+        assert_eq!(asks(4_170, 64), Ok(64));
+        assert_eq!(asks(10, 1), Err(Misfit::SmallShare { short: MemMib::new(1) }));
+        assert_eq!(asks(10, 0), Ok(0), "the simulator has no least");
+        assert_eq!(asks(1_000_000, 20_000), Ok(15_360), "what is whole is no part");
+        assert_eq!(Misfit::SmallShare { short: MemMib::new(1) }.label(), "small_share");
+    }
+
+    #[test]
+    fn what_no_freed_room_can_cure_is_said_apart() {
+        let gpu = class("T4", ClassKind::Gpu);
+        let mig = ClassKind::MigInstance(MigProfile::new("1g.5gb"));
+        let half = Amount::Fraction(Share::from_millionths(500_000));
+        let asks = |amount: Amount, class: &DeviceClass| GpuRequest::one(amount).demand_on(class);
+        let over = MemMib::new(1);
+        assert_eq!(asks(Amount::Memory(MemMib::new(15_361)), &gpu), Err(Misfit::TooLarge { over }));
+        assert_eq!(asks(Amount::MigInstance(MigProfile::new("1g.5gb")), &gpu), Err(Misfit::Kind));
+        assert_eq!(asks(half.clone(), &class("A100", mig.clone())), Err(Misfit::Kind));
+        assert_eq!(asks(half, &class("A100", ClassKind::MigParent)), Err(Misfit::Kind));
+        assert_eq!(asks(Amount::SharedSlot, &gpu), Err(Misfit::NoReplicas));
+        assert!(asks(Amount::MigInstance(MigProfile::new("1g.5gb")), &class("A100", mig)).is_ok());
+    }
+}

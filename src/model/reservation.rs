@@ -1,0 +1,100 @@
+//! Who holds what: placements, and the life of a reservation from bind to the end of its processes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::pool::Protection;
+use crate::hardware::units::{Demand, HostAmount, Timestamp};
+use crate::model::request::GpuRequest;
+
+/// A pod: its UID, which decides, and its name, which is only shown.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodRef {
+    /// UID given by the API server; never reused.
+    pub uid: PodUid,
+    /// `namespace/name`, for people.
+    pub name: Arc<str>,
+}
+
+impl PodRef {
+    /// Its namespace and name; both empty where the text is not of both.
+    pub fn parts(&self) -> (&str, &str) {
+        self.name.split_once('/').unwrap_or_default()
+    }
+
+    /// Its namespace; empty where it has none.
+    pub fn namespace(&self) -> &str {
+        self.parts().0
+    }
+}
+
+impl fmt::Display for PodRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// An amount of one device.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PlacedDevice {
+    /// The device.
+    pub id: DeviceId,
+    /// What is taken of it.
+    pub demand: Demand,
+}
+
+/// Where a pod is placed: a node, and an amount on each of one or more distinct devices of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Placement {
+    /// The node.
+    pub node: NodeName,
+    /// The devices, in the order in which the container sees them; none twice, at least one.
+    pub devices: Vec<PlacedDevice>,
+    /// The intended protection.
+    pub protection: Protection,
+}
+
+/// How far a reservation has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ReservationState {
+    /// Bind has chosen; whether the API server accepted is not known yet. Time alone never frees it.
+    Assumed {
+        /// When bind chose.
+        since: Timestamp,
+    },
+    /// The API server says that the pod is bound with this placement.
+    Confirmed,
+    /// The pod is terminal or gone; its processes may still hold the device.
+    Draining {
+        /// When the end of the pod was seen.
+        since: Timestamp,
+        /// Reports received since then, one after the other, that list no process of the pod.
+        clean_reports: u32,
+        /// When the last report since then came that lists a process of the pod.
+        shown: Option<Timestamp>,
+    },
+}
+
+/// What one pod holds on one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// The pod.
+    pub pod: PodRef,
+    /// Devices and amounts, as they were written.
+    pub placement: Placement,
+    /// Processor time and memory outside the GPU.
+    pub host: HostAmount,
+    /// How far it has come.
+    pub state: ReservationState,
+    /// What it asked for, where that is known: without it nobody can say where else it could run.
+    pub request: Option<Arc<GpuRequest>>,
+}
+
+impl Reservation {
+    /// Whether it may be proposed to move: bound for certain, not about to end, and known well enough
+    /// to find it another place.
+    pub fn is_movable(&self) -> bool {
+        self.state == ReservationState::Confirmed && self.request.is_some()
+    }
+}

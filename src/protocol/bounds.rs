@@ -1,0 +1,83 @@
+//! What a body of kube-scheduler may hold at most, and why one is refused.
+
+use crate::kube_api::pod::seen_pod::PodFault;
+
+/// Deepest nesting of a body, as `serde_json` has it for typed values.
+pub const MAX_DEPTH: u32 = 127;
+
+/// Most nodes of a body, ten times what Kubernetes supports. The verbs allow far fewer where they know the
+/// nodes of the cluster.
+pub const MOST_NODES: usize = 50_000;
+
+/// Longest JSON of one pod or node: the API server takes objects of up to 3 MiB.
+pub const LONGEST_OBJECT: usize = 4 << 20;
+
+/// Why a body is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProtocolError {
+    /// Bytes that are no text.
+    #[error("the body is not UTF-8 from byte `{offset}` on")]
+    Encoding {
+        /// Where the first illegal sequence begins.
+        offset: usize,
+    },
+    /// No JSON of the expected shape.
+    #[error("the body cannot be read: {fault}")]
+    Json {
+        /// What the JSON parser says, with line and column.
+        fault: String,
+    },
+    /// Nested more deeply than anything real.
+    #[error("the body is nested more than `{MAX_DEPTH}` levels deep")]
+    Depth,
+    /// A field that the verb needs.
+    #[error("the body has no `{field}`")]
+    Missing {
+        /// The field, as kube-scheduler spells it.
+        field: &'static str,
+    },
+    /// A name or an object that is longer than any of Kubernetes.
+    #[error("`{field}` has `{bytes}` bytes, at most `{most}` are allowed")]
+    TooLong {
+        /// The field, as kube-scheduler spells it.
+        field: &'static str,
+        /// Its length.
+        bytes: usize,
+        /// The longest that is allowed.
+        most: usize,
+    },
+    /// More nodes than the cluster can have.
+    #[error("the body names `{count}` nodes, at most `{most}` are allowed")]
+    TooManyNodes {
+        /// How many.
+        count: usize,
+        /// How many are allowed.
+        most: usize,
+    },
+    /// A pod that cannot be read.
+    #[error(transparent)]
+    Pod(#[from] PodFault),
+}
+
+impl ProtocolError {
+    /// Short name for metrics; a closed set.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Encoding { .. } => "encoding",
+            Self::Json { .. } => "json",
+            Self::Depth => "depth",
+            Self::Missing { .. } => "missing",
+            Self::TooLong { .. } | Self::TooManyNodes { .. } => "too_large",
+            Self::Pod(_) => "pod",
+        }
+    }
+
+    pub(crate) fn json(error: &serde_json::Error) -> Self {
+        Self::Json { fault: error.to_string() }
+    }
+
+    /// Refuses what is longer than `most`.
+    pub(crate) fn if_longer(field: &'static str, bytes: usize, most: usize) -> Result<(), Self> {
+        if bytes > most { Err(Self::TooLong { field, bytes, most }) } else { Ok(()) }
+    }
+}

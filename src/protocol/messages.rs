@@ -1,0 +1,286 @@
+//! The wire types of kube-scheduler's extender protocol, `k8s.io/kube-scheduler/extender/v1`.
+//!
+//! Bodies are Go's JSON: exported field names outside (`Pod`, `NodeNames`), camel case inside a pod.
+//! Go matches field names in any casing, so the outer ones are read in any casing; a field given
+//! twice is refused, since one of the two would be ignored. Of the pod only what matters is read, the nodes
+//! stay raw text, and node names stay in the body.
+//!
+//! What the protocol leaves open is decided here: one complete document and nothing behind it, at
+//! most [`MAX_DEPTH`] levels deep even where nobody looks.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::kube_api::pod::seen_pod::{LONGEST_NAME, LONGEST_NAMESPACE, LONGEST_UID, SeenPod};
+use crate::metrics::labels::Outcome;
+use crate::protocol::bounds::{LONGEST_OBJECT, ProtocolError};
+use crate::protocol::names::Names;
+use crate::protocol::wire::{
+    BindingFields, Fields, NodeObject, check_depth, node_objects, quick_parts,
+};
+
+/// The nodes of a question.
+#[derive(Debug)]
+pub enum NodesArg<'a> {
+    /// Their names, in the order of the body (`nodeCacheCapable: true`).
+    Names(Names<'a>),
+    /// Whole Node objects (`nodeCacheCapable: false`; an autoscaler's simulation).
+    Objects(Vec<NodeObject<'a>>),
+}
+
+impl NodesArg<'_> {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Names(names) => names.len(),
+            Self::Objects(nodes) => nodes.len(),
+        }
+    }
+
+    /// The names of the nodes, in the order of the body.
+    pub fn names(&self) -> Vec<&str> {
+        match self {
+            Self::Names(names) => names.iter().collect(),
+            Self::Objects(nodes) => nodes.iter().map(|node| node.name.as_str()).collect(),
+        }
+    }
+
+    /// Whether it is known that no name needs an escape in JSON.
+    pub fn are_plain(&self) -> bool {
+        match self {
+            Self::Names(names) => names.are_plain(),
+            Self::Objects(_) => false,
+        }
+    }
+}
+
+/// The body of *filter* and *prioritize*.
+#[derive(Debug)]
+pub struct ExtenderArgs<'a> {
+    /// The pod.
+    pub pod: SeenPod,
+    /// The nodes asked about.
+    pub nodes: NodesArg<'a>,
+}
+
+impl<'a> ExtenderArgs<'a> {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// [`ProtocolError`].
+    pub fn parse(body: &'a [u8]) -> Result<Self, ProtocolError> {
+        let text = utf8(body)?;
+        if let Some(args) = Self::parse_quickly(text) {
+            return Ok(args);
+        }
+        let fields = Fields::parse(text)?;
+        let pod = fields.pod.ok_or(ProtocolError::Missing { field: "Pod" })?.get();
+        ProtocolError::if_longer("Pod", pod.len(), LONGEST_OBJECT)?;
+        let nodes = match (fields.node_names, fields.nodes) {
+            (Some(names), _) => {
+                let names: Vec<Cow<'_, str>> = names.into_iter().map(|name| name.0).collect();
+                let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
+                ProtocolError::if_longer("NodeNames", longest, LONGEST_NAME)?;
+                NodesArg::Names(Names::copied(&names))
+            }
+            (None, Some(nodes)) => NodesArg::Objects(node_objects(nodes)?),
+            (None, None) => NodesArg::Names(Names::default()),
+        };
+        Ok(Self { pod: SeenPod::from_json(pod)?, nodes })
+    }
+
+    /// Reads a body in the form in which Go writes it. `None` where it is in another, and for every fault:
+    /// the other way tells it.
+    fn parse_quickly(text: &'a str) -> Option<Self> {
+        let (pod, names) = quick_parts(text)?;
+        ProtocolError::if_longer("Pod", pod.len(), LONGEST_OBJECT).ok()?;
+        check_depth(pod).ok()?;
+        Some(Self { pod: SeenPod::from_json(pod).ok()?, nodes: NodesArg::Names(names) })
+    }
+}
+
+/// The body of *bind*.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExtenderBindingArgs {
+    /// Name of the pod.
+    pub pod_name: String,
+    /// Namespace of the pod.
+    pub pod_namespace: String,
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// The node that kube-scheduler chose.
+    pub node: String,
+}
+
+impl ExtenderBindingArgs {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// [`ProtocolError`]; each of the four fields must be there and not empty.
+    pub fn parse(body: &[u8]) -> Result<Self, ProtocolError> {
+        let fields: BindingFields<'_> =
+            serde_json::from_str(utf8(body)?).map_err(|error| ProtocolError::json(&error))?;
+        for raw in &fields.unknown {
+            check_depth(raw.get())?;
+        }
+        let needed = |value: Option<String>, field, most| {
+            let value = value.filter(|v| !v.is_empty()).ok_or(ProtocolError::Missing { field })?;
+            ProtocolError::if_longer(field, value.len(), most).map(|()| value)
+        };
+        Ok(Self {
+            pod_name: needed(fields.pod_name, "PodName", LONGEST_NAME)?,
+            pod_namespace: needed(fields.pod_namespace, "PodNamespace", LONGEST_NAMESPACE)?,
+            pod_uid: needed(fields.pod_uid, "PodUID", LONGEST_UID)?,
+            node: needed(fields.node, "Node", LONGEST_NAME)?,
+        })
+    }
+}
+
+/// The answer to *filter*. Built once per call, so names and texts are borrowed.
+#[derive(Debug, Default)]
+pub struct ExtenderFilterResult<'a> {
+    /// The nodes that pass, in the form of the question.
+    pub passed: Passed<'a>,
+    /// Nodes where preemption may help, with a constant text each; no name twice.
+    pub failed: Vec<(&'a str, &'static str)>,
+    /// Nodes where it cannot, with a constant text each; no name twice.
+    pub failed_and_unresolvable: Vec<(&'a str, &'static str)>,
+    /// Why the question cannot be answered now; empty otherwise. The attempt then ends as an error.
+    pub error: &'a str,
+    /// Whether it is known that no name needs an escape.
+    pub are_plain: bool,
+}
+
+/// The nodes that pass a filter.
+#[derive(Debug, Default)]
+pub enum Passed<'a> {
+    /// No list at all, which kube-scheduler reads as "no node".
+    #[default]
+    Nothing,
+    /// Names.
+    Names(Vec<&'a str>),
+    /// Node objects as they came.
+    Objects(Vec<&'a RawValue>),
+}
+
+impl ExtenderFilterResult<'_> {
+    /// The body of the answer. Written piece by piece, since it may have an entry for each of thousands of
+    /// nodes.
+    pub fn to_json(&self) -> Vec<u8> {
+        let nothing = || to_json(&());
+        let (nodes, names) = match &self.passed {
+            Passed::Nothing => (nothing(), nothing()),
+            Passed::Names(names) => (nothing(), to_json(names)),
+            Passed::Objects(items) => (to_json(&NodeListOut { items }), nothing()),
+        };
+        let mut json = b"{\"Nodes\":".to_vec();
+        json.extend_from_slice(&nodes);
+        json.extend_from_slice(b",\"NodeNames\":");
+        json.extend_from_slice(&names);
+        json.extend_from_slice(b",\"FailedNodes\":");
+        self.push_reasons(&mut json, &self.failed);
+        json.extend_from_slice(b",\"FailedAndUnresolvableNodes\":");
+        self.push_reasons(&mut json, &self.failed_and_unresolvable);
+        json.extend_from_slice(b",\"Error\":");
+        json.extend_from_slice(&to_json(self.error));
+        json.push(b'}');
+        json
+    }
+
+    /// Writes why each of some nodes is refused.
+    fn push_reasons(&self, json: &mut Vec<u8>, reasons: &[(&str, &'static str)]) {
+        let mut written: Vec<(&'static str, Vec<u8>)> = Vec::new(); // few are different
+        json.reserve(reasons.len() * 80 + 64);
+        json.push(b'{');
+        for (at, (name, reason)) in reasons.iter().enumerate() {
+            json.extend_from_slice(if at == 0 { b"\"" } else { b",\"" });
+            push_name(json, name, self.are_plain);
+            json.extend_from_slice(b"\":");
+            match written.iter().find(|(known, _)| std::ptr::eq(*known, *reason)) {
+                Some((_, text)) => json.extend_from_slice(text),
+                None => {
+                    let text = to_json(reason);
+                    json.extend_from_slice(&text);
+                    written.push((reason, text));
+                }
+            }
+        }
+        json.push(b'}');
+    }
+}
+
+/// Writes a name without its quotes.
+fn push_name(json: &mut Vec<u8>, name: &str, is_plain: bool) {
+    if is_plain {
+        json.extend_from_slice(name.as_bytes());
+    } else {
+        let quoted = to_json(name);
+        json.extend_from_slice(&quoted[1..quoted.len() - 1]);
+    }
+}
+
+#[derive(Serialize)]
+struct NodeListOut<'a> {
+    items: &'a [&'a RawValue],
+}
+
+/// One entry of the answer to *prioritize*.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostPriority<'a> {
+    /// Name of the node.
+    pub host: &'a str,
+    /// Its score; kube-scheduler adds `score × weight × 10` to its own, unclamped.
+    pub score: i64,
+}
+
+/// The body of the answer to *prioritize*: a bare list. Written piece by piece, since it has an entry for
+/// each of thousands of nodes. `are_plain` says that no name needs an escape.
+pub fn host_priorities_json<'a>(
+    priorities: impl Iterator<Item = HostPriority<'a>>,
+    are_plain: bool,
+) -> Vec<u8> {
+    let mut json = Vec::with_capacity(priorities.size_hint().0 * 64 + 2);
+    json.push(b'[');
+    for HostPriority { host, score } in priorities {
+        json.extend_from_slice(if json.len() == 1 { b"{\"Host\":\"" } else { b",{\"Host\":\"" });
+        push_name(&mut json, host, are_plain);
+        json.extend_from_slice(b"\",\"Score\":");
+        json.extend_from_slice(itoa::Buffer::new().format(score).as_bytes());
+        json.push(b'}');
+    }
+    json.push(b']');
+    json
+}
+
+/// The answer to *bind*.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct ExtenderBindingResult {
+    /// Why nothing was bound; empty when it was, or when that is not known to have failed.
+    pub error: String,
+}
+
+impl ExtenderBindingResult {
+    /// The body of the answer.
+    pub fn to_json(&self) -> Vec<u8> {
+        to_json(self)
+    }
+}
+
+/// One complete document. Only strings, numbers, lists and maps with text keys are written, into
+/// memory, which cannot fail.
+pub(crate) fn to_json<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
+    serde_json::to_vec(value).expect("answers are made of texts and numbers")
+}
+
+pub(crate) fn utf8(body: &[u8]) -> Result<&str, ProtocolError> {
+    str::from_utf8(body).map_err(|error| ProtocolError::Encoding { offset: error.valid_up_to() })
+}
+
+/// A body and how the call ended.
+pub type VerbAnswer = (Vec<u8>, Outcome);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! What a scoring function sees of a node.
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::hardware::device_class::ClassId;
+use crate::hardware::topology::Reach;
+use crate::hardware::units::{Demand, HostAmount, Share};
+use crate::model::fit::{Ask, Room};
+use crate::model::node_state::NodeLedger;
+use crate::scoring::fragmentation::Uses;
+use crate::waste::expected_waste::Forecast;
+
+/// A device that fits: its position on the node and what is taken of it.
+pub type Taken = (usize, Demand);
+
+/// The devices of a place: one as a rule.
+pub type TakenList = SmallVec<[Taken; 1]>;
+
+/// One node as a strategy sees it.
+pub(crate) struct Scene<'a> {
+    /// The node.
+    pub(crate) node: &'a NodeLedger,
+    /// Room of its devices, with or without claims.
+    pub(crate) rooms: &'a [Room],
+    /// The request.
+    pub(crate) ask: &'a Ask,
+    /// The devices that fit, by position; at least as many as are asked for.
+    pub(crate) fits: &'a [Taken],
+    /// Processor time and memory that is free, with or without claims.
+    pub(crate) host_free: HostAmount,
+    /// What the node's free room is worth, where that was worked out already.
+    pub(crate) outlook: &'a KeptOutlook,
+}
+
+impl Scene<'_> {
+    /// Processor time and memory that would be left.
+    pub(crate) fn host_left(&self) -> HostAmount {
+        self.host_free.left_after(self.ask.host)
+    }
+
+    /// The memory of the instance that is taken in MiB, where any will do that has enough; else 0.
+    pub(crate) fn instance_mib(&self, taken: &[Taken]) -> u32 {
+        let first = taken.first().filter(|_| self.ask.wants_any_instance());
+        first.map_or(0, |(_, demand)| u32::try_from(demand.memory.mib()).unwrap_or(u32::MAX))
+    }
+
+    /// How near devices are to each other.
+    pub(crate) fn reach(&self, taken: &[Taken]) -> Reach {
+        self.node.nearness().reach(taken.iter().map(|(at, _)| *at))
+    }
+
+    /// The first devices by `key`, as many as are asked for; of those alike the nearest to each other,
+    /// then the first by position.
+    pub(crate) fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> TakenList {
+        if self.ask.count() == 1 {
+            return self.fits.iter().min_by_key(|fit| key(fit)).copied().into_iter().collect();
+        }
+        self.nearest_of(self.fits.iter().map(|fit| (key(fit), *fit)).collect())
+    }
+
+    /// As many of these as are asked for, the least keys first. Those of the last key among them may
+    /// be more than are needed: of these the nearest to each other and to the rest.
+    fn nearest_of<K: Ord>(&self, mut keyed: Vec<(K, Taken)>) -> TakenList {
+        keyed.sort_by(|(a, (at, _)), (b, (other, _))| (a, at).cmp(&(b, other)));
+        let count = self.ask.count();
+        let Some(last) = count.checked_sub(1).and_then(|last| keyed.get(last)) else {
+            return TakenList::new();
+        };
+        let sure = keyed.partition_point(|(key, _)| *key < last.0);
+        let alike = keyed.partition_point(|(key, _)| *key <= last.0);
+        let positions: Vec<usize> = keyed[..alike].iter().map(|(_, (at, _))| *at).collect();
+        let (chosen, choice) = positions.split_at(sure);
+        let nearest = self.node.nearness().nearest(chosen, choice, count - sure);
+        let is_taken = |at: &usize| chosen.contains(at) || nearest.contains(at);
+        keyed.iter().map(|(_, fit)| *fit).filter(|(at, _)| is_taken(at)).collect()
+    }
+
+    /// Devices that are all alike: those nearest to each other, then the first.
+    pub(crate) fn any(&self) -> TakenList {
+        self.first_by(|_| ())
+    }
+
+    /// The same with the key of the first one, where the key depends on nothing but the room of the
+    /// device: of devices with equal room it is worked out for the first one only.
+    pub(crate) fn first_of_distinct_by<K: Ord + Copy>(
+        &self,
+        key: impl Fn(&Taken) -> K,
+    ) -> (K, TakenList) {
+        let twin = |at: usize| {
+            let room = self.rooms[self.fits[at].0];
+            self.fits[..at].iter().position(|earlier| self.rooms[earlier.0] == room)
+        };
+        let distinct = (0..self.fits.len()).filter(|at| twin(*at).is_none());
+        if self.ask.count() == 1 {
+            let keyed = distinct.map(|at| (key(&self.fits[at]), at));
+            let best = keyed.min().expect("at least as many devices fit as are asked for");
+            return (best.0, smallvec![self.fits[best.1]]);
+        }
+        let known: BTreeMap<usize, K> = distinct.map(|at| (at, key(&self.fits[at]))).collect();
+        let key_of = |at: usize| known[&twin(at).unwrap_or(at)];
+        let keyed: Vec<(K, Taken)> =
+            (0..self.fits.len()).map(|at| (key_of(at), self.fits[at])).collect();
+        let first = keyed.iter().map(|(key, _)| *key).min();
+        let first = first.expect("at least as many devices fit as are asked for");
+        (first, self.nearest_of(keyed))
+    }
+
+    /// Tenants of a device, claims not counted.
+    pub(crate) fn tenants(&self, position: usize) -> usize {
+        self.node.devices()[position].tenants().len()
+    }
+
+    /// Whether nothing of a device is booked or claimed.
+    pub(crate) fn is_empty(&self, position: usize) -> bool {
+        let books = &self.node.devices()[position];
+        books.booked() == Demand::ZERO && books.claimed() == Demand::ZERO
+    }
+
+    /// What stays free on a device: the larger of share and memory, as a part of the device.
+    pub(crate) fn left(&self, position: usize, taken: Demand) -> Share {
+        let left = self.rooms[position].free.checked_sub(taken).expect("only what fits is taken");
+        let capacity = self.node.devices()[position].capacity().memory;
+        left.share.max(Share::ratio(left.memory, capacity).unwrap_or(Share::ZERO))
+    }
+
+    /// Whether the devices that fit are all of one class.
+    pub(crate) fn is_of_one_class(&self) -> bool {
+        let mut classes = self.fits.iter().map(|(position, _)| self.rooms[*position].class);
+        let first = classes.next();
+        classes.all(|class| Some(class) == first)
+    }
+
+    /// What stays free on the devices that take tenants at all.
+    pub(crate) fn left_on_node(&self, taken: &[Taken]) -> Share {
+        let is_open = |position: &usize| self.node.devices()[*position].is_placeable();
+        let of = |position| {
+            let found = taken.iter().find(|(at, _)| *at == position);
+            self.left(position, found.map_or(Demand::ZERO, |(_, demand)| *demand))
+        };
+        total((0..self.rooms.len()).filter(is_open).map(of))
+    }
+}
+
+pub(crate) fn total(shares: impl Iterator<Item = Share>) -> Share {
+    shares.fold(Share::ZERO, |sum, share| {
+        sum.checked_add(share).expect("shares of one node fit into 64 bits")
+    })
+}
+
+/// An outlook that is worked out when it is first needed.
+pub type KeptOutlook = OnceCell<Outlook>;
+
+/// What a node's free room is worth as it is.
+#[derive(Clone, Debug)]
+pub struct Outlook {
+    /// What requests of several devices can use.
+    pub(crate) uses: Uses,
+    /// Free share of the devices that can be shared, in millionths.
+    pub(crate) free: u64,
+    /// The class of the first of them.
+    pub(crate) class: ClassId,
+    /// Waste of the host's making, in GPUs.
+    pub(crate) host: f64,
+    /// Room that requests of several devices cannot use, weighed by their part of the demand, in GPUs.
+    pub(crate) several: f64,
+}
+
+impl Outlook {
+    pub(crate) fn of(forecast: &Forecast, scene: &Scene<'_>) -> Self {
+        let shareable = || scene.rooms.iter().filter(|room| forecast.holes.knows(room.class));
+        let free = shareable().map(|room| room.free.share.millionths()).sum();
+        let class = shareable().next().map(|room| room.class).unwrap_or_default();
+        let requests = &forecast.requests_of_several;
+        let uses = Uses::of(requests, scene.rooms);
+        let fragments = uses.on(requests, scene.rooms).fragments(scene.host_free.cpu);
+        let host = forecast.host(free, scene.host_free);
+        Self { uses, free, class, host, several: forecast.several(fragments) }
+    }
+}

@@ -1,0 +1,141 @@
+//! How good a place is: ranks, their order as numbers, and what is known of them before the prices are.
+
+use std::cmp::Reverse;
+
+use crate::hardware::topology::Reach;
+use crate::hardware::units::Share;
+use crate::waste::scarcity::{Prices, Worth};
+
+/// How good a place is; smaller is better. Ranks of one strategy are compared from top to bottom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rank {
+    /// Fullest first.
+    BinPack {
+        /// Memory of the MIG instance, where any will do that has enough: the smallest one first. Else 0.
+        instance_mib: u32,
+        /// Empty devices that would be opened.
+        devices_opened: usize,
+        /// What stays free on the chosen devices: the larger of share and memory of each, summed.
+        left_on_devices: Share,
+        /// What stays free on the node, likewise.
+        left_on_node: Share,
+        /// How near the chosen devices are to each other.
+        reach: Reach,
+    },
+    /// Emptiest first.
+    Spread {
+        /// Memory of the MIG instance, where any will do that has enough: the smallest one first. Else 0.
+        instance_mib: u32,
+        /// Tenants that are already on the chosen devices.
+        tenants_met: usize,
+        /// What stays free on the chosen devices; more is better.
+        left_on_devices: Reverse<Share>,
+        /// What stays free on the node; more is better.
+        left_on_node: Reverse<Share>,
+        /// How near the chosen devices are to each other.
+        reach: Reach,
+    },
+    /// Least expected waste first.
+    Fragmentation {
+        /// Memory of the MIG instance, where any will do that has enough: the smallest one first. Else 0.
+        instance_mib: u32,
+        /// Expected waste that the place causes at the prices of the day, in billionths of a GPU.
+        cost: i64,
+        /// How near the chosen devices are to each other.
+        reach: Reach,
+    },
+    /// Highest score first.
+    Baseline {
+        /// The baseline's score, 0 to 100.
+        score: Reverse<i64>,
+    },
+}
+
+impl Rank {
+    /// A number in the same order as the ranks of one strategy: thousands of them are compared sooner.
+    /// Exact for shares below a million GPUs, fewer than 65,536 devices and tenants, and instances below
+    /// 1,024 TiB.
+    #[inline]
+    pub fn key(&self) -> u128 {
+        const SHARE: u32 = 40;
+        const ALL: u128 = (1 << SHARE) - 1;
+        let share = |share: Share| u128::from(share.millionths()).min(ALL);
+        let few = |number: usize| u128::from(u16::try_from(number).unwrap_or(u16::MAX));
+        let joined = |first, second, third, reach: Reach| {
+            ((first << SHARE | second) << SHARE | third) << 2 | reach as u128
+        };
+        match *self {
+            Self::BinPack {
+                instance_mib,
+                devices_opened,
+                left_on_devices,
+                left_on_node,
+                reach,
+            } => {
+                let (devices, node) = (share(left_on_devices), share(left_on_node));
+                after(instance_mib, joined(few(devices_opened), devices, node, reach))
+            }
+            Self::Spread { instance_mib, tenants_met, left_on_devices, left_on_node, reach } => {
+                let less = |left: Reverse<Share>| ALL - share(left.0);
+                let (devices, node) = (less(left_on_devices), less(left_on_node));
+                after(instance_mib, joined(few(tenants_met), devices, node, reach))
+            }
+            Self::Fragmentation { instance_mib, cost, reach } => {
+                key_of_cost(instance_mib, cost, reach)
+            }
+            Self::Baseline { score } => u128::from(u64::MAX) - from_least(score.0),
+        }
+    }
+}
+
+/// Bits of the key of any policy without the size of an instance.
+const KEY: u32 = 16 + 40 + 40 + 2;
+
+/// The size of an instance decides before anything else.
+#[inline]
+fn after(instance_mib: u32, key: u128) -> u128 {
+    u128::from(instance_mib.min((1 << 30) - 1)) << KEY | key
+}
+
+#[inline]
+fn key_of_cost(instance_mib: u32, cost: i64, reach: Reach) -> u128 {
+    after(instance_mib, from_least(cost) << 2 | reach as u128)
+}
+
+/// By how much a number exceeds the least one.
+fn from_least(number: i64) -> u128 {
+    u128::from(number.cast_unsigned() ^ 1 << 63)
+}
+
+/// What is known of a place from its node alone. It holds until the node changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merit {
+    /// The rank itself.
+    Ranked(Rank),
+    /// The memory of the instance in MiB, where any will do; how the place changes the worth of the node's room,
+    /// of which the prices of the day make a rank; and how near its devices are to each other.
+    Worth(u32, Worth, Reach),
+}
+
+impl Merit {
+    /// The key of its rank at these prices: see [`Rank::key`].
+    #[inline]
+    pub fn key(&self, prices: &Prices) -> u128 {
+        match self {
+            Self::Ranked(rank) => rank.key(),
+            Self::Worth(instance_mib, worth, reach) => {
+                key_of_cost(*instance_mib, prices.cost(worth), *reach)
+            }
+        }
+    }
+
+    /// The rank at these prices.
+    pub fn rank(self, prices: &Prices) -> Rank {
+        match self {
+            Self::Ranked(rank) => rank,
+            Self::Worth(instance_mib, worth, reach) => {
+                Rank::Fragmentation { instance_mib, cost: prices.cost(&worth), reach }
+            }
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! What operators see of a set of devices: what is booked, free, of no use, and which requests would
+//! still fit. Figures of disjoint sets add up.
+//!
+//! Every device is in exactly one [`DeviceState`], and what it has is in exactly one part of a
+//! [`ShareParts`] and of a [`MemoryParts`], so that the parts of each come to the capacity.
+
+use crate::hardware::device::{DeviceKind, Health, ModelName};
+use crate::hardware::units::{Demand, MemMib, Share};
+use crate::model::device_state::DeviceBooks;
+use crate::model::node_state::{NodeLedger, NodeState};
+use crate::model::request::{Amount, GpuRequest};
+use crate::scoring::fragmentation::{add, add_memory, fullness, stranded_by_device};
+use crate::waste::compiled_mix::CompiledMix;
+
+/// A tenant's part of the time in which kernels ran on a device, in GPUs. The driver does not say whose
+/// they were: of the tenants that have processes there, each has the part that it has of the share that
+/// they hold together.
+pub fn busy_part(busy_percent: u8, own: Share, present: Share) -> Share {
+    let busy = u128::from(busy_percent) * u128::from(Share::WHOLE.millionths()) / 100;
+    let part = match u128::from(present.millionths()) {
+        0 => busy,
+        present => busy * u128::from(own.millionths()) / present,
+    };
+    Share::from_millionths(u64::try_from(part.min(busy)).unwrap_or(u64::MAX))
+}
+
+/// What a device is to the next request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DeviceState {
+    /// Nobody holds anything of it.
+    Empty,
+    /// It has tenants, and room for more.
+    Shared,
+    /// Nothing of it is free.
+    Full,
+    /// It is ill.
+    Unhealthy,
+    /// Kubelet hands it out by itself.
+    KubeletOwned,
+    /// Its node does not report.
+    Silent,
+}
+
+impl DeviceState {
+    /// All states.
+    pub const ALL: [Self; 6] =
+        [Self::Empty, Self::Shared, Self::Full, Self::Unhealthy, Self::KubeletOwned, Self::Silent];
+
+    /// Its name, in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Empty => "empty",
+            Self::Shared => "shared",
+            Self::Full => "full",
+            Self::Unhealthy => "unhealthy",
+            Self::KubeletOwned => "kubelet_owned",
+            Self::Silent => "silent",
+        }
+    }
+
+    /// The state of a device of a node.
+    pub fn of(node: &NodeLedger, books: &DeviceBooks) -> Self {
+        let free = books.free_of_bookings();
+        match (node.state(), books.health()) {
+            (NodeState::NeverReported | NodeState::Silent | NodeState::Gone, _) => Self::Silent,
+            (NodeState::Reporting, Health::Unhealthy) => Self::Unhealthy,
+            (NodeState::Reporting, Health::KubeletOwned) => Self::KubeletOwned,
+            (NodeState::Reporting, Health::Healthy) => {
+                match free.share == Share::ZERO || free.memory == MemMib::ZERO {
+                    true => Self::Full,
+                    false if books.tenants().is_empty() => Self::Empty,
+                    false => Self::Shared,
+                }
+            }
+        }
+    }
+
+    /// Whether new tenants may come.
+    pub fn is_open(self) -> bool {
+        matches!(self, Self::Empty | Self::Shared | Self::Full)
+    }
+}
+
+/// What is asked of one device, for comparison: a share alone, or memory alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Its name, in metrics.
+    pub name: &'static str,
+    /// What it takes.
+    amount: Least,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Least {
+    Share(Share),
+    Memory(MemMib),
+}
+
+const fn share(name: &'static str, millionths: u64) -> Size {
+    Size { name, amount: Least::Share(Share::from_millionths(millionths)) }
+}
+
+const fn gib(name: &'static str, gib: u64) -> Size {
+    Size { name, amount: Least::Memory(MemMib::new(gib * 1024)) }
+}
+
+/// The sizes by which room is told, each kind in rising order.
+pub const SIZES: [Size; 13] = [
+    share("0.1", 100_000),
+    share("0.25", 250_000),
+    share("0.5", 500_000),
+    share("0.75", 750_000),
+    share("1", 1_000_000),
+    gib("1GiB", 1),
+    gib("2GiB", 2),
+    gib("4GiB", 4),
+    gib("8GiB", 8),
+    gib("16GiB", 16),
+    gib("24GiB", 24),
+    gib("40GiB", 40),
+    gib("80GiB", 80),
+];
+
+/// Names of requests that are larger than [`SIZES`] or of another kind.
+pub const OTHER_SIZES: [&str; 7] = ["2", "4", "8", "more", "moreGiB", "mig", "slot"];
+
+impl Size {
+    /// What it takes of a device with that capacity; none where the device is too small.
+    fn demand_on(self, capacity: Demand) -> Option<Demand> {
+        match self.amount {
+            Least::Share(share) => Some(Demand { share, memory: share.of(capacity.memory) }),
+            Least::Memory(memory) => {
+                let share = Share::ratio(memory, capacity.memory)?;
+                (share <= Share::WHOLE).then_some(Demand { share, memory })
+            }
+        }
+    }
+
+    /// The name of the smallest size that holds all that is asked for, over all its devices.
+    pub fn of(request: &GpuRequest) -> &'static str {
+        let count = u64::from(request.count.get());
+        let share = match &request.amount {
+            Amount::Fraction(share) | Amount::FractionAndMemory(share, _) => *share,
+            Amount::Whole => Share::WHOLE,
+            Amount::Memory(memory) => {
+                let all = MemMib::new(memory.mib().saturating_mul(count));
+                let holds =
+                    |size: &&Self| matches!(size.amount, Least::Memory(most) if all <= most);
+                return SIZES.iter().find(holds).map_or("moreGiB", |size| size.name);
+            }
+            Amount::MigInstance(_) => return "mig",
+            Amount::SharedSlot => return "slot",
+        };
+        let all = Share::from_millionths(share.millionths().saturating_mul(count));
+        let holds = |size: &&Self| matches!(size.amount, Least::Share(most) if all <= most);
+        SIZES.iter().find(holds).map_or_else(
+            || match all.millionths().div_ceil(Share::WHOLE.millionths()) {
+                0..=2 => "2",
+                3..=4 => "4",
+                5..=8 => "8",
+                _ => "more",
+            },
+            |size| size.name,
+        )
+    }
+}
+
+/// Room that one size finds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SizeRoom {
+    /// Requests of the size that would fit, if all were placed on these devices.
+    pub fitting: u64,
+    /// Free memory of the devices on which not even one fits.
+    pub stranded: MemMib,
+}
+
+/// Where the compute share of devices is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShareParts {
+    /// Booked.
+    pub booked: Share,
+    /// Free, and of no use to the typical requests in the mean.
+    pub stranded: Share,
+    /// Free and of use.
+    pub free: Share,
+    /// Of devices that take nobody.
+    pub unavailable: Share,
+}
+
+/// Where the memory of devices is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryParts {
+    /// Booked.
+    pub booked: MemMib,
+    /// In use, and booked by nobody.
+    pub outside: MemMib,
+    /// Free.
+    pub free: MemMib,
+    /// Of devices that take nobody.
+    pub unavailable: MemMib,
+}
+
+/// Steps of free share: of eleven, the first is nothing and the last a whole device.
+pub const FREE_STEPS: usize = 11;
+
+/// Numbers of tenants that are told apart: 0 to 8, and more.
+pub const TENANT_STEPS: usize = 10;
+
+/// The figures of a set of devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Devices by state, in the order of [`DeviceState::ALL`].
+    pub devices: [u64; DeviceState::ALL.len()],
+    /// Devices on which more is booked than they have.
+    pub overbooked: u64,
+    /// Open devices by free share: tenths, rounded down.
+    pub by_free_share: [u64; FREE_STEPS],
+    /// Open devices by number of tenants.
+    pub by_tenants: [u64; TENANT_STEPS],
+    /// Where the compute share is.
+    pub share: ShareParts,
+    /// Where the memory is.
+    pub memory: MemoryParts,
+    /// Free share of the device that has most of it.
+    pub largest_share: Share,
+    /// Free memory of the device that has most of it.
+    pub largest_memory: MemMib,
+    /// Open devices with tenants, and the sum of their fullness in millionths: see
+    /// [`Packing::efficiency`](crate::scoring::fragmentation::Packing::efficiency).
+    pub occupied: (u64, u64),
+    /// Room that each of [`SIZES`] finds.
+    pub room: [SizeRoom; SIZES.len()],
+}
+
+impl Figures {
+    /// Figures of the devices of a node, model by model. MIG parents hold nobody and are left out.
+    ///
+    /// # Panics
+    /// Never for amounts that passed the limits at the edge.
+    pub fn of(node: &NodeLedger, mix: &CompiledMix) -> Vec<(ModelName, Self)> {
+        let mut by_model: Vec<(ModelName, Self)> = Vec::new();
+        let stranded = stranded_by_device(node, mix);
+        for (position, books) in node.devices().iter().enumerate() {
+            let device = books.device();
+            if device.kind == DeviceKind::MigParent {
+                continue;
+            }
+            let at = by_model.iter().position(|(model, _)| *model == device.model);
+            let at = at.unwrap_or_else(|| {
+                by_model.push((device.model.clone(), Self::default()));
+                by_model.len() - 1
+            });
+            let of_no_use = stranded.iter().find(|(at, _)| *at == position);
+            by_model[at].1.count(node, books, of_no_use.map_or(Share::ZERO, |(_, share)| *share));
+        }
+        by_model
+    }
+
+    /// Counts one device, of whose free share so much is stranded.
+    fn count(&mut self, node: &NodeLedger, books: &DeviceBooks, stranded: Share) {
+        let state = DeviceState::of(node, books);
+        let (capacity, booked) = (books.capacity(), books.booked());
+        self.devices[state as usize] += 1;
+        self.overbooked += u64::from(books.is_overbooked());
+        let held = Demand {
+            share: booked.share.min(capacity.share),
+            memory: booked.memory.min(capacity.memory),
+        };
+        let left = capacity.checked_sub(held).expect("at most the capacity is held");
+        self.share.booked = add(self.share.booked, held.share);
+        self.memory.booked = add_memory(self.memory.booked, held.memory);
+        // Of an overbooked device nothing is free, whatever is left of one of the two.
+        if !state.is_open() || books.is_overbooked() {
+            self.share.unavailable = add(self.share.unavailable, left.share);
+            return self.memory.unavailable = add_memory(self.memory.unavailable, left.memory);
+        }
+        let free = books.free_of_bookings();
+        let outside = left.memory.checked_sub(free.memory).expect("free is what is left, or less");
+        let stranded = stranded.min(free.share);
+        self.share.stranded = add(self.share.stranded, stranded);
+        self.share.free = add(self.share.free, rest(free.share, stranded));
+        self.share.unavailable = add(self.share.unavailable, rest(left.share, free.share));
+        self.memory.outside = add_memory(self.memory.outside, outside);
+        self.memory.free = add_memory(self.memory.free, free.memory);
+        self.largest_share = self.largest_share.max(free.share);
+        self.largest_memory = self.largest_memory.max(free.memory);
+        let tenths = usize::try_from(free.share.millionths() / 100_000).expect("a small number");
+        self.by_free_share[tenths.min(FREE_STEPS - 1)] += 1;
+        let tenants = books.tenants().len();
+        self.by_tenants[tenants.min(TENANT_STEPS - 1)] += 1;
+        if tenants > 0 {
+            self.occupied.0 += 1;
+            self.occupied.1 += fullness(books).millionths();
+        }
+        for (room, size) in self.room.iter_mut().zip(SIZES) {
+            match size.demand_on(capacity).map_or(0, |demand| times(free, demand)) {
+                0 => room.stranded = add_memory(room.stranded, free.memory),
+                fitting => room.fitting += fitting,
+            }
+        }
+    }
+
+    /// Adds the figures of other devices.
+    pub fn add(&mut self, other: &Self) {
+        let sum = |into: &mut [u64], from: &[u64]| {
+            into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
+        };
+        sum(&mut self.devices, &other.devices);
+        sum(&mut self.by_free_share, &other.by_free_share);
+        sum(&mut self.by_tenants, &other.by_tenants);
+        self.overbooked += other.overbooked;
+        self.share.booked = add(self.share.booked, other.share.booked);
+        self.share.stranded = add(self.share.stranded, other.share.stranded);
+        self.share.free = add(self.share.free, other.share.free);
+        self.share.unavailable = add(self.share.unavailable, other.share.unavailable);
+        self.memory.booked = add_memory(self.memory.booked, other.memory.booked);
+        self.memory.outside = add_memory(self.memory.outside, other.memory.outside);
+        self.memory.free = add_memory(self.memory.free, other.memory.free);
+        self.memory.unavailable = add_memory(self.memory.unavailable, other.memory.unavailable);
+        self.largest_share = self.largest_share.max(other.largest_share);
+        self.largest_memory = self.largest_memory.max(other.largest_memory);
+        self.occupied.0 += other.occupied.0;
+        self.occupied.1 += other.occupied.1;
+        for (room, more) in self.room.iter_mut().zip(&other.room) {
+            room.fitting += more.fitting;
+            room.stranded = add_memory(room.stranded, more.stranded);
+        }
+    }
+}
+
+/// How often `demand` fits into `free`.
+fn times(free: Demand, demand: Demand) -> u64 {
+    let share = free.share.millionths().checked_div(demand.share.millionths());
+    let memory = free.memory.mib().checked_div(demand.memory.mib());
+    share.unwrap_or(u64::MAX).min(memory.unwrap_or(u64::MAX))
+}
+
+fn rest(all: Share, part: Share) -> Share {
+    all.checked_sub(part).expect("a part of it")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! The policies: which of the devices and nodes that fit is the best one.
+//!
+//! A policy gives every place a [`Rank`], an ordered struct whose field order is the policy. Smaller
+//! is better, and places of equal rank are ordered by the name of the node, so the answer is the same
+//! on every replica.
+
+use std::cmp::Reverse;
+
+use crate::model::policy::Policy;
+use crate::scoring::baseline::Baseline;
+use crate::scoring::context::{Scene, TakenList, total};
+use crate::scoring::cost::{Merit, Rank};
+use crate::scoring::node_waste;
+use crate::waste::compiled_mix::CompiledMix;
+
+/// What ranks the places: a policy of the product, or a baseline of the literature in the simulator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Strategy {
+    /// A policy of the product.
+    Policy(Policy),
+    /// A baseline of the literature.
+    Baseline(Baseline),
+}
+
+impl Strategy {
+    /// Whether equal books give equal ranks: then a rank can be kept until the node changes.
+    pub fn is_repeatable(self) -> bool {
+        match self {
+            Self::Policy(_) => true,
+            Self::Baseline(baseline) => !matches!(baseline, Baseline::Random { .. }),
+        }
+    }
+
+    /// The strategy with the chance of this question taken out: under both the same places fit.
+    pub fn without_chance(self) -> Self {
+        match self {
+            Self::Baseline(Baseline::Random { .. }) => {
+                Self::Baseline(Baseline::Random { chance: 0 })
+            }
+            Self::Policy(_) | Self::Baseline(_) => self,
+        }
+    }
+
+    /// Whether the ranks depend on the request mix.
+    pub fn uses_mix(self) -> bool {
+        matches!(self, Self::Policy(Policy::Fragmentation) | Self::Baseline(Baseline::Fgd))
+    }
+}
+
+impl Strategy {
+    /// The devices this strategy takes on a node, and how good that is.
+    pub(crate) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Merit, TakenList) {
+        if let (Self::Policy(Policy::Fragmentation), Some(forecast)) = (self, &mix.forecast) {
+            let (worth, taken) = node_waste::choose(forecast, scene, &mix.typical);
+            return (Merit::Worth(scene.instance_mib(&taken), worth, scene.reach(&taken)), taken);
+        }
+        let (rank, taken) = self.rank(scene, mix);
+        (Merit::Ranked(rank), taken)
+    }
+
+    fn rank(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, TakenList) {
+        match self {
+            // Before the first request there is nothing to expect.
+            Self::Policy(Policy::BinPack | Policy::Fragmentation) => {
+                let taken = scene.first_by(|(position, demand)| {
+                    (scene.is_empty(*position), scene.left(*position, *demand))
+                });
+                let rank = Rank::BinPack {
+                    instance_mib: scene.instance_mib(&taken),
+                    devices_opened: taken.iter().filter(|(at, _)| scene.is_empty(*at)).count(),
+                    left_on_devices: total(taken.iter().map(|(at, d)| scene.left(*at, *d))),
+                    left_on_node: scene.left_on_node(&taken),
+                    reach: scene.reach(&taken),
+                };
+                (rank, taken)
+            }
+            Self::Policy(Policy::Spread) => {
+                let taken = scene.first_by(|(position, demand)| {
+                    (scene.tenants(*position), Reverse(scene.left(*position, *demand)))
+                });
+                let rank = Rank::Spread {
+                    instance_mib: scene.instance_mib(&taken),
+                    tenants_met: taken.iter().map(|(at, _)| scene.tenants(*at)).sum(),
+                    left_on_devices: Reverse(total(
+                        taken.iter().map(|(at, d)| scene.left(*at, *d)),
+                    )),
+                    left_on_node: Reverse(scene.left_on_node(&taken)),
+                    reach: scene.reach(&taken),
+                };
+                (rank, taken)
+            }
+            Self::Baseline(baseline) => baseline.choose(scene, mix),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

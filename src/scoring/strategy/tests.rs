@@ -1,0 +1,182 @@
+//! Which place each policy prefers.
+
+use crate::hardware::topology::Reach;
+use crate::hardware::units::Share;
+use proptest::prelude::{Just, Strategy as Any, any, prop_oneof, proptest};
+use proptest::prop_assert_eq;
+
+use super::*;
+use crate::model::device_state::ClaimRule;
+use crate::scoring::plan::Place;
+use crate::scoring::{fixture, plan};
+use crate::waste::scarcity::Prices;
+
+fn place(node: &str, request: &str, policy: Policy, mix: &str) -> Place {
+    let (node, classes) = fixture::node(node);
+    let ask = fixture::ask(request, &classes);
+    let mix = fixture::compiled(mix, &node, &classes);
+    plan::evaluate(&node, &ask, Strategy::Policy(policy), &mix, ClaimRule::Respected).unwrap()
+}
+
+fn share(millionths: u64) -> Share {
+    Share::from_millionths(millionths)
+}
+
+fn rank(node: &str, request: &str, policy: Policy) -> Rank {
+    place(node, request, policy, "1 fraction=0.5; 9 whole").merit.rank(&Prices::default())
+}
+
+/// Both nodes take the request, and the first one is the better place.
+fn check_better(policy: Policy, request: &str, better: &str, worse: &str) {
+    let is_better = rank(better, request, policy) < rank(worse, request, policy);
+    assert!(is_better, "{request}: {better} is not better than {worse}");
+}
+
+#[test]
+fn binpack_opens_no_device_where_it_can_fill_one() {
+    for (request, better, worse) in [
+        ("fraction=0.3", "A:400/1000 B:1000/1000", "A:1000/1000"),
+        ("fraction=0.3", "A:300/1000", "A:400/1000"),
+        ("fraction=0.3", "A:300/1000 B:200/1000", "A:300/1000 B:900/1000"),
+        ("fraction=0.3 count=2", "A:500/1000 B:500/1000", "A:300/1000 B:1000/1000"),
+    ] {
+        check_better(Policy::BinPack, request, better, worse);
+    }
+}
+
+#[test]
+fn spread_meets_as_few_tenants_as_it_can() {
+    for (request, better, worse) in [
+        ("fraction=0.3", "A:1000/1000", "A:900/1000"),
+        ("fraction=0.3", "A:700/1000", "A:600/1000"),
+        ("fraction=0.3", "A:1000/1000 B:900/1000", "A:1000/1000 B:300/1000"),
+        ("fraction=0.3 count=2", "A:400/1000 B:1000/1000", "A:900/1000 B:900/1000"),
+    ] {
+        check_better(Policy::Spread, request, better, worse);
+    }
+}
+
+#[test]
+fn fragmentation_prefers_the_node_that_loses_least() {
+    for (request, better, worse) in [
+        ("fraction=0.5", "A:500/1000", "A:1000/1000"),
+        ("fraction=0.3", "A:300/1000", "A:500/1000"),
+        ("whole", "A:1000/1000", "A:1000/1000 B:300/1000 C:1000/1000,0.2"),
+    ] {
+        let rank = |node| rank(node, request, Policy::Fragmentation);
+        assert!(rank(better) <= rank(worse), "{request}: {better}, {worse}");
+    }
+    check_better(Policy::Fragmentation, "fraction=0.5", "A:500/1000", "A:1000/1000");
+}
+
+#[test]
+fn a_rank_counts_what_stays_free_where_tenants_may_come() {
+    let node = "A:600/1000 B!:900/1000 C=1g.5gb:500/500";
+    let rank = place(node, "fraction=0.4", Policy::BinPack, "").merit;
+    let left = Rank::BinPack {
+        instance_mib: 0,
+        devices_opened: 0,
+        left_on_devices: share(200_000),
+        reach: Reach::Linked,
+        left_on_node: share(1_200_000), // of A and C; B is ill, and a MIG parent holds nobody
+    };
+    assert_eq!(rank, Merit::Ranked(left));
+    let rank = place(node, "fraction=0.4", Policy::Spread, "").merit;
+    let left = Rank::Spread {
+        instance_mib: 0,
+        tenants_met: 1,
+        left_on_devices: Reverse(share(200_000)),
+        left_on_node: Reverse(share(1_200_000)),
+        reach: Reach::Linked,
+    };
+    assert_eq!(rank, Merit::Ranked(left));
+}
+
+#[test]
+fn of_whole_devices_of_several_models_the_least_wanted_is_taken() {
+    let mix = "9 fraction=0.5 model=T4; 1 fraction=0.5 model=A100";
+    let node = "A:1000/1000@T4 B:1000/1000@A100 C:1000/1000@T4";
+    let taken = |request| {
+        let place = place(node, request, Policy::Fragmentation, mix);
+        place.taken.iter().map(|(position, _)| *position).collect::<Vec<_>>()
+    };
+    assert_eq!(taken("whole"), [1]);
+    assert_eq!(taken("fraction=1"), [1]);
+    assert_eq!(taken("whole model=T4"), [0]);
+    assert_eq!(taken("whole count=2"), [1, 0]);
+}
+
+#[test]
+fn the_smallest_instance_that_is_enough_wins_under_every_policy() {
+    let request = "memory=400 isolation=hardware";
+    for policy in Policy::ALL {
+        for mix in ["", "9 memory=400 isolation=hardware; 1 fraction=0.5"] {
+            let key = |node| place(node, request, policy, mix).merit.key(&Prices::default());
+            // The larger one is alone on its node, or the only free one beside tenants.
+            for large in [
+                "A=3g.20gb:2000/2000",
+                "A=3g.20gb:2000/2000 B=3g.20gb:0/2000",
+                "A=2g.10gb:1000/1000 B:0/9000",
+            ] {
+                for small in ["A=1g.5gb:500/500", "A=1g.5gb:500/500 B:9000/9000 C:10/9000"] {
+                    assert!(key(small) < key(large), "{policy}, `{mix}`: {small}, {large}");
+                }
+            }
+        }
+    }
+    check_better(
+        Policy::BinPack,
+        request,
+        "A=1g.5gb:500/500 B=1g.5gb:0/500",
+        "A=1g.5gb:500/500 B=1g.5gb:500/500",
+    );
+}
+
+#[test]
+fn policies_are_named_as_the_annotation_writes_them() {
+    for policy in Policy::ALL {
+        assert_eq!(policy.to_string().parse(), Ok(policy));
+    }
+    let message = "Binpack".parse::<Policy>().unwrap_err().to_string();
+    assert!(message.contains("`Binpack`") && message.contains("`spread`"), "{message}");
+}
+
+/// Any rank of one strategy, near others as a rule.
+fn any_rank(strategy: u8) -> impl Any<Value = Rank> {
+    let share = prop_oneof![4 => 0..5_u64, 1 => 0..(1_u64 << 39)];
+    let few = prop_oneof![4 => 0..4_usize, 1 => 0..256_usize];
+    let number = prop_oneof![4 => -3..3_i64, 1 => any::<i64>()];
+    let reach = prop_oneof![Just(Reach::Linked), Just(Reach::NumaNode), Just(Reach::Far)];
+    let instance = prop_oneof![Just(0), 0..3_u32, 0..(1_u32 << 29)];
+    let any = (few, share.clone(), share, reach, number, instance);
+    any.prop_map(move |(few, a, b, reach, number, instance_mib)| {
+        let (a, b) = (self::share(a), self::share(b));
+        match strategy {
+            0 => Rank::BinPack {
+                instance_mib,
+                devices_opened: few,
+                left_on_devices: a,
+                left_on_node: b,
+                reach,
+            },
+            1 => Rank::Spread {
+                instance_mib,
+                tenants_met: few,
+                left_on_devices: Reverse(a),
+                left_on_node: Reverse(b),
+                reach,
+            },
+            2 => Rank::Fragmentation { instance_mib, cost: number, reach },
+            _ => Rank::Baseline { score: Reverse(number) },
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn keys_are_in_the_order_of_ranks(
+        (a, b) in (0..4_u8).prop_flat_map(|strategy| (any_rank(strategy), any_rank(strategy)))
+    ) {
+        prop_assert_eq!(a.key().cmp(&b.key()), a.cmp(&b));
+    }
+}

@@ -1,0 +1,364 @@
+//! What goes on between the questions: time passes, room appears, Bindings get settled, the books are
+//! audited. Each loop ends when `stop` says so.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+
+use crate::control::bind::edits::{restoring, tell_edited};
+use crate::control::bind::settle::settle_abandoned;
+use crate::control::pods::memory_guard::{
+    Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected,
+};
+use crate::control::pods::proposals::{Proposals, proposals};
+use crate::control::pods::reasons::explaining;
+use crate::control::pods::requeue::Wakes;
+use crate::control::pods::teams;
+use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::bind_error::BindError;
+use crate::control::shared::outbox::rooms;
+use crate::hardware::device::{DeviceId, Health, NodeName};
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::write::events::NoticeReason;
+use crate::kube_api::write::outcome::{Fenced, TouchOutcome};
+use crate::kube_api::write::target::PodKey;
+use crate::ledger::query::reading::Readiness;
+use crate::ledger::suggest::displacement::MOST_MOVES;
+use crate::ledger::suggest::waiting::WaitingPod;
+use crate::metrics::labels::RequeueResult;
+use crate::model::event::Effect;
+use crate::model::reservation::PodRef;
+use crate::server::history::recall::recalling;
+
+/// Beat of the slow loop: silence, claims and drains are exact to this.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// Beats between two looks at what teams hold.
+const ACCOUNT_EVERY: u64 = 5;
+
+/// Beats between two audits of the whole ledger.
+const AUDIT_EVERY: u64 = 60;
+
+/// Pause between two looks for moves that would help.
+const PROPOSE_EVERY: Duration = Duration::from_secs(30);
+
+/// Pods that are touched at once at the start.
+const TOUCHES_AT_ONCE: usize = 32;
+
+/// How long a pod that cannot be touched holds up the start, be it for an admission webhook that is
+/// down: a request that a dead process sent has ended by then, as the API server gives each 60 seconds
+/// (`--request-timeout`).
+const FENCE_FOR: Duration = Duration::from_secs(90);
+
+/// Times a waiting pod is touched in a newer version after it changed at the same moment.
+const WAKE_ATTEMPTS: u32 = 3;
+
+/// Pause after each choice of pods to requeue, as so many times what the choice took.
+const PAUSE: u32 = 4;
+
+/// Room that appears within this time is handled together: one event of the API server often brings
+/// several.
+const GATHER_FOR: Duration = Duration::from_millis(10);
+
+/// Runs all loops until `stop`.
+pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
+    let mut stop = stop;
+    tokio::select! {
+        () = beats(&app) => {}
+        () = async { fence(&app).await; std::future::pending::<()>().await } => {}
+        () = effects(&app) => {}
+        () = settling(&app) => {}
+        () = restoring(&app) => {}
+        () = proposing(&app) => {}
+        () = guarding(&app) => {}
+        () = explaining(&app) => {}
+        () = async { recalling(&app).await; std::future::pending::<()>().await } => {}
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
+}
+
+/// Makes every Binding that an earlier run may have left on its way conflict, before the first
+/// question is answered: it asks for the version of its pod that was decided on, and a touch ends that
+/// version. Where a pod cannot be touched, time has to pass instead. Room that such a Binding would
+/// take could otherwise be given away twice.
+async fn fence(app: &Arc<App>) {
+    let Truth::Cluster(cluster) = &app.truth else { return app.set_fenced() };
+    while !app.ledger.is_listed() {
+        tokio::time::sleep(GATHER_FOR).await;
+    }
+    let started = app.clock.now();
+    // Also those whose request is refused now: an earlier run may have accepted it.
+    let pending: Vec<PodRef> = app.pending.iter().map(|pod| pod.pod.clone()).collect();
+    let count = pending.len();
+    let value = format!("start-{}", app.clock.unix_seconds());
+    futures::stream::iter(pending)
+        .for_each_concurrent(TOUCHES_AT_ONCE, |pod| {
+            let value = &value;
+            async move {
+                while !fence_waiting(app, cluster, &pod, value).await
+                    && app.clock.now().since(started) < FENCE_FOR
+                {
+                    tokio::time::sleep(BEAT).await;
+                }
+            }
+        })
+        .await;
+    tracing::info!(pods = count, "Bindings of an earlier run can land no more");
+    app.set_fenced();
+}
+
+/// Touches a waiting pod at the start. Whether no Binding of an earlier run can land any more; one that has
+/// landed meanwhile is in the books by then.
+async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &str) -> bool {
+    let Ok(key) = PodKey::of(pod) else { return true };
+    match cluster.writer.fence_pod(&key, &pod.uid, None, value).await {
+        Fenced::Waiting { .. } | Fenced::Gone => true,
+        Fenced::Bound { pod } => {
+            app.see_bound(&pod);
+            true
+        }
+        Fenced::Open { pod: Some(now), cause } if now.full_annotations().is_some() => {
+            // Not even an earlier run binds it in this version, and an older version has ended.
+            tracing::warn!(pod_uid = %pod.uid, %pod, %cause, "a pod's annotations are full: it takes no placement");
+            true
+        }
+        Fenced::Open { cause, .. } => {
+            tracing::warn!(pod_uid = %pod.uid, %cause, "could not fence a pod: is the role allowed to `patch` pods, does a webhook refuse it?");
+            false
+        }
+    }
+}
+
+async fn beats(app: &Arc<App>) {
+    let mut interval = tokio::time::interval(BEAT);
+    let mut was_ready = false;
+    for beat in 0_u64.. {
+        interval.tick().await;
+        let now = app.clock.now();
+        app.outbox.push(app.ledger.tick(now));
+        app.forget_unseen();
+        app.take_over_waiting();
+        if beat.is_multiple_of(ACCOUNT_EVERY) {
+            teams::account(app);
+        }
+        if beat.is_multiple_of(AUDIT_EVERY) {
+            audit(app);
+        }
+        let is_ready = app.readiness() == Readiness::Ready;
+        if is_ready != was_ready {
+            tracing::info!(is_ready, "readiness changed");
+            was_ready = is_ready;
+        }
+    }
+}
+
+/// Asks what became of Bindings that nobody waits for. The API server may take its time for that, and
+/// nothing else waits for it.
+async fn settling(app: &Arc<App>) {
+    let mut interval = tokio::time::interval(BEAT);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        settle_abandoned(app).await;
+    }
+}
+
+/// Keeps the figures about moves fresh, off the threads that answer questions.
+async fn proposing(app: &Arc<App>) {
+    let mut interval = tokio::time::interval(PROPOSE_EVERY);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        let worker = Arc::clone(app);
+        let found = tokio::task::spawn_blocking(move || proposals(&worker)).await;
+        let Ok(Proposals { to_place, to_empty }) = found else { continue };
+        let mut placeable = [0; MOST_MOVES];
+        for proposal in to_place {
+            if let Some(pods) = placeable.get_mut(proposal.moves.len() - 1) {
+                *pods += proposal.pods;
+            }
+        }
+        app.metrics.set_moves(&placeable, to_empty.len());
+    }
+}
+
+/// Compares the derived sums of every node with what they are derived from.
+fn audit(app: &App) {
+    let faults = app.ledger.audit().err().unwrap_or_default();
+    app.metrics.audited(faults.len());
+    for fault in faults {
+        tracing::error!(%fault, "the ledger's own arithmetic is broken, please report this");
+    }
+}
+
+async fn effects(app: &Arc<App>) {
+    let mut wakes = Wakes::default();
+    loop {
+        let taken = tokio::select! {
+            taken = app.outbox.take() => taken,
+            () = app.outbox.nudged() => Vec::new(),
+            () = tokio::time::sleep(wakes.rest(app.clock.now())) => Vec::new(),
+        };
+        if !taken.is_empty() {
+            tokio::time::sleep(GATHER_FOR).await;
+        }
+        for effect in &taken {
+            tell(app, effect);
+        }
+        if let Truth::Cluster(_) = app.truth {
+            wakes.room(rooms(&taken), app.clock.now());
+            wakes = requeued(app, wakes).await;
+        }
+    }
+}
+
+/// Touches the pods that are to be requeued now. They are chosen off the threads that answer questions, and
+/// a pause follows: it takes a fifth of a core at most, however much room appears.
+async fn requeued(app: &Arc<App>, mut wakes: Wakes) -> Wakes {
+    let started = app.clock.precise();
+    let worker = Arc::clone(app);
+    let work = move || {
+        let step = wakes.step(&worker.waiting, &worker.ledger, worker.clock.now());
+        (wakes, step)
+    };
+    let Ok((wakes, step)) = tokio::task::spawn_blocking(work).await else {
+        tracing::error!("a fault while choosing pods to requeue, please report this");
+        app.waiting.change_all();
+        return Wakes::default();
+    };
+    step.ended.into_iter().for_each(|ended| app.requeued(Some(ended)));
+    for (node, pod) in step.touches {
+        wake(app, node, pod);
+    }
+    tokio::time::sleep(PAUSE * app.clock.precise().saturating_sub(started)).await;
+    wakes
+}
+
+fn tell(app: &App, effect: &Effect) {
+    match effect {
+        Effect::Room(_) => {}
+        Effect::Overbooked { node, device } => {
+            tracing::error!(%node, %device, "more is booked on a device than it has: bound by others, a smaller replacement, or a forged annotation");
+            let note = format!(
+                "its device {device} on node {node} holds more than it has: nothing more is placed there, nothing is taken away"
+            );
+            tell_tenants(app, node, device, NoticeReason::Overbooked, &note);
+        }
+        Effect::DeviceLost { node, device, health } => {
+            let what = match health {
+                None => "has vanished",
+                Some(Health::KubeletOwned) => "is handed out by kubelet, to other pods too",
+                Some(Health::Healthy | Health::Unhealthy) => "is ill",
+            };
+            tracing::error!(%node, %device, "a device that holds pods {what}");
+            let note = format!(
+                "its device {device} on node {node} {what}: it stays booked, nothing more is placed there"
+            );
+            tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
+        }
+        Effect::Impossible { node, device, fault } => {
+            tracing::error!(%node, %device, %fault, "a MIG instance is reported that cannot be: nothing is placed on it");
+        }
+        Effect::Unplaced { pod, node } => {
+            tracing::warn!(pod_uid = %pod.uid, %pod, %node, "a pod with a GPU request runs without a placement of gpupack: only its observed use counts");
+            let note = format!(
+                "runs on node {node} without a placement of gpupack: it counts only by the memory that it is seen to use"
+            );
+            app.tell(pod, NoticeReason::PlacedByOthers, note);
+        }
+        Effect::PlacementEdited { pod, node } => tell_edited(app, pod, node),
+        Effect::Overuse { node, device, pod, used, allowed } => {
+            tell_over_use(app, pod, *allowed, &Told { node, device, used: *used });
+        }
+        Effect::Foreign { node, device, used } => {
+            tell_foreign_use(app, &Told { node, device, used: *used });
+        }
+        Effect::Unprotected { node, device, pod, intended, limit } => {
+            tell_unprotected(app, pod, (*intended, *limit), (node, device));
+        }
+        Effect::Silent(node) => {
+            tracing::warn!(%node, "the node's agent is silent: the node takes no new pods");
+        }
+    }
+}
+
+fn tell_tenants(app: &App, node: &NodeName, device: &DeviceId, reason: NoticeReason, note: &str) {
+    for pod in app.ledger.tenants(node.as_str(), device) {
+        app.tell(&pod, reason, note.to_owned());
+    }
+}
+
+/// Touches a waiting pod, so that kube-scheduler looks at it again.
+fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
+    app.metrics.woke();
+    tracing::debug!(pod_uid = %pod.pod.uid, pod = %pod.pod, "woken: room appeared");
+    let app = Arc::clone(app);
+    tokio::spawn(async move {
+        let Truth::Cluster(cluster) = &app.truth else { return };
+        match touch_own(&app, cluster, &pod).await {
+            // Who wrote at the same moment has made kube-scheduler look, too.
+            TouchOutcome::Touched { .. } | TouchOutcome::Conflict => {
+                app.waiting.touched(&pod.pod.uid, app.clock.now());
+            }
+            TouchOutcome::Gone => {
+                app.settle_pod(&pod.pod.uid); // the watch has missed it, or is late
+                app.outbox.nudge();
+            }
+            TouchOutcome::Refused { code, message } => {
+                app.waiting.not_touchable(&pod.pod.uid, app.clock.now());
+                app.metrics.requeued(RequeueResult::Failed);
+                app.outbox.nudge();
+                tracing::warn!(pod_uid = %pod.pod.uid, code, message, "may not wake a waiting pod");
+            }
+            TouchOutcome::Undecided { cause } => {
+                tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not wake a waiting pod");
+                app.metrics.requeued(RequeueResult::Failed);
+                tokio::time::sleep(BEAT).await;
+                app.waiting.not_touched(&pod.pod.uid);
+                app.outbox.push(vec![Effect::Room(node)]); // the room still waits for somebody
+            }
+        }
+    });
+}
+
+/// Touches a waiting pod in a version that no other process may hold to be its own: a touch would hide that of
+/// a process which started later, and counts on it to be seen.
+async fn touch_own(app: &App, cluster: &ClusterTruth, pod: &WaitingPod) -> TouchOutcome {
+    let uid = &pod.pod.uid;
+    let refused = |code, message: String| TouchOutcome::Refused { code, message };
+    let key = match PodKey::new(&pod.namespace, &pod.name) {
+        Ok(key) => key,
+        Err(error) => return refused(400, error.to_string()),
+    };
+    let Some(mut seen) = app.pending.get(uid).map(|pod| Arc::clone(&pod)) else {
+        return TouchOutcome::Gone; // it has been bound meanwhile
+    };
+    let value = format!("wake-{}-{}", app.clock.unix_seconds(), app.clock.now().millis());
+    for _ in 0..WAKE_ATTEMPTS {
+        if app.is_stopping() {
+            return refused(503, BindError::Stopping.to_string()); // its successor fences the pod
+        }
+        if app.touched(cluster, &seen) == Ordering::Greater {
+            return refused(409, BindError::OtherProcess.to_string());
+        }
+        match cluster.writer.touch(&key, uid, Some(&seen.resource_version), &value).await {
+            TouchOutcome::Conflict => {} // the watch is behind
+            outcome => return outcome,
+        }
+        let read = match cluster.writer.read_back(&key).await {
+            Err(cause) => return TouchOutcome::Undecided { cause },
+            Ok(read) => read.map(|pod| SeenPod::from_api(&pod)),
+        };
+        let Some(now) = read.filter(|now| now.pod.uid == *uid) else { return TouchOutcome::Gone };
+        if now.node.is_some() {
+            app.see_bound(&now);
+            return TouchOutcome::Gone;
+        }
+        seen = Arc::new(now);
+    }
+    TouchOutcome::Conflict
+}

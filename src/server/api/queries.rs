@@ -1,0 +1,185 @@
+//! What people ask, by the page and the command line: nothing here changes anything, and what takes long waits
+//! for its turn.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::get;
+use serde::Deserialize;
+use tokio::sync::Semaphore;
+
+use crate::control::pods::proposals;
+use crate::control::shared::app::App;
+use crate::kube_api::pod::seen_pod::{LONGEST_NAME, LONGEST_NAMESPACE};
+use crate::server::http::respond::{encoded, json, refusal};
+use crate::server::page::routes;
+use crate::server::page::service::{Service, look, look_in_turn, too_long, turn_of};
+use crate::server::views::advice::AdviseQuery;
+use crate::server::views::explain::explain_named;
+use crate::server::views::waiting::WaitingQuery;
+use crate::server::views::{advice, inspect, waiting};
+
+/// What people ask: the page and the command line. Nothing here changes anything.
+pub(crate) fn routes() -> Router<Service> {
+    Router::new()
+        .route("/v1/state", get(state))
+        .route("/v1/explain", get(explain))
+        .route("/v1/waiting", get(waiting_pods))
+        .route("/v1/moves", get(moves))
+        .route("/v1/advise", get(advise))
+        .merge(routes::routes())
+}
+
+#[derive(Deserialize)]
+struct StateQuery {
+    node: Option<String>,
+}
+
+/// The whole model, or one node of it.
+async fn state(State(service): State<Service>, Query(query): Query<StateQuery>) -> Response {
+    let Some(name) = query.node else {
+        let _turn = match turn_of(&WHOLE).await {
+            Ok(turn) => turn,
+            Err(refused) => return refused,
+        };
+        let found = look(&service.app, inspect::state).await;
+        return found.map_or_else(|refused| refused, |found| json(StatusCode::OK, found));
+    };
+    if name.len() > LONGEST_NAME {
+        return too_long("node", LONGEST_NAME);
+    }
+    match inspect::node(&service.app, &name) {
+        Some(node) => encoded(&node),
+        None => refusal(StatusCode::NOT_FOUND, &format!("node `{name}` is not known here")),
+    }
+}
+
+#[derive(Deserialize)]
+struct ExplainQuery {
+    pod: Option<String>,
+}
+
+/// The whole model is written down for one caller at a time: it takes tens of megabytes.
+static WHOLE: Semaphore = Semaphore::const_new(1);
+
+/// The same for Prometheus, which must not wait behind what people ask.
+static SCRAPES: Semaphore = Semaphore::const_new(2);
+
+/// The same for what Prometheus asks.
+pub(crate) async fn scrape(
+    app: &Arc<App>,
+    look: impl FnOnce(&App) -> Vec<u8> + Send + 'static,
+) -> Result<Vec<u8>, Response> {
+    look_in_turn(&SCRAPES, app, look).await
+}
+
+async fn moves(State(service): State<Service>) -> Response {
+    let found = look(&service.app, proposals::proposals).await;
+    found.map_or_else(|refused| refused, |found| encoded(&found))
+}
+
+async fn advise(State(service): State<Service>, Query(query): Query<AdviseQuery>) -> Response {
+    if is_long(query.namespace.as_deref()) {
+        return too_long("namespace", LONGEST_NAMESPACE);
+    }
+    let found = look(&service.app, move |app| advice::advise(app, &query)).await;
+    found.map_or_else(|refused| refused, |found| encoded(&found))
+}
+
+async fn waiting_pods(
+    State(service): State<Service>,
+    Query(query): Query<WaitingQuery>,
+) -> Response {
+    if is_long(query.namespace.as_deref()) {
+        return too_long("namespace", LONGEST_NAMESPACE);
+    }
+    let found = look(&service.app, move |app| waiting::waiting(app, &query)).await;
+    found.map_or_else(|refused| refused, |found| encoded(&found))
+}
+
+async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuery>) -> Response {
+    let asked = query.pod.as_deref().and_then(|pod| pod.split_once('/'));
+    let Some((namespace, name)) = asked else {
+        let error = "say which pod: /v1/explain?pod=NAMESPACE/NAME";
+        return refusal(StatusCode::BAD_REQUEST, error);
+    };
+    if namespace.len() > LONGEST_NAMESPACE || name.len() > LONGEST_NAME {
+        return too_long("pod", LONGEST_NAMESPACE + 1 + LONGEST_NAME);
+    }
+    let (wanted, of) = (namespace.to_owned(), name.to_owned());
+    match look(&service.app, move |app| explain_named(app, &wanted, &of)).await {
+        Err(refused) => refused,
+        Ok(Some(explanation)) => encoded(&explanation),
+        Ok(None) => {
+            let error = format!(
+                "pod `{namespace}/{name}` is not known here: it does not exist, asks for no GPU, or is not one of \
+                 our schedulers' ({})",
+                service.app.config.scheduler_names.join(", ")
+            );
+            refusal(StatusCode::NOT_FOUND, &error)
+        }
+    }
+}
+
+fn is_long(namespace: Option<&str>) -> bool {
+    namespace.is_some_and(|namespace| namespace.len() > LONGEST_NAMESPACE)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::server::page::service::LOOKS;
+    use axum::body::Body;
+    use std::time::Duration;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::file::Config;
+    use crate::control::shared::app::Truth;
+    use crate::ledger::fixture::settings;
+    use crate::ledger::nodes::state::Ledger;
+    use crate::server::api::server::router;
+
+    #[tokio::test]
+    async fn queries_that_take_long_wait_for_their_turn() {
+        let ledger = Arc::new(Ledger::new(settings()));
+        let app = App::new(ledger, Clock::start(), Config::default(), Truth::Books);
+        let routes = router(Service::new(Arc::new(app), Arc::new(|_| Ok(()))));
+        let ask = |path: &str| {
+            let request = axum::http::Request::get(path).body(Body::empty()).unwrap();
+            routes.clone().oneshot(request)
+        };
+        let paths = ["/v1/state", "/v1/moves", "/v1/advise", "/v1/waiting", "/v1/summary"];
+        let scrapes = ["/metrics", "/metrics/gpus"];
+        let all = LOOKS.acquire_many(4).await.unwrap();
+        for path in paths {
+            let answer = tokio::time::timeout(Duration::from_millis(50), ask(path)).await;
+            assert!(answer.is_err(), "{path} did not wait");
+        }
+        for path in scrapes {
+            assert_eq!(
+                ask(path).await.unwrap().status(),
+                StatusCode::OK,
+                "{path} waits for people"
+            );
+        }
+        assert_eq!(ask("/v1/moves").await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+        drop(all);
+        let all = SCRAPES.acquire_many(2).await.unwrap();
+        for path in scrapes {
+            let answer = tokio::time::timeout(Duration::from_millis(50), ask(path)).await;
+            assert!(answer.is_err(), "{path} did not wait");
+        }
+        drop(all);
+        let whole = WHOLE.acquire().await.unwrap();
+        let second = tokio::time::timeout(Duration::from_millis(50), ask("/v1/state")).await;
+        assert!(second.is_err(), "the whole model is written down twice at once");
+        drop(whole);
+        for path in paths {
+            assert_eq!(ask(path).await.unwrap().status(), StatusCode::OK, "{path}");
+        }
+    }
+}

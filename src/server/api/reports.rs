@@ -1,0 +1,76 @@
+//! `PUT /v1/nodes/{node}/report`: decode, hand to the ledger, encode.
+
+use axum::http::StatusCode;
+
+use crate::control::shared::app::App;
+use crate::ledger::change::reports::ReportRefusal;
+use crate::metrics::labels::ReportResult;
+use crate::model::isolation::Rules;
+use crate::protocol::messages::to_json;
+use crate::report::wire::{Booking, Outcome, Refusal, Reply, Report, SCHEMA_VERSION};
+
+/// Status and JSON body of the answer to a report.
+pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
+    if !app.ledger.is_listed() {
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, "nodes are not listed yet", None);
+    }
+    let report = match Report::from_json(body) {
+        Ok(report) => report,
+        Err(error) => {
+            app.metrics.report(ReportResult::Refused, None);
+            return refuse(StatusCode::UNPROCESSABLE_ENTITY, &error.to_string(), None);
+        }
+    };
+    let now = app.clock.now();
+    match app.ledger.report(node, &report.books, now) {
+        Ok(receipt) => {
+            let result =
+                if receipt.is_taken { ReportResult::Accepted } else { ReportResult::Ignored };
+            let last = receipt.last_report.filter(|_| receipt.is_taken);
+            app.metrics.report(result, last.map(|last| now.since(last)));
+            app.outbox.push(receipt.effects);
+            if receipt.is_taken {
+                let rules = Rules {
+                    tolerance: app.config.guard.tolerance,
+                    limits: app.driver_limits(),
+                    grace: app.config.guard.grace,
+                    max_limit: app.config.requests.max_limit,
+                };
+                let seen = (&report.books.uses[..], report.details);
+                app.outbox.push(app.ledger.note(node, seen, rules, now));
+            }
+            let bookings = receipt.bookings.as_ref();
+            let bookings = bookings.map(|held| held.iter().map(Booking::from_reservation));
+            let reply = Reply {
+                schema_version: SCHEMA_VERSION,
+                session: receipt.session,
+                outcome: if receipt.is_taken { Outcome::Accepted } else { Outcome::Ignored },
+                send_inventory: false,
+                bookings_version: Some(receipt.bookings_version),
+                bookings: bookings.map(|held| held.collect()),
+            };
+            (StatusCode::OK, to_json(&reply))
+        }
+        Err(refusal) => {
+            app.metrics.report(ReportResult::Refused, None);
+            let (status, reason) = match &refusal {
+                ReportRefusal::UnknownNode { .. } => (StatusCode::NOT_FOUND, None),
+                ReportRefusal::OldSession { .. } => {
+                    (StatusCode::CONFLICT, Some(Refusal::SESSION_EXPIRED))
+                }
+                ReportRefusal::NoInventory
+                | ReportRefusal::ForeignDevice { .. }
+                | ReportRefusal::Inventory(_) => {
+                    tracing::warn!(node, error = %refusal, "report refused");
+                    (StatusCode::UNPROCESSABLE_ENTITY, None)
+                }
+            };
+            refuse(status, &refusal.to_string(), reason)
+        }
+    }
+}
+
+fn refuse(status: StatusCode, error: &str, reason: Option<&str>) -> (StatusCode, Vec<u8>) {
+    let body = Refusal { error: error.to_owned(), reason: reason.map(str::to_owned) };
+    (status, to_json(&body))
+}

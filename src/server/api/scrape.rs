@@ -1,0 +1,165 @@
+//! `GET /metrics` and `GET /metrics/gpus`: what Prometheus reads.
+
+use std::fmt::Write;
+use std::sync::Mutex;
+
+use crate::control::shared::app::{App, Truth};
+use crate::hardware::units::Share;
+use crate::ledger::query::reading::Readiness;
+use crate::metrics::demand::{Bearable, Queue};
+use crate::metrics::fleet::{Fleet, NodeCounts};
+use crate::metrics::guard::OutsideFigures;
+use crate::model::node_state::NodeState;
+use crate::model::request::Amount;
+use crate::scoring::efficiency::Size;
+use crate::server::views::advice;
+use crate::usage::samples::Outside;
+
+/// One scrape at a time: the gauges of the fleet are set anew for each.
+static SCRAPING: Mutex<()> = Mutex::new(());
+
+/// All families of the extender, as of now.
+pub(crate) fn text(app: &App) -> Vec<u8> {
+    let _alone = SCRAPING.lock();
+    let now = app.clock.now();
+    let mut nodes = NodeCounts::default();
+    let mut oldest = None;
+    app.ledger.look_at_each(|node| match node.state() {
+        NodeState::Reporting => {
+            nodes.reporting += 1;
+            oldest = oldest.max(node.last_report().map(|last| now.since(last)));
+        }
+        NodeState::Silent => nodes.silent += 1,
+        NodeState::NeverReported => nodes.never += 1,
+        NodeState::Gone => {}
+    });
+    let heard = oldest.map_or(0, |age| app.clock.unix_seconds().saturating_sub(age.as_secs()));
+    let is_ready = app.readiness() == Readiness::Ready;
+    app.metrics.set_service(is_ready, app.ledger.claim_count(), heard);
+    if let Truth::Cluster(cluster) = &app.truth {
+        let counts = cluster.notices.counts();
+        app.metrics.set_events_lost(counts.dropped + counts.failed);
+    }
+    let Outside { over_users, excess, foreign } = app.ledger.outside();
+    app.metrics.set_overdue_drains(app.ledger.overdue_drains(app.clock.now()));
+    app.metrics.set_outside(OutsideFigures { over_users, excess, foreign });
+    for (mode, counts) in app.ledger.protections(app.driver_limits()) {
+        app.metrics.set_tenants(mode.name(), counts);
+    }
+    let fleet = Fleet {
+        packing: app.ledger.packing(),
+        kinds: app.ledger.fleet(),
+        nodes,
+        typical_requests: app.ledger.typical_requests(),
+    };
+    let (teams, pools) = advice::waste(app);
+    app.metrics.set_waste(&teams);
+    let bearable = pools.into_iter().map(|(pool, advice)| {
+        (pool, Bearable { by_memory: advice.by_memory, by_load: advice.by_load })
+    });
+    app.metrics.set_bearable(&bearable.collect());
+    app.metrics.set_fleet(&fleet, &queue(app));
+    app.metrics.text()
+}
+
+/// The pods that wait.
+fn queue(app: &App) -> Queue {
+    let mut queue = Queue::default();
+    app.waiting.look_at_each(|state| {
+        let Some(request) = &state.waiting.question.gpu else { return };
+        if state.refused.is_none() {
+            return;
+        }
+        let reason = state.closest().map(|(misfit, _)| misfit.label());
+        let size = Size::of(request);
+        *queue.pods.entry((size, reason)).or_default() += 1;
+        let share = match &request.amount {
+            Amount::Fraction(share) | Amount::FractionAndMemory(share, _) => *share,
+            Amount::Whole => Share::WHOLE,
+            Amount::Memory(_) | Amount::MigInstance(_) | Amount::SharedSlot => Share::ZERO,
+        };
+        let share = share.millionths().saturating_mul(request.count.get().into());
+        let sum = queue.share.entry(size).or_default();
+        *sum = sum.saturating_add(share);
+        let created = u64::try_from(state.waiting.created_unix_seconds).unwrap_or(0);
+        let oldest = queue.oldest.entry(reason).or_insert(created);
+        *oldest = created.min(*oldest);
+    });
+    queue
+}
+
+/// Families of every single device, printed as they are walked: 40,000 GPUs come to some 40 MB, so this
+/// has a path of its own. The agents have the same and more for their own devices.
+pub(crate) fn devices(app: &App) -> Vec<u8> {
+    let mut families: [String; 4] = [
+        ("gpupack_device_share_gpus", "Booked compute share, in GPUs."),
+        ("gpupack_device_memory_bytes", "Memory: capacity, booked, and seen in use."),
+        ("gpupack_device_tenants", "Pods that hold a part of it."),
+        ("gpupack_device_placeable", "1 where it may take tenants."),
+    ]
+    .map(|(name, help)| format!("# HELP {name} {help}\n# TYPE {name} gauge\n"));
+    let mut labels = String::new();
+    app.ledger.look_at_each(|node| {
+        for books in node.devices() {
+            labels.clear();
+            let device = books.device();
+            for (name, value) in [
+                ("UUID", device.id.as_str()),
+                ("Hostname", node.name().as_str()),
+                ("model", device.model.as_str()),
+                ("pool", node.pool().as_str()),
+            ] {
+                let _ = write!(labels, "{name}=\"");
+                escape(value, &mut labels);
+                labels.push_str("\",");
+            }
+            let _ = write!(labels, "gpu=\"{}\"", device.index.0);
+            let [share, memory, tenants, placeable] = &mut families;
+            let held = books.booked();
+            let (whole, rest) =
+                (held.share.millionths() / 1_000_000, held.share.millionths() % 1_000_000);
+            let _ = writeln!(share, "gpupack_device_share_gpus{{{labels}}} {whole}.{rest:06}");
+            let mut amount = |kind: &str, mib: u64| {
+                let bytes = mib.saturating_mul(1 << 20);
+                let _ = writeln!(
+                    memory,
+                    "gpupack_device_memory_bytes{{{labels},kind=\"{kind}\"}} {bytes}"
+                );
+            };
+            amount("capacity", books.capacity().memory.mib());
+            amount("booked", held.memory.mib());
+            if let Some(used) = books.used() {
+                amount("observed", used.mib());
+            }
+            let count = books.tenants().len();
+            let _ = writeln!(tenants, "gpupack_device_tenants{{{labels}}} {count}");
+            let is_open = u8::from(node.placeable().is_ok() && books.is_placeable());
+            let _ = writeln!(placeable, "gpupack_device_placeable{{{labels}}} {is_open}");
+        }
+    });
+    families.concat().into_bytes()
+}
+
+/// Writes a label value as the text format wants it.
+fn escape(value: &str, into: &mut String) {
+    for letter in value.chars() {
+        match letter {
+            '\\' => into.push_str("\\\\"),
+            '"' => into.push_str("\\\""),
+            '\n' => into.push_str("\\n"),
+            other => into.push(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn label_values_cannot_break_out() {
+        let mut text = String::new();
+        escape("a\"} 1\n\\b", &mut text);
+        assert_eq!(text, "a\\\"} 1\\n\\\\b");
+    }
+}

@@ -1,0 +1,347 @@
+//! The HTTP service: routes, limits and status codes. Handlers only decode, ask and encode.
+
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::{Router, middleware};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+
+use crate::config::port::LogLevelEndpoint;
+use crate::control::bind::binding;
+use crate::control::shared::app::App;
+use crate::control::shared::log_limit::LogLimit;
+use crate::kube_api::pod::seen_pod::LONGEST_NAME;
+use crate::ledger::query::reading::Readiness;
+use crate::metrics::labels::{Outcome, Verb};
+use crate::protocol::bounds::ProtocolError;
+use crate::protocol::messages::VerbAnswer;
+use crate::report::wire;
+use crate::server::api::queries::scrape as scraped;
+use crate::server::api::{queries, reports, scrape};
+use crate::server::http::exchange::PeerAddress;
+use crate::server::http::limits::Limits;
+use crate::server::http::respond::{json, refusal};
+use crate::server::http::{browser, connections};
+use crate::server::page::live;
+use crate::server::page::service::{Service, too_long};
+use crate::server::scheduler::{preempt, verbs};
+
+/// How long requests on their way may take at the end: less than the 30 seconds that Kubernetes gives.
+const LAST_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
+
+/// Connections of the page's listener: 64 browsers listen at most, and each has a few more.
+const PAGE_CONNECTIONS: usize = 512;
+
+/// Bytes held for them: answers not yet taken, the largest of which are tens of megabytes.
+const PAGE_IN_FLIGHT: usize = 64 << 20;
+
+/// Largest body of *bind*: four names.
+const LONGEST_BIND: usize = 64 << 10;
+
+/// Largest body that names a log level.
+const LONGEST_LOG_LEVEL: usize = 4 << 10;
+
+/// From here on a body is answered in turn with others of its size, on a thread of its own: what is made of
+/// it takes several times its own memory, and reading it so long that a worker's other requests would wait.
+/// 5,000 node names come to some 200 KiB.
+const LARGE_BODY: usize = 512 << 10;
+
+/// One body of that size is answered at a time, so that it takes one processor at most.
+static LARGE_BODIES: Semaphore = Semaphore::const_new(1);
+
+/// The same for reports: an agent's must not wait behind what others ask.
+static LARGE_REPORTS: Semaphore = Semaphore::const_new(1);
+
+/// Malformed calls in the log.
+static LOGGED: LogLimit = LogLimit::new();
+
+/// All routes: for a demo, whose one listener has everything.
+pub fn router(service: Service) -> Router {
+    guarded(verb_routes(&service).merge(queries::routes()), service)
+}
+
+/// What kube-scheduler, agents, kubelet and Prometheus ask.
+fn verb_routes(service: &Service) -> Router<Service> {
+    let most = |bytes| DefaultBodyLimit::max(bytes);
+    Router::new()
+        .route("/v1/filter", post(filter))
+        .route("/v1/prioritize", post(prioritize))
+        .route("/v1/preempt", post(preempt))
+        .route("/v1/{verb}", post(unknown_verb))
+        .layer(most(service.app.config.max_body_bytes))
+        .route("/v1/bind", post(bind_pod).layer(most(LONGEST_BIND)))
+        .route("/v1/log-level", put(log_level).layer(most(LONGEST_LOG_LEVEL)))
+        .route("/v1/nodes/{node}/report", put(take_report).layer(most(wire::MAX_BODY_BYTES)))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/metrics/gpus", get(device_metrics))
+}
+
+/// Routes that no foreign page can have a browser call.
+fn guarded(routes: Router<Service>, service: Service) -> Router {
+    let hosts: browser::Hosts = Some(service.app.config.port.allowed_hosts.clone().into());
+    routes.layer(middleware::from_fn_with_state(hosts, browser::guard)).with_state(service)
+}
+
+/// Serves everything on one listener until `stop`; requests on their way are answered first, as far as
+/// their clients take the answer.
+pub async fn serve(service: Service, listener: TcpListener, stop: watch::Receiver<bool>) {
+    let limits = verb_limits(&service);
+    let serving = connections::serve(listener, router(service.clone()), limits, stop.clone());
+    until_answered(&service, serving, stop).await;
+}
+
+/// The listeners of the service.
+pub struct Listeners {
+    /// For kube-scheduler, agents, probes and Prometheus.
+    pub verbs: TcpListener,
+    /// For people: the page and its queries.
+    pub page: TcpListener,
+}
+
+/// The same with the page on a listener of its own, with bounds of its own.
+pub async fn serve_apart(service: Service, listeners: Listeners, stop: watch::Receiver<bool>) {
+    let Listeners { verbs, page } = listeners;
+    let verb_router = guarded(verb_routes(&service), service.clone());
+    let page_router = guarded(queries::routes(), service.clone());
+    let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, 8);
+    let verbs = connections::serve(verbs, verb_router, verb_limits(&service), stop.clone());
+    let page = connections::serve(page, page_router, page_limits, stop.clone());
+    let serving = async move {
+        tokio::join!(verbs, page);
+    };
+    until_answered(&service, serving, stop).await;
+}
+
+fn verb_limits(service: &Service) -> Limits {
+    let port = &service.app.config.port;
+    connections::limits(port.max_connections, port.max_in_flight_bytes, 48)
+}
+
+async fn until_answered(
+    service: &Service,
+    serving: impl Future<Output = ()>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let late = async {
+        let _ = stop.wait_for(|stop| *stop).await;
+        service.live.close(); // a browser would listen for ever
+        tokio::time::sleep(LAST_ANSWERS_WITHIN).await;
+    };
+    tokio::select! {
+        () = serving => {}
+        () = live::run(&service.app, &service.live) => {}
+        () = late => tracing::warn!("somebody does not take an answer: not waiting any longer"),
+    }
+}
+
+/// Answers at once, or, where the body is large, when its turn has come.
+async fn in_turn(
+    turns: &'static Semaphore,
+    body: Bytes,
+    answer: impl FnOnce(&[u8]) -> Response + Send + 'static,
+) -> Response {
+    if body.len() <= LARGE_BODY {
+        return answer(&body);
+    }
+    let turn = turns.acquire().await;
+    // The turn goes with the work: whoever closes the connection meanwhile does not end it.
+    let work = move || {
+        let _turn = turn;
+        answer(&body)
+    };
+    let answered = tokio::task::spawn_blocking(work).await;
+    answered.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
+}
+
+async fn filter(State(service): State<Service>, body: Bytes) -> Response {
+    let answer = move |body: &[u8]| {
+        let app = &service.app;
+        let started = app.clock.precise();
+        answered(app, Verb::Filter, started, verbs::filter(app, body))
+    };
+    in_turn(&LARGE_BODIES, body, answer).await
+}
+
+async fn prioritize(State(service): State<Service>, body: Bytes) -> Response {
+    let answer = move |body: &[u8]| {
+        let app = &service.app;
+        let started = app.clock.precise();
+        answered(app, Verb::Prioritize, started, verbs::prioritize(app, body))
+    };
+    in_turn(&LARGE_BODIES, body, answer).await
+}
+
+async fn bind_pod(State(service): State<Service>, body: Bytes) -> Response {
+    let app = &service.app;
+    let started = app.clock.precise();
+    let answer = binding::bind(app, &body).await;
+    answered(app, Verb::Bind, started, answer)
+}
+
+async fn preempt(State(service): State<Service>, body: Bytes) -> Response {
+    let answer = move |body: &[u8]| {
+        let app = &service.app;
+        let started = app.clock.precise();
+        answered(app, Verb::Preempt, started, preempt::preempt(body))
+    };
+    in_turn(&LARGE_BODIES, body, answer).await
+}
+
+fn answered(
+    app: &App,
+    verb: Verb,
+    started: Duration,
+    answer: Result<VerbAnswer, ProtocolError>,
+) -> Response {
+    let (response, outcome) = match answer {
+        Ok((body, outcome)) => (json(StatusCode::OK, body), outcome),
+        Err(error) => {
+            let (verb, reason, error) = (verb.label(), error.reason(), error.to_string());
+            if let Some(left_out) = LOGGED.admits((verb, reason), app.clock.precise()) {
+                tracing::warn!(verb, reason, ?error, left_out, "malformed call");
+            }
+            (refusal(StatusCode::BAD_REQUEST, &error), Outcome::Error)
+        }
+    };
+    app.metrics.verb(verb, outcome, app.clock.precise().saturating_sub(started));
+    response
+}
+
+async fn unknown_verb(Path(verb): Path<String>) -> Response {
+    let shown: String = verb.chars().take(40).collect();
+    let error =
+        format!("verb `{shown}` is unknown: there are filter, prioritize, preempt and bind");
+    refusal(StatusCode::NOT_FOUND, &error)
+}
+
+async fn take_report(
+    State(service): State<Service>,
+    Path(node): Path<String>,
+    body: Bytes,
+) -> Response {
+    if node.len() > LONGEST_NAME {
+        return too_long("node", LONGEST_NAME);
+    }
+    let answer = move |body: &[u8]| {
+        let (status, body) = reports::answer(&service.app, &node, body);
+        json(status, body)
+    };
+    in_turn(&LARGE_REPORTS, body, answer).await
+}
+
+/// Changes the log level to the one that a JSON text names.
+async fn log_level(State(service): State<Service>, request: Request) -> Response {
+    let from = request.extensions().get::<PeerAddress>().copied();
+    let is_allowed = match service.app.config.port.log_level_endpoint {
+        LogLevelEndpoint::Off => false,
+        LogLevelEndpoint::Loopback => from.is_some_and(|PeerAddress(from)| from.is_loopback()),
+    };
+    if !is_allowed {
+        let error = "the log level can be changed from the loopback interface alone, and only where \
+            `log_level_endpoint` allows it";
+        return refusal(StatusCode::FORBIDDEN, error);
+    }
+    let body = match Bytes::from_request(request, &()).await {
+        Ok(body) => body,
+        Err(rejection) => return rejection.into_response(),
+    };
+    let Ok(level) = serde_json::from_slice::<String>(&body) else {
+        return refusal(
+            StatusCode::BAD_REQUEST,
+            "send the level as a JSON text, such as \"debug\"",
+        );
+    };
+    match (service.set_log_level)(level.trim()) {
+        Ok(()) => (StatusCode::OK, "ok\n").into_response(),
+        Err(error) => refusal(StatusCode::UNPROCESSABLE_ENTITY, &error),
+    }
+}
+
+async fn ready(State(service): State<Service>) -> Response {
+    let (status, text) = match service.app.readiness() {
+        Readiness::Ready => (StatusCode::OK, "ready\n".to_owned()),
+        Readiness::NotListed => {
+            (StatusCode::SERVICE_UNAVAILABLE, "pods and nodes are not listed yet\n".to_owned())
+        }
+        Readiness::AwaitingReports { nodes } => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{nodes} nodes that hold pods have not reported yet\n"),
+        ),
+    };
+    (status, text).into_response()
+}
+
+async fn metrics(State(service): State<Service>) -> Response {
+    printed(scraped(&service.app, scrape::text).await)
+}
+
+async fn device_metrics(State(service): State<Service>) -> Response {
+    printed(scraped(&service.app, scrape::devices).await)
+}
+
+/// Metrics in the text format.
+fn printed(text: Result<Vec<u8>, Response>) -> Response {
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    text.map_or_else(|refused| refused, |text| (kind, text).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+    use std::sync::mpsc;
+
+    use axum::body::Body;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::file::Config;
+    use crate::control::shared::app::Truth;
+    use crate::ledger::fixture::settings;
+    use crate::ledger::nodes::state::Ledger;
+
+    #[test]
+    fn a_large_body_holds_up_no_other_request() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let answer = |status: StatusCode| status.into_response();
+        // A small body, and a large report.
+        for (turns, length) in [(&LARGE_BODIES, LARGE_BODY), (&LARGE_REPORTS, LARGE_BODY + 1)] {
+            let (is_answered, until_then) = mpsc::channel();
+            let large = in_turn(&LARGE_BODIES, vec![0; LARGE_BODY + 1].into(), move |_| {
+                let waited = until_then.recv_timeout(Duration::from_secs(20));
+                answer(waited.map_or(StatusCode::REQUEST_TIMEOUT, |()| StatusCode::OK))
+            });
+            let other = in_turn(turns, vec![0; length].into(), move |_| {
+                is_answered.send(()).expect("it is waited for");
+                answer(StatusCode::OK)
+            });
+            let (large, other) = runtime.block_on(async { tokio::join!(large, other) });
+            assert_eq!([large.status(), other.status()], [StatusCode::OK; 2]);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_log_level_is_changed_from_the_loopback_interface_alone() {
+        let ledger = Arc::new(Ledger::new(settings()));
+        let app = App::new(ledger, Clock::start(), Config::default(), Truth::Books);
+        let routes = router(Service::new(Arc::new(app), Arc::new(|_| Ok(()))));
+        for (from, status) in
+            [("127.0.0.1", 200), ("::1", 200), ("10.0.0.1", 403), ("fd00::1", 403)]
+        {
+            let request = Request::put("/v1/log-level").header("content-type", "application/json");
+            let mut request = request.body(Body::from("\"debug\"")).unwrap();
+            let address: IpAddr = from.parse().unwrap();
+            request.extensions_mut().insert(PeerAddress(address));
+            let answer = routes.clone().oneshot(request).await.unwrap();
+            assert_eq!(answer.status().as_u16(), status, "{from}");
+        }
+    }
+}

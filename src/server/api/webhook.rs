@@ -1,0 +1,102 @@
+//! The admission webhook over HTTP: limits and status codes. What is admitted is decided by
+//! [`Admission`] alone.
+//!
+//! It runs as a process of its own, any number of times: the answer needs no books, and creating pods
+//! must not wait for the one extender to start again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Router, middleware};
+use tokio::sync::Semaphore;
+
+use crate::kube_api::admission::rules::Admission;
+use crate::server::http::browser;
+
+/// Largest body that is read. An API server takes objects of up to 3 MiB, and a review holds at most
+/// two versions of one.
+pub(crate) const MAX_BODY_BYTES: usize = 8 << 20;
+
+/// Threads of its process: so many reviews are worked out at a moment, whatever their size.
+pub const THREADS: usize = 2;
+
+/// How long a body may take to arrive: an API server sends it at once.
+const BODY_LIMIT: Duration = Duration::from_secs(5);
+
+/// From here on a review is worked out in turn with others of its size: a pod takes many times its text.
+pub(crate) const LARGE_REVIEW: usize = 64 << 10;
+
+/// Reviews of that size that are worked out at once.
+pub(crate) const LARGE_AT_ONCE: usize = 1;
+
+static LARGE_REVIEWS: Semaphore = Semaphore::const_new(LARGE_AT_ONCE);
+
+/// The routes: `/webhook` for the API server, `/healthz` for kubelet.
+pub fn router(admission: Arc<Admission>) -> Router {
+    Router::new()
+        .route("/webhook", post(review))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .route("/healthz", get(|| async { "ok\n" }))
+        // Its certificate is for its own names, so no page reaches it by another.
+        .layer(middleware::from_fn_with_state(browser::Hosts::None, browser::guard))
+        .with_state(admission)
+}
+
+async fn review(State(admission): State<Arc<Admission>>, request: Request) -> Response {
+    let body = match tokio::time::timeout(BODY_LIMIT, Bytes::from_request(request, &())).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(rejection)) => return rejection.into_response(),
+        Err(_) => {
+            return (StatusCode::REQUEST_TIMEOUT, "the body came too slowly\n").into_response();
+        }
+    };
+    let is_large = body.len() > LARGE_REVIEW;
+    let _turn = if is_large { LARGE_REVIEWS.acquire().await.ok() } else { None };
+    match admission.review(&body) {
+        Ok(answer) => {
+            match &answer.refusal {
+                None => tracing::debug!(pod = %answer.pod, "admitted"),
+                Some(refusal) => {
+                    tracing::info!(pod = %answer.pod, reason = refusal.label(), %refusal, "refused");
+                }
+            }
+            let kind = [(header::CONTENT_TYPE, "application/json")];
+            (kind, answer.review).into_response()
+        }
+        Err(fault) => {
+            tracing::warn!(%fault, "a call that is no admission of a pod");
+            (StatusCode::BAD_REQUEST, format!("{fault}\n")).into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::config::webhook::WebhookConfig;
+
+    #[tokio::test]
+    async fn large_reviews_wait_for_their_turn() {
+        let rules = Admission::new(WebhookConfig::default(), vec!["gpupack".to_owned()]);
+        let routes = router(Arc::new(rules));
+        let send = |bytes: usize| {
+            let call = Request::post("/webhook").header("content-type", "application/json");
+            let call = call.body(Body::from(" ".repeat(bytes))).unwrap();
+            tokio::time::timeout(Duration::from_millis(200), routes.clone().oneshot(call))
+        };
+        let all = LARGE_REVIEWS.acquire().await.unwrap();
+        assert!(send(LARGE_REVIEW + 1).await.is_err(), "it did not wait");
+        let status = send(LARGE_REVIEW).await.unwrap().unwrap().status();
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        drop(all);
+        assert!(send(LARGE_REVIEW + 1).await.is_ok());
+    }
+}

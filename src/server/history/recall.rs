@@ -1,0 +1,216 @@
+//! What pods used before this process started, as far as a Prometheus that scrapes the agents has it.
+//!
+//! It is asked once after the start, in the background: for all pods that are placed, by UID, so that
+//! nothing of an earlier pod of the same name counts. Without an answer only this knowledge is missing.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::control::shared::app::App;
+use crate::hardware::device::{MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, PodUid};
+use crate::hardware::units::{MemMib, Share};
+use crate::ledger::query::reading::Readiness;
+use crate::server::history::series::{Moments, Prometheus, Told, read};
+use crate::usage::history::{History, Used};
+
+/// How long the stretches are that history is told in: half of the time after which a pod is idle.
+const EVERY: Duration = Duration::from_secs(300);
+
+/// Values that are asked for at once; each takes some 30 bytes of the answer.
+const VALUES_AT_ONCE: usize = 150_000;
+
+/// Pods that are asked for at once: their UIDs are in the question.
+const PODS_AT_ONCE: usize = 500;
+
+/// Pause after each question, so that Prometheus can do its own work.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Pauses before each try.
+const TRIES: [Duration; 4] =
+    [Duration::ZERO, Duration::from_secs(15), Duration::from_secs(60), Duration::from_secs(300)];
+
+/// Pause between two looks whether questions are answered.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What all answers together told.
+#[derive(Debug, Default)]
+struct Tally {
+    known: usize,
+    absurd: usize,
+}
+
+/// Asks, once the books are complete, and ends.
+pub(crate) async fn recalling(app: &Arc<App>) {
+    let advice = &app.config.advice;
+    let Some(address) = &advice.series_url else { return };
+    let started = app.clock.unix_seconds().saturating_sub(app.clock.now().millis() / 1_000);
+    while app.readiness() != Readiness::Ready {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    let stretches = advice.look_back.as_secs() / EVERY.as_secs();
+    let count = usize::try_from(stretches).unwrap_or(1).max(1);
+    let at = Moments { last: started, every: EVERY.as_secs(), count };
+    let store = Prometheus::new(address);
+    let mut pods = app.ledger.pods_without_history();
+    pods.retain(is_askable);
+    let (all, mut tally) = (pods.len(), Tally::default());
+    for (nth, pause) in TRIES.into_iter().enumerate() {
+        tokio::time::sleep(pause).await;
+        match ask_all(app, &store, &at, &mut pods, &mut tally).await {
+            Ok(()) => return tell(address, all, &tally),
+            Err(error) if nth + 1 < TRIES.len() => {
+                tracing::warn!(%address, %error, "Prometheus does not tell what pods used before the start; it is asked again");
+            }
+            Err(error) => {
+                tracing::error!(%address, %error, pods = pods.len(), "Prometheus did not tell what pods used before the start: advice on them begins with it; see to `advice.prometheus_url` and restart");
+            }
+        }
+    }
+}
+
+/// Says what came of it.
+fn tell(address: &str, all: usize, Tally { known, absurd }: &Tally) {
+    tracing::info!(%address, pods = all, known, "Prometheus told what pods used before the start");
+    if *known == 0 && all > 0 {
+        tracing::warn!(%address, "Prometheus knows none of the pods: it must scrape the agents (`--metrics-listen`) of this version, whose series name the UID");
+    }
+    if *absurd > 0 {
+        tracing::warn!(%address, absurd, "values of Prometheus count for nothing: no number, out of range, or of nobody who was asked for; does something else write `gpupack_tenant_…` there?");
+    }
+}
+
+/// Asks for `pods`, and takes those out that it was told of.
+async fn ask_all(
+    app: &Arc<App>,
+    store: &Prometheus,
+    at: &Moments,
+    pods: &mut Vec<PodUid>,
+    tally: &mut Tally,
+) -> Result<(), String> {
+    let at_once = (VALUES_AT_ONCE / at.count).clamp(1, PODS_AT_ONCE);
+    while !pods.is_empty() {
+        let some = pods[..pods.len().min(at_once)].to_vec();
+        let [memory, load] = expressions(&some);
+        let memory = store.ask(&memory, at).await?;
+        let load = store.ask(&load, at).await?;
+        let (app, at, asked) = (Arc::clone(app), *at, some.len());
+        let taken = tokio::task::spawn_blocking(move || take(&app, &some, &at, [&memory, &load]));
+        let taken = taken.await.map_err(|error| format!("its answer broke us: {error}"))??;
+        tally.known += taken.known;
+        tally.absurd += taken.absurd;
+        pods.drain(..asked);
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(())
+}
+
+/// Whether a UID can stand in an expression as it is.
+fn is_askable(uid: &PodUid) -> bool {
+    let uid = uid.as_str();
+    (1..=64).contains(&uid.len())
+        && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+/// Highest use of memory in each stretch, and mean load. Where two jobs scrape one agent a series counts
+/// once.
+fn expressions(pods: &[PodUid]) -> [String; 2] {
+    let uids: Vec<&str> = pods.iter().map(PodUid::as_str).collect();
+    let (uids, every) = (uids.join("|"), EVERY.as_secs());
+    [
+        format!(
+            "sum by (uid) (max by (uid, UUID) (max_over_time(gpupack_tenant_memory_bytes{{kind=\"used\",uid=~\"{uids}\"}}[{every}s])))"
+        ),
+        format!(
+            "avg by (uid) (max by (uid, UUID) (avg_over_time(gpupack_tenant_busy_ratio{{uid=~\"{uids}\"}}[{every}s])))"
+        ),
+    ]
+}
+
+/// Takes in both answers about some pods.
+fn take(
+    app: &App,
+    pods: &[PodUid],
+    at: &Moments,
+    [memory, load]: [&[u8]; 2],
+) -> Result<Tally, String> {
+    let wanted: BTreeSet<&str> = pods.iter().map(PodUid::as_str).collect();
+    let (memory, load) = (read(memory, at, &wanted)?, read(load, at, &wanted)?);
+    let mut tally = Tally { known: 0, absurd: memory.absurd + load.absurd };
+    for uid in pods {
+        let Some(used) = memory.series.get(uid.as_str()) else { continue };
+        let stretches = used.iter().enumerate().map(|(position, bytes)| {
+            let memory = within(bytes.as_ref(), mib, &mut tally)?;
+            let load = value(&load, uid, position);
+            Some(Used { memory, load: within(load, part, &mut tally) })
+        });
+        let history = History { every: EVERY, stretches: stretches.collect() };
+        if history.stretches.iter().any(Option::is_some) && app.ledger.recall_use(uid, &history) {
+            tally.known += 1;
+        }
+    }
+    Ok(tally)
+}
+
+fn value<'a>(told: &'a Told, uid: &PodUid, position: usize) -> Option<&'a f64> {
+    told.series.get(uid.as_str())?.get(position)?.as_ref()
+}
+
+/// A value as an amount; counted as absurd where there can be no such amount.
+fn within<T>(value: Option<&f64>, amount: fn(f64) -> Option<T>, tally: &mut Tally) -> Option<T> {
+    let value = *value?;
+    let found = amount(value);
+    tally.absurd += usize::from(found.is_none());
+    found
+}
+
+/// Bytes as memory, rounded up; none beyond what a node can have.
+fn mib(bytes: f64) -> Option<MemMib> {
+    let most = MAX_DEVICE_MEMORY.mib().saturating_mul(u64::try_from(MAX_DEVICES_PER_NODE).ok()?);
+    whole(bytes / 1_048_576.0).filter(|mib| *mib <= most).map(MemMib::new)
+}
+
+/// A part of the time, up to all of it.
+fn part(ratio: f64) -> Option<Share> {
+    let millionths = whole(ratio * 1e6)?;
+    (millionths <= Share::WHOLE.millionths() + 1)
+        .then(|| Share::from_millionths(millionths.min(Share::WHOLE.millionths())))
+}
+
+/// A float from zero on, rounded up.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in range")]
+fn whole(value: f64) -> Option<u64> {
+    let value = value.ceil();
+    (0.0..9e15).contains(&value).then_some(value as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_uids_are_asked_for() {
+        for (uid, is_plain) in [
+            ("0b5a9c4e-7f0e-4f43-9d24-1d9c3a0c5b11", true),
+            ("4f1e2d3c4b5a69788796a5b4c3d2e1f0", true), // of a static pod
+            ("a\"}) or vector(1", false),
+            ("a|.*", false),
+            ("", false),
+        ] {
+            assert_eq!(is_askable(&PodUid::new(uid)), is_plain, "{uid}");
+        }
+        assert!(!is_askable(&PodUid::new("a".repeat(65))));
+        let [memory, load] = expressions(&[PodUid::new("a"), PodUid::new("b")]);
+        assert!(memory.contains(r#"kind="used",uid=~"a|b"}[300s]"#), "{memory}");
+        assert!(load.contains(r#"gpupack_tenant_busy_ratio{uid=~"a|b"}[300s]"#), "{load}");
+    }
+
+    #[test]
+    fn amounts_that_cannot_be_are_none() {
+        assert_eq!(mib(1_048_577.0), Some(MemMib::new(2)));
+        assert_eq!((mib(1e300), mib(f64::MAX), mib(9e18)), (None, None, None));
+        assert_eq!(part(0.25), Some(Share::from_millionths(250_000)));
+        assert_eq!(part(1.000_000_1), Some(Share::WHOLE), "a mean of ones is no exact one");
+        assert_eq!((part(1.1), part(1e9)), (None, None));
+    }
+}

@@ -1,0 +1,280 @@
+//! Questions to a Prometheus over plain HTTP, and its answers, which are not believed beyond their shape.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{Request, StatusCode};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde::Deserialize;
+
+use crate::causes::with_causes;
+
+/// How long a connection may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long one answer may take, and what Prometheus is told to give it.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Largest answer that is read: three times what is asked for at once comes to.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
+
+/// Letters of its own words that are shown.
+const MAX_WORDS: usize = 200;
+
+/// Moments in equal distance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moments {
+    /// The last one, in seconds since 1970.
+    pub last: u64,
+    /// Seconds from one to the next.
+    pub every: u64,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl Moments {
+    /// The first one.
+    fn first(&self) -> u64 {
+        let steps = u64::try_from(self.count.saturating_sub(1)).unwrap_or(u64::MAX);
+        self.last.saturating_sub(steps.saturating_mul(self.every))
+    }
+
+    /// Which one a time is; none where it is none of them.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in range")]
+    fn position(&self, time: f64) -> Option<usize> {
+        if time.fract() != 0.0 || !(0.0..9e15).contains(&time) {
+            return None;
+        }
+        let since = (time as u64).checked_sub(self.first())?;
+        let position = usize::try_from(since / self.every.max(1)).ok()?;
+        (since.is_multiple_of(self.every.max(1)) && position < self.count).then_some(position)
+    }
+}
+
+/// What an answer tells: the values of each series at each moment, by the value of the label `uid`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Told {
+    /// Finite values from zero on; none where there is none.
+    pub series: BTreeMap<String, Vec<Option<f64>>>,
+    /// Values that are none: no number, below zero, of no moment that was asked for, of a stranger.
+    pub absurd: usize,
+}
+
+/// One Prometheus.
+#[derive(Debug)]
+pub(crate) struct Prometheus {
+    address: String,
+    http: Client<HttpConnector, Full<Bytes>>,
+}
+
+impl Prometheus {
+    /// The Prometheus at an address without a final slash; connects when it is first asked.
+    pub(crate) fn new(address: &str) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let http = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector);
+        Self { address: address.to_owned(), http }
+    }
+
+    /// The body of the answer to an expression at all moments.
+    ///
+    /// # Errors
+    /// No answer in time, one that is too large, a refusal; in words.
+    pub(crate) async fn ask(&self, expression: &str, at: &Moments) -> Result<Bytes, String> {
+        let form = [
+            ("query", expression.to_owned()),
+            ("start", at.first().to_string()),
+            ("end", at.last.to_string()),
+            ("step", at.every.to_string()),
+            ("timeout", format!("{}s", TIMEOUT.as_secs())),
+        ];
+        let pairs: Vec<String> =
+            form.iter().map(|(key, value)| format!("{key}={}", encoded(value))).collect();
+        let request = Request::post(format!("{}/api/v1/query_range", self.address))
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .header(ACCEPT, "application/json")
+            .body(Full::new(Bytes::from(pairs.join("&"))))
+            .map_err(|error| error.to_string())?;
+        match tokio::time::timeout(TIMEOUT, self.exchange(request)).await {
+            Ok(answered) => answered,
+            Err(_) => Err(format!("no answer within {} s", TIMEOUT.as_secs())),
+        }
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Bytes, String> {
+        let answer = self.http.request(request).await.map_err(|error| with_causes(&error))?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect().await;
+        let body = body
+            .map_err(|error| {
+                format!("the answer broke off or exceeds {MAX_ANSWER_BYTES} bytes: {error}")
+            })?
+            .to_bytes();
+        if status == StatusCode::OK {
+            return Ok(body);
+        }
+        let said = serde_json::from_slice::<Answer>(&body).ok().and_then(|answer| answer.error);
+        Err(format!("status {status}{}", said.map_or(String::new(), |said| words(&said))))
+    }
+}
+
+/// What Prometheus answers.
+#[derive(Deserialize)]
+struct Answer {
+    status: String,
+    error: Option<String>,
+    data: Option<Data>,
+}
+
+#[derive(Deserialize)]
+struct Data {
+    #[serde(rename = "resultType")]
+    kind: String,
+    result: Vec<Series>,
+}
+
+#[derive(Deserialize)]
+struct Series {
+    metric: Labels,
+    values: Vec<(f64, String)>,
+}
+
+#[derive(Deserialize)]
+struct Labels {
+    #[serde(default)]
+    uid: String,
+}
+
+/// Reads an answer about `wanted`.
+///
+/// # Errors
+/// It is none of Prometheus, or not of the kind that was asked for; in words.
+pub(crate) fn read(body: &[u8], at: &Moments, wanted: &BTreeSet<&str>) -> Result<Told, String> {
+    let answer: Answer = serde_json::from_slice(body)
+        .map_err(|error| format!("it is none of Prometheus: {error}"))?;
+    let data = match answer.data {
+        Some(data) if answer.status == "success" && data.kind == "matrix" => data,
+        Some(data) => return Err(format!("a matrix was asked for, not{}", words(&data.kind))),
+        None => return Err(format!("no data{}", words(&answer.error.unwrap_or_default()))),
+    };
+    let mut told = Told::default();
+    for series in data.result {
+        if !wanted.contains(series.metric.uid.as_str()) {
+            told.absurd += series.values.len();
+            continue;
+        }
+        let values = told.series.entry(series.metric.uid).or_insert_with(|| vec![None; at.count]);
+        for (time, value) in series.values {
+            let value = value.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0);
+            match at.position(time).zip(value) {
+                Some((position, value)) => values[position] = Some(value),
+                None => told.absurd += 1,
+            }
+        }
+    }
+    Ok(told)
+}
+
+/// Words of somebody else, short and safe for a log.
+fn words(said: &str) -> String {
+    if said.is_empty() {
+        return String::new();
+    }
+    let short: String = said.chars().take(MAX_WORDS).collect();
+    format!(": {short:?}")
+}
+
+/// A value as forms have it.
+fn encoded(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    text.bytes()
+        .map(
+            |byte| {
+                if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+            },
+        )
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT: Moments = Moments { last: 1_000, every: 300, count: 3 };
+
+    fn answer(result: &str) -> Result<Told, String> {
+        let body =
+            format!(r#"{{"status":"success","data":{{"resultType":"matrix","result":{result}}}}}"#);
+        read(body.as_bytes(), &AT, &BTreeSet::from(["u1", "u2"]))
+    }
+
+    #[test]
+    fn values_stand_at_their_moments() {
+        let told = answer(
+            r#"[{"metric":{"uid":"u1"},"values":[[400,"1.5e+09"],[1000,"0"]]},
+                {"metric":{"uid":"u2"},"values":[[700.0,"7"]]}]"#,
+        );
+        let told = told.unwrap();
+        assert_eq!(told.series["u1"], [Some(1.5e9), None, Some(0.0)]);
+        assert_eq!(told.series["u2"], [None, Some(7.0), None]);
+        assert_eq!(told.absurd, 0);
+    }
+
+    #[test]
+    fn lies_count_for_nothing_and_are_counted() {
+        for (result, absurd) in [
+            (r#"[{"metric":{"uid":"u1"},"values":[[400,"NaN"],[700,"-1"],[1000,"+Inf"]]}]"#, 3),
+            (r#"[{"metric":{"uid":"u1"},"values":[[400,""],[700,"1 GiB"]]}]"#, 2),
+            (r#"[{"metric":{"uid":"u1"},"values":[[399,"1"],[1300,"1"],[-1e300,"1"]]}]"#, 3),
+            (r#"[{"metric":{"uid":"stranger"},"values":[[400,"1"]]}]"#, 1),
+            (r#"[{"metric":{},"values":[[400,"1"],[700,"1"]]}]"#, 2),
+        ] {
+            let told = answer(result).unwrap();
+            assert_eq!(told.absurd, absurd, "{result}");
+            assert!(told.series.values().flatten().all(Option::is_none), "{result}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_answer_is_refused_in_words() {
+        let deep = "[".repeat(100_000);
+        for (body, said) in [
+            ("", "none of Prometheus"),
+            ("<html>", "none of Prometheus"),
+            (deep.as_str(), "none of Prometheus"),
+            (r#"{"status":"success"}"#, "no data"),
+            (
+                "{\"status\":\"error\",\"error\":\"too \\u001b[2J many\"}",
+                r#"no data: "too \u{1b}[2J many""#,
+            ),
+            (
+                r#"{"status":"success","data":{"resultType":"vector","result":[]}}"#,
+                "not: \"vector\"",
+            ),
+            (
+                r#"{"status":"success","data":{"resultType":"matrix","result":[{"metric":{"uid":7}}]}}"#,
+                "none of",
+            ),
+            (
+                r#"{"status":"success","data":{"resultType":"matrix","result":[{"metric":{},"value":[1,"2"]}]}}"#,
+                "none of",
+            ),
+        ] {
+            let refused = read(body.as_bytes(), &AT, &BTreeSet::new()).unwrap_err();
+            assert!(refused.contains(said) && refused.len() < 400, "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_form_takes_every_letter() {
+        assert_eq!(
+            encoded("a-1{b=~\"c|d\"}[5m] ü"),
+            "a-1%7Bb%3D~%22c%7Cd%22%7D%5B5m%5D%20%C3%BC".replace('~', "%7E")
+        );
+    }
+}

@@ -1,0 +1,202 @@
+//! Connections: one for each agent of the cluster, and nearly all of them idle at any moment.
+//!
+//! hyper holds 16 KiB of buffers for a connection as long as it has it. So it has one only from the first
+//! byte of a request until everything is answered; in between a connection is a socket and a small task.
+//! Whoever sends long requests, as kube-scheduler does, is not many: there hyper stays, since it has learnt to
+//! read them in large pieces.
+
+use std::convert::Infallible;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+
+use axum::Router;
+use axum::serve::Listener;
+use bytes::Bytes;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::server::http::bell::awake;
+use crate::server::http::exchange::{Observed, Progress, Turn, answer};
+use crate::server::http::limits::{Clients, Connection, LOOK_EVERY, Limits, Phase, open_files};
+
+/// Longest head of a request: kube-scheduler and agents send some hundred bytes, browsers a few thousand.
+const LONGEST_HEAD: usize = 64 << 10;
+
+/// Bounds of a listener as far as the files that this process may have open allow: `part` in 64 of them.
+pub(crate) fn limits(connections: usize, bytes: usize, part: usize) -> Limits {
+    let most = open_files().map_or(usize::MAX, |files| (files / 64).saturating_mul(part));
+    if most < connections {
+        tracing::warn!(
+            connections,
+            possible = most,
+            "the limit of open files allows fewer connections than are configured: raise the hard limit of the container runtime (`ulimit -Hn`)"
+        );
+    }
+    Limits::new(connections.min(most).max(1), bytes)
+}
+
+/// Serves every client that connects until `stop`, and then those that still wait for an answer.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    routes: Router,
+    limits: Limits,
+    stop: watch::Receiver<bool>,
+) {
+    let routes = routes.with_state(()); // made once, not with each connection
+    let stopped = stop.clone();
+    accept(listener, (Clients::new(limits), Phase::Idle), stop, move |stream, connection| {
+        attend(stream, connection, routes.clone(), stopped.clone())
+    })
+    .await;
+}
+
+/// Has each connection attended until `stop`, as long as it has a place among `clients`, and then waits for those
+/// that are left. A connection begins in `phase`.
+pub(crate) async fn accept<F: Future<Output = ()> + Send + 'static>(
+    mut listener: TcpListener,
+    (clients, phase): (Arc<Clients>, Phase),
+    mut stop: watch::Receiver<bool>,
+    attend: impl Fn(TcpStream, Arc<Connection>) -> F,
+) {
+    let (held, mut ended) = mpsc::channel::<Infallible>(1);
+    let mut look = interval(LOOK_EVERY);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_open = true;
+    while is_open {
+        let (stream, address) = tokio::select! {
+            accepted = Listener::accept(&mut listener) => accepted,
+            _ = look.tick() => {
+                clients.close_overdue();
+                continue;
+            }
+            _ = stop.wait_for(|stop| *stop) => {
+                is_open = false;
+                continue;
+            }
+        };
+        send_at_once(&stream);
+        let Some(place) = clients.admit(address.ip(), phase) else {
+            tracing::debug!(%address, "no room for a connection");
+            continue;
+        };
+        let connection = Arc::clone(place.connection());
+        let (served, held) = (attend(stream, Arc::clone(&connection)), held.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = served => {}
+                () = connection.closing() => tracing::debug!(%address, "a connection was closed"),
+            }
+            drop((place, held));
+        });
+    }
+    drop((listener, held));
+    loop {
+        tokio::select! {
+            _ = ended.recv() => return, // nobody sends: it returns when the last connection has ended
+            _ = look.tick() => clients.close_overdue(),
+        }
+    }
+}
+
+/// Without this a head and a body in two segments cost 40 ms per call (delayed acknowledgement).
+pub(crate) fn send_at_once(stream: &TcpStream) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "no TCP_NODELAY on a connection");
+    }
+}
+
+/// Serves one connection to its end.
+async fn attend(
+    mut stream: TcpStream,
+    connection: Arc<Connection>,
+    routes: Router,
+    mut stop: watch::Receiver<bool>,
+) {
+    loop {
+        let said = tokio::select! {
+            biased; // what was said before the end is answered
+            said = stream.readable() => said,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        if said.is_err() {
+            return;
+        }
+        // In a box, so that the task is small while nothing is said.
+        let talk = converse(stream, &connection, routes.clone(), stop.clone(), Rest::Allowed);
+        match Box::pin(talk).await {
+            Some(silent) => stream = silent,
+            None => return,
+        }
+    }
+}
+
+/// Whether a connection is given back while nothing is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// It is: the socket can be waited for without hyper.
+    Allowed,
+    /// hyper keeps it to the end.
+    Never,
+}
+
+/// Answers what comes until nothing is under way, and gives the connection back; none where it has ended.
+pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    connection: &Arc<Connection>,
+    routes: Router,
+    mut stop: watch::Receiver<bool>,
+    rest: Rest,
+) -> Option<S> {
+    let mut stop = pin!(async move {
+        let _ = stop.wait_for(|stop| *stop).await;
+    });
+    let (mut stream, mut read_ahead, mut is_stopped) = (stream, Bytes::new(), false);
+    loop {
+        // Whoever sent more than was answered is hyper's to the end.
+        let may_rest = rest == Rest::Allowed && read_ahead.is_empty();
+        let may_rest = |seen: &Progress| may_rest && seen.stays_for.load(Ordering::Acquire) == 0;
+        let progress = Progress::begin(connection)?;
+        let seen = Arc::clone(&progress);
+        let answer = service_fn(|request| answer(Turn::begin(&seen), &routes, request));
+        let socket =
+            Observed { socket: TokioIo::new(stream), read_ahead, progress: Arc::clone(&progress) };
+        let mut http = http1::Builder::new();
+        let mut connection = http.max_header_size(LONGEST_HEAD).serve_connection(socket, answer);
+        let ended = awake(|context| {
+            let mut poll = Pin::new(&mut connection).poll(context);
+            if poll.is_pending() && !is_stopped && stop.as_mut().poll(context).is_ready() {
+                is_stopped = true;
+                Pin::new(&mut connection).graceful_shutdown();
+                poll = Pin::new(&mut connection).poll(context);
+            }
+            match poll {
+                Poll::Pending if progress.is_at_rest() && (is_stopped || may_rest(&progress)) => {
+                    Poll::Ready(None)
+                }
+                poll => poll.map(Some),
+            }
+        });
+        if let Some(ended) = ended.await {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection broke");
+            }
+            return None;
+        }
+        let parts = connection.into_parts();
+        stream = parts.io.socket.into_inner();
+        read_ahead = parts.read_buf;
+        if read_ahead.is_empty() || is_stopped {
+            return Some(stream);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

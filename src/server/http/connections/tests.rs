@@ -1,0 +1,499 @@
+//! What is said over one connection, byte by byte.
+
+use std::net::IpAddr;
+use std::sync::atomic::AtomicUsize;
+use std::task::{Context, Wake, Waker};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use futures::task::AtomicWaker;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::*;
+use crate::server::http::bell::MOST_TURNS;
+use crate::server::http::exchange::STAYS_FOR;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// As long as answers on the loopback take, many times over.
+const A_WHILE: Duration = Duration::from_millis(50);
+
+fn routes() -> Router {
+    Router::new()
+        .route("/hello", get(|| async { "hello" }))
+        .route("/length", post(|body: Bytes| async move { format!("{} bytes", body.len()) }))
+        .route("/deaf", post(|| async { "deaf" }))
+        .route("/large", get(|| async { vec![b'x'; 8 << 20] }))
+        .route("/smuggled", get(|| async { "smuggled" }))
+        .route("/nothing", get(|| async { StatusCode::NO_CONTENT }))
+        .route(
+            "/slow",
+            get(|| async {
+                tokio::time::sleep(4 * A_WHILE).await;
+                "slow"
+            }),
+        )
+}
+
+async fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    (client, listener.accept().await.unwrap().0)
+}
+
+/// A connection that is attended, until the sender says stop.
+async fn attended() -> (TcpStream, watch::Sender<bool>, JoinHandle<()>) {
+    let (client, server) = pair().await;
+    let (stop, stopped) = watch::channel(false);
+    (client, stop, tokio::spawn(attend(server, alone(), routes(), stopped)))
+}
+
+fn roomy() -> Limits {
+    Limits::new(1_000, 64 << 20)
+}
+
+/// A place among as many as anybody could want.
+fn alone() -> Arc<Connection> {
+    let clients = Clients::new(roomy());
+    let place = clients.admit(IpAddr::from([127, 0, 0, 1]), Phase::Idle).unwrap();
+    let connection = Arc::clone(place.connection());
+    std::mem::forget(place);
+    connection
+}
+
+async fn talk(stream: TcpStream, routes: Router, stop: watch::Receiver<bool>) -> Option<TcpStream> {
+    converse(stream, &alone(), routes, stop, Rest::Allowed).await
+}
+
+/// Reads until `part` was there, and gives all of it.
+async fn hear(client: &mut TcpStream, part: &str) -> String {
+    let mut heard = Vec::new();
+    let all = async {
+        let mut bytes = [0; 1_024];
+        while !String::from_utf8_lossy(&heard).contains(part) {
+            let count = client.read(&mut bytes).await.unwrap();
+            assert!(count > 0, "it ended: {}", String::from_utf8_lossy(&heard));
+            heard.extend_from_slice(&bytes[..count]);
+        }
+    };
+    timeout(SOON, all).await.unwrap();
+    String::from_utf8(heard).unwrap()
+}
+
+/// What still comes until the end.
+async fn rest(client: &mut TcpStream) -> String {
+    let mut heard = String::new();
+    // A reset after the answer is an end as well.
+    let _ = timeout(SOON, client.read_to_string(&mut heard)).await.unwrap();
+    heard
+}
+
+#[tokio::test]
+async fn between_requests_nothing_but_the_socket_is_kept() {
+    let (mut client, mut server) = pair().await;
+    let (_stop, stopped) = watch::channel(false);
+    for (request, answer) in [
+        ("GET /hello HTTP/1.1\r\nhost: a\r\n\r\n", "hello"),
+        ("POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc", "3 bytes"),
+        ("GET /slow HTTP/1.1\r\nhost: a\r\n\r\n", "slow"),
+        ("GET /nowhere HTTP/1.1\r\nhost: a\r\n\r\n", "404"),
+        ("GET /hello HTTP/1.0\r\nconnection: keep-alive\r\n\r\n", "hello"),
+    ] {
+        client.write_all(request.as_bytes()).await.unwrap();
+        server.readable().await.unwrap();
+        let talk = timeout(SOON, talk(server, routes(), stopped.clone()));
+        server = talk.await.unwrap().unwrap_or_else(|| panic!("it ended: {request}"));
+        hear(&mut client, answer).await;
+    }
+    client.write_all(b"GET /hello HTTP/1.0\r\n\r\n").await.unwrap();
+    server.readable().await.unwrap();
+    let talk = timeout(SOON, talk(server, routes(), stopped));
+    assert!(talk.await.unwrap().is_none(), "who asks for one answer gets one");
+    assert!(rest(&mut client).await.ends_with("hello"));
+}
+
+#[tokio::test]
+async fn whoever_sends_long_requests_keeps_what_was_learnt_for_some_more() {
+    let (mut client, server) = pair().await;
+    let (_stop, stopped) = watch::channel(false);
+    let talk = tokio::spawn(talk(server, routes(), stopped));
+    let long = "x".repeat(100_000);
+    let (head, length) = ("POST /length HTTP/1.1\r\nhost: a\r\n", long.len());
+    let long = format!("{head}content-length: {length}\r\n\r\n{long}");
+    let chunked =
+        format!("{head}transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n");
+    for (request, answer) in [(&long, "100000 bytes"), (&chunked, "5 bytes")] {
+        client.write_all(request.as_bytes()).await.unwrap();
+        hear(&mut client, answer).await;
+    }
+    for _ in 0..STAYS_FOR {
+        tokio::time::sleep(A_WHILE / 10).await;
+        assert!(!talk.is_finished());
+        client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        hear(&mut client, "hello").await;
+    }
+    assert!(timeout(SOON, talk).await.unwrap().unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_request_may_come_in_pieces_and_two_at_once() {
+    let (mut client, stop, task) = attended().await;
+    for piece in ["GET /hel", "lo HTTP/1.1\r\nho", "st: a\r\n\r", "\n"] {
+        client.write_all(piece.as_bytes()).await.unwrap();
+        tokio::time::sleep(A_WHILE).await;
+    }
+    hear(&mut client, "\r\n\r\nhello").await;
+    let head = "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\n";
+    client.write_all(format!("{head}abcd{head}ab").as_bytes()).await.unwrap();
+    hear(&mut client, "4 bytes").await;
+    client.write_all(format!("cd{head}").as_bytes()).await.unwrap();
+    hear(&mut client, "4 bytes").await;
+    client.write_all(b"abcdGET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    hear(&mut client, "\r\n\r\nhello").await;
+    stop.send_replace(true);
+    timeout(SOON, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn many_requests_may_come_at_once() {
+    let (mut client, stop, task) = attended().await;
+    let count = 100;
+    let all = "GET /hello HTTP/1.1\r\nhost: a\r\n\r\n".repeat(count - 1);
+    client.write_all(all.as_bytes()).await.unwrap();
+    client.write_all(b"GET /hello HTTP/1.0\r\n\r\n").await.unwrap();
+    assert_eq!(rest(&mut client).await.matches("\r\n\r\nhello").count(), count);
+    stop.send_replace(true);
+    timeout(SOON, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_was_asked_before_the_end_is_answered() {
+    let (mut client, server) = pair().await;
+    client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    server.readable().await.unwrap();
+    let (_stop, stopped) = watch::channel(true);
+    timeout(SOON, attend(server, alone(), routes(), stopped)).await.unwrap();
+    assert!(rest(&mut client).await.ends_with("hello"));
+}
+
+#[tokio::test]
+async fn answers_without_a_body_end_as_well() {
+    let (mut client, mut server) = pair().await;
+    let (_stop, stopped) = watch::channel(false);
+    for (request, answer) in [
+        ("HEAD /hello HTTP/1.1\r\nhost: a\r\n\r\n", "content-length: 5"),
+        ("GET /nothing HTTP/1.1\r\nhost: a\r\n\r\n", "204"),
+    ] {
+        client.write_all(request.as_bytes()).await.unwrap();
+        server.readable().await.unwrap();
+        let talk = timeout(SOON, talk(server, routes(), stopped.clone()));
+        server = talk.await.unwrap().unwrap_or_else(|| panic!("it ended: {request}"));
+        hear(&mut client, answer).await;
+    }
+}
+
+#[tokio::test]
+async fn a_body_comes_when_it_is_asked_for() {
+    let (mut client, stop, task) = attended().await;
+    let head =
+        "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\nexpect: 100-continue\r\n\r\n";
+    for _ in 0..2 {
+        client.write_all(head.as_bytes()).await.unwrap();
+        hear(&mut client, "100 Continue").await;
+        tokio::time::sleep(A_WHILE).await;
+        client.write_all(b"abc").await.unwrap();
+        hear(&mut client, "3 bytes").await;
+    }
+    stop.send_replace(true);
+    timeout(SOON, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_body_that_nobody_reads_is_never_taken_for_a_request() {
+    let smuggled = "GET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n";
+    let head =
+        format!("POST /deaf HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", smuggled.len());
+    for (first, later) in [(smuggled.len(), 0), (0, smuggled.len()), (9, smuggled.len() - 9)] {
+        let (mut client, stop, task) = attended().await;
+        client.write_all(format!("{head}{}", &smuggled[..first]).as_bytes()).await.unwrap();
+        let mut heard = hear(&mut client, "deaf").await;
+        tokio::time::sleep(A_WHILE).await;
+        // Whoever does not read may also hang up.
+        let _ = client.write_all(&smuggled.as_bytes()[smuggled.len() - later..]).await;
+        let _ = client.write_all(b"GET /hello HTTP/1.0\r\n\r\n").await;
+        heard.push_str(&rest(&mut client).await);
+        assert!(!heard.contains("smuggled"), "{first} {later}: {heard}");
+        stop.send_replace(true);
+        timeout(SOON, task).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_read_slowly_arrives_whole() {
+    let (mut client, stop, task) = attended().await;
+    for _ in 0..2 {
+        client.write_all(b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        tokio::time::sleep(A_WHILE).await;
+        let (mut length, mut bytes) = (0, vec![0; 1 << 20]);
+        while length < 8 << 20 {
+            let count = timeout(SOON, client.read(&mut bytes)).await.unwrap().unwrap();
+            assert!(count > 0, "it ended after {length} bytes");
+            length += bytes[..count].iter().filter(|byte| **byte == b'x').count();
+        }
+    }
+    stop.send_replace(true);
+    timeout(SOON, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_is_no_request_is_told_so_and_ends() {
+    for nonsense in ["\u{16}\u{3}\u{1}\r\n\r\n", "GET\r\n\r\n", "POST / HTTP/9.9\r\n\r\n"] {
+        let (mut client, _stop, task) = attended().await;
+        client.write_all(nonsense.as_bytes()).await.unwrap();
+        assert!(rest(&mut client).await.starts_with("HTTP/1.1 400"), "{nonsense:?}");
+        timeout(SOON, task).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_end_waits_for_answers_and_not_for_those_who_ask_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let serving = tokio::spawn(serve(listener, routes(), roomy(), stopped));
+    let mut clients = Vec::new();
+    for said in ["", "GET /hel", "GET /hello HTTP/1.1\r\nhost: a\r\n\r\n"] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(said.as_bytes()).await.unwrap();
+        clients.push(client);
+    }
+    let mut slow = TcpStream::connect(address).await.unwrap();
+    slow.write_all(b"GET /slow HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    tokio::time::sleep(A_WHILE).await;
+    stop.send_replace(true);
+    assert!(rest(&mut slow).await.ends_with("slow"), "it was under way");
+    let mut heard = Vec::new();
+    for client in &mut clients {
+        heard.push(rest(client).await);
+    }
+    assert_eq!(heard[..2], ["", ""], "they have not asked yet");
+    assert!(heard[2].ends_with("hello"));
+    timeout(SOON, serving).await.unwrap().unwrap();
+    assert!(TcpStream::connect(address).await.is_err(), "nobody listens");
+}
+
+/// A service with these bounds; where it listens, and what ends it.
+async fn served(limits: Limits) -> (std::net::SocketAddr, watch::Sender<bool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    tokio::spawn(serve(listener, routes(), limits, stopped));
+    (address, stop)
+}
+
+#[tokio::test]
+async fn whoever_does_not_go_on_is_closed_and_whoever_waits_for_an_answer_is_not() {
+    let soon = A_WHILE / 10;
+    let limits = Limits { head: soon, body: soon, answer: soon, idle: soon, ..roomy() };
+    let (address, _stop) = served(limits).await;
+    let mut all = Vec::new();
+    for said in [
+        "",
+        "GET /hel",
+        "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nabc",
+        "GET /hello HTTP/1.1\r\nhost: a\r\n\r\n",
+    ] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(said.as_bytes()).await.unwrap();
+        all.push(client);
+    }
+    let mut deaf = TcpStream::connect(address).await.unwrap();
+    deaf.write_all(b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    let mut slow = TcpStream::connect(address).await.unwrap();
+    slow.write_all(b"GET /slow HTTP/1.0\r\n\r\n").await.unwrap();
+    assert!(rest(&mut slow).await.ends_with("slow"));
+    let mut heard = Vec::new();
+    for client in &mut all {
+        heard.push(rest(client).await);
+    }
+    assert_eq!(heard[..3], ["", "", ""]);
+    assert!(heard[3].ends_with("hello"));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(rest(&mut deaf).await.len() < 8 << 20, "it was not waited for to the end");
+}
+
+#[tokio::test]
+async fn a_head_that_begins_with_the_request_before_has_no_longer_time() {
+    let limits = Limits { head: A_WHILE / 10, ..roomy() };
+    let (address, _stop) = served(limits).await;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\nGET /he").await.unwrap();
+    assert!(rest(&mut client).await.ends_with("hello"), "closed long before it counts as idle");
+    let mut client = TcpStream::connect(address).await.unwrap();
+    for _ in 0..2 {
+        client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        hear(&mut client, "hello").await;
+        tokio::time::sleep(LOOK_EVERY * 2).await;
+    }
+}
+
+#[tokio::test]
+async fn a_head_has_a_longest_length() {
+    let (mut client, _stop, _task) = attended().await;
+    let head = format!("GET /hello HTTP/1.1\r\nhost: a\r\nx: {}", "x".repeat(LONGEST_HEAD));
+    client.write_all(head.as_bytes()).await.unwrap();
+    assert!(rest(&mut client).await.starts_with("HTTP/1.1 431"));
+}
+
+#[tokio::test]
+async fn a_full_house_makes_way_for_the_newest() {
+    let (address, _stop) = served(Limits { connections: 3, ..roomy() }).await;
+    let mut all = Vec::new();
+    for _ in 0..10 {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        hear(&mut client, "\r\n\r\nhello").await;
+        all.push(client);
+        tokio::time::sleep(A_WHILE / 10).await; // so that one is idle for longer than the other
+    }
+    for client in &mut all[..7] {
+        assert_eq!(rest(client).await, "", "the oldest are closed");
+    }
+    for client in &mut all[7..] {
+        client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        hear(client, "\r\n\r\nhello").await;
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_do_not_fit_are_refused_and_short_requests_are_answered() {
+    let (address, _stop) = served(Limits::new(1_000, 1 << 20)).await;
+    let body = vec![b'x'; 600 << 10];
+    let head =
+        |length| format!("POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n");
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(head(body.len() + 1).as_bytes()).await.unwrap();
+        let _ = timeout(SOON, client.write_all(&body)).await.unwrap();
+        held.push(client);
+    }
+    let mut short = TcpStream::connect(address).await.unwrap();
+    short.write_all(b"GET /hello HTTP/1.0\r\n\r\n").await.unwrap();
+    assert!(rest(&mut short).await.ends_with("hello"));
+    let mut answered = 0;
+    for client in &mut held {
+        let _ = client.write_all(b"x").await;
+        let mut heard = [0; 12];
+        let _ = timeout(Duration::from_secs(1), client.read_exact(&mut heard)).await;
+        answered += usize::from(heard == *b"HTTP/1.1 200");
+    }
+    assert!(answered < 2, "{answered} bodies fit");
+    let mut alone = TcpStream::connect(address).await.unwrap();
+    drop(held);
+    alone.write_all(head(3).as_bytes()).await.unwrap();
+    alone.write_all(b"abc").await.unwrap();
+    hear(&mut alone, "3 bytes").await;
+}
+
+#[tokio::test]
+async fn what_was_held_is_given_back_with_each_answer() {
+    let clients = Clients::new(Limits::new(10, 17 << 20));
+    let place = clients.admit(IpAddr::from([10, 0, 0, 1]), Phase::Idle).unwrap();
+    let (mut client, server) = pair().await;
+    let (stop, stopped) = watch::channel(false);
+    let task = tokio::spawn(attend(server, Arc::clone(place.connection()), routes(), stopped));
+    // One answer fits, two do not.
+    for _ in 0..5 {
+        client.write_all(b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        let (mut length, mut bytes) = (0, vec![0; 1 << 20]);
+        while length < 8 << 20 {
+            let count = timeout(SOON, client.read(&mut bytes)).await.unwrap().unwrap();
+            assert!(count > 0, "it ended after {length} bytes");
+            length += bytes[..count].iter().filter(|byte| **byte == b'x').count();
+        }
+    }
+    stop.send_replace(true);
+    timeout(SOON, task).await.unwrap().unwrap();
+    assert_eq!(clients.held(), (1, 0));
+    drop(place);
+    assert_eq!(clients.held(), (0, 0));
+}
+
+/// How often a task was woken.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn what_calls_itself_has_another_turn_and_its_task_is_woken_from_outside_only() {
+    let woken = Arc::<Woken>::default();
+    let waker = Waker::from(Arc::clone(&woken));
+    let (mut turns, called) = (0, AtomicWaker::new());
+    let mut future = pin!(awake(|context| {
+        turns += 1;
+        called.register(context.waker());
+        match turns {
+            1..=3 => context.waker().wake_by_ref(),
+            4 => {}
+            _ => return Poll::Ready(turns),
+        }
+        Poll::Pending
+    }));
+    let mut context = Context::from_waker(&waker);
+    assert_eq!(future.as_mut().poll(&mut context), Poll::Pending);
+    assert_eq!(woken.0.load(Ordering::SeqCst), 0, "it had its turns at once");
+    called.wake();
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+    assert_eq!(future.as_mut().poll(&mut context), Poll::Ready(5));
+}
+
+#[test]
+fn what_calls_itself_for_ever_lets_others_have_their_turn() {
+    let woken = Arc::<Woken>::default();
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut turns = 0;
+    let poll = pin!(awake(|context| {
+        turns += 1;
+        context.waker().wake_by_ref();
+        Poll::<()>::Pending
+    }))
+    .poll(&mut Context::from_waker(&waker));
+    assert_eq!((poll, turns), (Poll::Pending, MOST_TURNS));
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1, "its own turn comes again");
+}
+
+#[tokio::test]
+async fn no_call_from_another_thread_is_missed() {
+    const CALLS: usize = 20_000;
+    let (said, heard) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let bell = Arc::<AtomicWaker>::default();
+    let caller = {
+        let (said, heard, bell) = (Arc::clone(&said), Arc::clone(&heard), Arc::clone(&bell));
+        std::thread::spawn(move || {
+            for call in 1..=CALLS {
+                said.store(call, Ordering::SeqCst);
+                bell.wake();
+                while call % 7 == 0 && heard.load(Ordering::SeqCst) < call {
+                    std::thread::yield_now(); // until it is asleep again, or nearly
+                }
+            }
+        })
+    };
+    let all = awake(|context| {
+        bell.register(context.waker());
+        let call = said.load(Ordering::SeqCst);
+        heard.store(call, Ordering::SeqCst);
+        if call == CALLS { Poll::Ready(()) } else { Poll::Pending }
+    });
+    timeout(SOON, all).await.expect("each call is heard");
+    caller.join().unwrap();
+}

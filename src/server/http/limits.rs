@@ -1,0 +1,507 @@
+//! What all clients together may take of the process: how many connections there are, how long each may
+//! take for each part of a request, and how many bytes are held for them.
+//!
+//! Clients have no identity here but their address. So when connections or bytes run out, the address that
+//! holds the most gives way: a caller with a few short requests, as kube-scheduler is, cannot be locked out
+//! from one address, nor from some hundreds of them. Time is checked for all connections together, twice a
+//! second, so that an idle connection needs no timer.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::hardware::units::Timestamp;
+
+/// How long a connection must have waited for its client before a newer one of the same address may take its
+/// place: a request that is on its way in takes milliseconds.
+const STALLED_FOR: Duration = Duration::from_secs(1);
+
+/// Time between two looks for connections that took too long.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// What a connection is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Nothing was asked since the last answer.
+    Idle,
+    /// The TLS handshake.
+    Handshake,
+    /// A part of a request's head has come.
+    Head,
+    /// The head has come, the body not yet.
+    Body,
+    /// The answer is being made. The only phase in which the client is not waited for.
+    Work,
+    /// The client has not yet taken the whole answer.
+    Answer,
+}
+
+/// Bounds of a listener.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Most connections at a time.
+    pub(crate) connections: usize,
+    /// Most bytes held for all of them: buffers, bodies of requests, answers not yet taken.
+    pub(crate) bytes: usize,
+    /// Longest TLS handshake.
+    pub(crate) handshake: Duration,
+    /// Longest time from the first byte of a head to its last.
+    pub(crate) head: Duration,
+    /// Longest time for a body.
+    pub(crate) body: Duration,
+    /// Longest time in which an answer gets no further.
+    pub(crate) answer: Duration,
+    /// How long nothing may be asked.
+    pub(crate) idle: Duration,
+}
+
+impl Limits {
+    /// The bounds of a listener. kube-scheduler gives up after 10 s and agents after 5 s, so times beyond these
+    /// serve nobody. Both close idle connections after 90 s: the server must not be first, since a request
+    /// may be on its way.
+    pub(crate) fn new(connections: usize, bytes: usize) -> Self {
+        Self {
+            connections,
+            bytes,
+            handshake: Duration::from_secs(5),
+            head: Duration::from_secs(10),
+            body: Duration::from_secs(30),
+            answer: Duration::from_secs(15),
+            idle: Duration::from_secs(180),
+        }
+    }
+
+    fn of(&self, phase: Phase) -> Duration {
+        match phase {
+            Phase::Idle => self.idle,
+            Phase::Handshake => self.handshake,
+            Phase::Head => self.head,
+            Phase::Body => self.body,
+            Phase::Work => Duration::MAX,
+            Phase::Answer => self.answer,
+        }
+    }
+}
+
+/// All connections of a listener.
+pub(crate) struct Clients {
+    limits: Limits,
+    clock: Clock,
+    table: Mutex<Table>,
+}
+
+/// One connection.
+pub(crate) struct Connection {
+    clients: Arc<Clients>,
+    /// Where it comes from.
+    pub(crate) address: IpAddr,
+    id: u64,
+    phase: Mutex<(Phase, Timestamp)>,
+    closing: Notify,
+}
+
+/// A place among the connections; given back when it is dropped.
+pub(crate) struct Place(Arc<Connection>);
+
+impl Place {
+    /// The connection that has it.
+    pub(crate) fn connection(&self) -> &Arc<Connection> {
+        &self.0
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.clients.table().remove(self.0.address, self.0.id);
+    }
+}
+
+impl Clients {
+    pub(crate) fn new(limits: Limits) -> Arc<Self> {
+        Arc::new(Self { limits, clock: Clock::start(), table: Mutex::default() })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a connection from `address`; another connection is closed for it if need be. None where
+    /// all that could give way are at work for the same address.
+    pub(crate) fn admit(self: &Arc<Self>, address: IpAddr, phase: Phase) -> Option<Place> {
+        self.admit_at(address, phase, self.clock.now())
+    }
+
+    fn admit_at(self: &Arc<Self>, address: IpAddr, phase: Phase, now: Timestamp) -> Option<Place> {
+        let address = address.to_canonical();
+        let mut table = self.table();
+        while table.connections >= self.limits.connections {
+            let (from, id) = table.gives_way_to(address, now)?;
+            table.close(from, id);
+        }
+        let id = table.next();
+        let phase = Mutex::new((phase, now));
+        let clients = Arc::clone(self);
+        let connection =
+            Arc::new(Connection { clients, address, id, phase, closing: Notify::new() });
+        table.add(&connection, now);
+        Some(Place(connection))
+    }
+
+    /// How many connections there are, and how many bytes are held for them.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> (usize, usize) {
+        let table = self.table();
+        (table.connections, table.bytes)
+    }
+
+    /// Closes what took too long.
+    pub(crate) fn close_overdue(&self) {
+        self.close_overdue_at(self.clock.now());
+    }
+
+    fn close_overdue_at(&self, now: Timestamp) {
+        let mut table = self.table();
+        let is_overdue = |(_, _, (phase, since)): &(_, _, (Phase, Timestamp))| {
+            now.since(*since) > self.limits.of(*phase)
+        };
+        let overdue: Vec<_> = table.phases().filter(is_overdue).collect();
+        for (from, id, (phase, _)) in overdue {
+            tracing::debug!(address = %from, ?phase, "a connection took too long");
+            table.close(from, id);
+        }
+        // Only where connections are about to make way their order matters.
+        if table.connections > self.limits.connections / 4 * 3 {
+            table.look_at_all(now);
+        }
+    }
+}
+
+impl Connection {
+    fn phase(&self) -> (Phase, Timestamp) {
+        #[cfg(test)]
+        tests::count_look();
+        *self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is doing this now.
+    pub(crate) fn is_in(&self, phase: Phase) -> bool {
+        self.phase().0 == phase
+    }
+
+    /// Notes what it does from now on; the same again begins its time again.
+    pub(crate) fn enter(&self, phase: Phase) {
+        let now = self.clients.clock.now();
+        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = (phase, now);
+    }
+
+    /// Returns when the connection is to be closed.
+    pub(crate) async fn closing(&self) {
+        self.closing.notified().await;
+    }
+
+    /// Counts `bytes` as held for this connection; others may be closed for them. Whether there is room.
+    #[must_use]
+    pub(crate) fn hold(&self, bytes: usize) -> bool {
+        let now = self.clients.clock.now();
+        let mut table = self.clients.table();
+        while table.bytes + bytes > self.clients.limits.bytes {
+            let Some((from, id)) = table.frees_bytes_for(self, bytes, now) else { return false };
+            table.close(from, id);
+        }
+        table.count(self, |held| held + bytes)
+    }
+
+    /// The same for an answer, which counts for three quarters of all at most: the largest one can still be
+    /// given, and one at a time.
+    #[must_use]
+    pub(crate) fn hold_answer(&self, bytes: usize) -> Option<usize> {
+        let counted = bytes.min(self.clients.limits.bytes / 4 * 3);
+        self.hold(counted).then_some(counted)
+    }
+
+    /// Counts them no more.
+    pub(crate) fn release(&self, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        self.clients.table().count(self, |held| held - bytes);
+    }
+}
+
+/// More files than any listener needs.
+const MOST_FILES: u64 = 1 << 20;
+
+/// How many files this process may have open; none where there is no limit. Container runtimes start programs
+/// with a low soft limit (containerd 2: 1,024) under a high hard one, and a pod cannot ask for more: so the
+/// soft one is raised.
+pub(crate) fn open_files() -> Option<usize> {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(MOST_FILES, |maximum| maximum.min(MOST_FILES));
+    let raised = Rlimit { current: Some(wanted), ..limit };
+    let is_low = limit.current.is_some_and(|current| current < wanted);
+    let now = if is_low && setrlimit(Resource::Nofile, raised).is_ok() { raised } else { limit };
+    usize::try_from(now.current?).ok()
+}
+
+/// Most connections that are looked at for one choice.
+const LOOKS: usize = 16;
+
+/// The smallest step of time.
+const TICK: Duration = Duration::from_millis(1);
+
+/// How many connections an address has, and since when one of them waits at the earliest.
+type Many = (usize, Reverse<Timestamp>);
+
+#[derive(Default)]
+struct Table {
+    /// Number of the newest connection.
+    newest: u64,
+    connections: usize,
+    bytes: usize,
+    peers: BTreeMap<IpAddr, Peer>,
+    /// The addresses; last the one with the most connections, and of several the one that waits longest.
+    by_connections: BTreeSet<(Many, IpAddr)>,
+    /// The addresses that hold bytes, the one that holds most last.
+    by_bytes: BTreeSet<(usize, IpAddr)>,
+}
+
+/// The connections from one address.
+#[derive(Default)]
+struct Peer {
+    bytes: usize,
+    connections: BTreeMap<u64, Entry>,
+    /// All of them by [`Entry::waits`].
+    waiting: BTreeSet<(Timestamp, u64)>,
+    /// Those that hold bytes, the one that holds most last.
+    holding: BTreeSet<(usize, u64)>,
+    /// The last of those that was looked at; the next look goes on behind it, so that all get their turn.
+    looked_at: (usize, u64),
+}
+
+struct Entry {
+    bytes: usize,
+    /// It has waited for its client since then or later.
+    waits: Timestamp,
+    connection: Arc<Connection>,
+}
+
+impl Table {
+    /// The number of another connection.
+    fn next(&mut self) -> u64 {
+        self.newest += 1;
+        self.newest
+    }
+
+    fn add(&mut self, connection: &Arc<Connection>, now: Timestamp) {
+        let id = connection.id;
+        let entry = Entry { bytes: 0, waits: now, connection: Arc::clone(connection) };
+        self.change(connection.address, |peer| {
+            peer.waiting.insert((now, id));
+            peer.connections.insert(id, entry);
+        });
+    }
+
+    /// Closes a connection. What it holds counts no more: it is dropped as soon as its task has heard.
+    fn close(&mut self, from: IpAddr, id: u64) {
+        if let Some(connection) = self.remove(from, id) {
+            connection.closing.notify_one();
+        }
+    }
+
+    fn remove(&mut self, from: IpAddr, id: u64) -> Option<Arc<Connection>> {
+        self.change(from, |peer| {
+            let entry = peer.connections.remove(&id)?;
+            peer.waiting.remove(&(entry.waits, id));
+            peer.holding.remove(&(entry.bytes, id));
+            peer.bytes -= entry.bytes;
+            Some(entry.connection)
+        })
+    }
+
+    /// Changes how many bytes a connection holds. Whether it is still there.
+    fn count(&mut self, connection: &Connection, held: impl FnOnce(usize) -> usize) -> bool {
+        let id = connection.id;
+        self.change(connection.address, |peer| {
+            let Some(entry) = peer.connections.get_mut(&id) else { return false };
+            let before = entry.bytes;
+            entry.bytes = held(before);
+            peer.bytes = peer.bytes - before + entry.bytes;
+            peer.holding.remove(&(before, id));
+            if entry.bytes > 0 {
+                peer.holding.insert((entry.bytes, id));
+            }
+            true
+        })
+    }
+
+    /// What each connection does, and since when.
+    fn phases(&self) -> impl Iterator<Item = (IpAddr, u64, (Phase, Timestamp))> {
+        self.peers.iter().flat_map(|(from, peer)| {
+            peer.connections.iter().map(|(id, entry)| (*from, *id, entry.connection.phase()))
+        })
+    }
+
+    /// Brings the order of all connections up to date.
+    fn look_at_all(&mut self, now: Timestamp) {
+        let of_peer = |(from, peer): (&IpAddr, &Peer)| {
+            let from = *from;
+            peer.connections.keys().map(move |id| (from, *id)).collect::<Vec<_>>()
+        };
+        let all: Vec<_> = self.peers.iter().flat_map(of_peer).collect();
+        for (from, id) in all {
+            self.change(from, |peer| peer.look(id, now));
+        }
+    }
+
+    /// The connection that makes way for a new one from `address`: of the addresses with the most connections
+    /// the one that has waited longest for its client. One at work goes only for another address, and
+    /// where none that waits is found soon.
+    fn gives_way_to(&mut self, address: IpAddr, now: Timestamp) -> Option<(IpAddr, u64)> {
+        let own = self.peers.get(&address).map_or(0, |peer| peer.connections.len());
+        let (mut longest, mut at_work) = (None, None);
+        for _ in 0..LOOKS {
+            let ((most, _), from) = *self.by_connections.last()?;
+            let (waits, id) = *self.peers.get(&from)?.waiting.first()?;
+            match self.change(from, |peer| peer.look(id, now)) {
+                Some(since) if since <= waits => return Some((from, id)),
+                Some(since) => longest = longest.into_iter().chain([(since, from, id)]).min(),
+                None if most > own + 1 => at_work = at_work.or(Some((from, id))),
+                None => {}
+            }
+        }
+        longest.map(|(_, from, id)| (from, id)).or(at_work)
+    }
+
+    /// The connection that makes way for `bytes` more of `asker`: of the address that holds most, or where that
+    /// is no other one, one of its own that has waited long or holds far more. None where none was found.
+    fn frees_bytes_for(
+        &mut self,
+        asker: &Connection,
+        bytes: usize,
+        now: Timestamp,
+    ) -> Option<(IpAddr, u64)> {
+        let own = self.peers.get(&asker.address)?;
+        let asks = own.connections.get(&asker.id)?.bytes + bytes;
+        let (most, heaviest) = *self.by_bytes.last()?;
+        let (from, waited, beyond) = if most > own.bytes + bytes {
+            (heaviest, Duration::ZERO, 0)
+        } else {
+            (asker.address, STALLED_FOR, 2 * asks)
+        };
+        let id = self.change(from, |peer| {
+            let longest = peer.longest_holding(asker.id, now);
+            let stalled = longest.filter(|(since, _)| now.since(*since) >= waited);
+            let largest = peer.holding.last().filter(|(held, _)| *held > beyond);
+            stalled.map(|(_, id)| id).or(largest.map(|(_, id)| *id))
+        });
+        id.map(|id| (from, id))
+    }
+
+    /// Changes what is noted of an address, and keeps its place among the others.
+    fn change<T>(&mut self, address: IpAddr, change: impl FnOnce(&mut Peer) -> T) -> T {
+        let peer = self.peers.entry(address).or_default();
+        let (many_before, bytes_before) = (peer.many(), peer.bytes);
+        let changed = change(peer);
+        let (many, bytes) = (peer.many(), peer.bytes);
+        if peer.connections.is_empty() {
+            self.peers.remove(&address);
+        }
+        if many != many_before {
+            self.by_connections.remove(&(many_before, address));
+            self.connections = self.connections - many_before.0 + many.0;
+            if many.0 > 0 {
+                self.by_connections.insert((many, address));
+            }
+        }
+        if bytes != bytes_before {
+            self.by_bytes.remove(&(bytes_before, address));
+            self.bytes = self.bytes - bytes_before + bytes;
+            if bytes > 0 {
+                self.by_bytes.insert((bytes, address));
+            }
+        }
+        changed
+    }
+}
+
+impl Peer {
+    fn many(&self) -> Many {
+        let waits = self.waiting.first().map_or(Timestamp::START, |(waits, _)| *waits);
+        (self.connections.len(), Reverse(waits))
+    }
+
+    /// Sees since when a connection waits for its client, and notes it; none while it is at work.
+    fn look(&mut self, id: u64, now: Timestamp) -> Option<Timestamp> {
+        let entry = self.connections.get_mut(&id)?;
+        let (phase, since) = entry.connection.phase();
+        let waits = (phase != Phase::Work).then_some(since);
+        // What is at work begins to wait later than whatever waits now.
+        let noted = std::mem::replace(&mut entry.waits, waits.unwrap_or(now.plus(TICK)));
+        if noted != entry.waits {
+            self.waiting.remove(&(noted, id));
+            self.waiting.insert((entry.waits, id));
+        }
+        waits
+    }
+
+    /// Looks at some of the connections that hold bytes. The one other than `asker` that has waited longest, and
+    /// since when.
+    fn longest_holding(&mut self, asker: u64, now: Timestamp) -> Option<(Timestamp, u64)> {
+        let behind = (Bound::Excluded(self.looked_at), Bound::Unbounded);
+        let all = self.holding.range(behind).chain(self.holding.range(..=self.looked_at));
+        let some: Vec<(usize, u64)> = all.take(LOOKS).copied().collect();
+        self.looked_at = *some.last()?;
+        let others = some.into_iter().map(|(_, id)| id).filter(|id| *id != asker);
+        others.filter_map(|id| self.look(id, now).map(|since| (since, id))).min()
+    }
+}
+
+#[cfg(test)]
+impl Table {
+    fn has(&self, from: IpAddr, id: u64) -> bool {
+        self.peers.get(&from).is_some_and(|peer| peer.connections.contains_key(&id))
+    }
+
+    /// Each connection, and how many bytes it holds.
+    fn all(&self) -> Vec<(IpAddr, u64, usize)> {
+        let of_peer = |(from, peer): (&IpAddr, &Peer)| {
+            let from = *from;
+            peer.connections.iter().map(move |(id, entry)| (from, *id, entry.bytes)).collect()
+        };
+        self.peers.iter().flat_map::<Vec<_>, _>(of_peer).collect()
+    }
+
+    /// Compares everything that is derived with what it is derived from.
+    fn audit(&self) {
+        let (mut connections, mut bytes) = (0, 0);
+        let (mut by_connections, mut by_bytes) = (BTreeSet::new(), BTreeSet::new());
+        for (from, peer) in &self.peers {
+            let entries = || peer.connections.iter();
+            assert!(entries().all(|(_, entry)| {
+                let (phase, since) = entry.connection.phase();
+                phase == Phase::Work || entry.waits <= since
+            }));
+            assert_eq!(peer.waiting, entries().map(|(id, it)| (it.waits, *id)).collect());
+            let holding = entries().filter(|(_, it)| it.bytes > 0).map(|(id, it)| (it.bytes, *id));
+            assert_eq!(peer.holding, holding.collect());
+            assert_eq!(peer.bytes, entries().map(|(_, it)| it.bytes).sum::<usize>());
+            assert!(!peer.connections.is_empty());
+            connections += peer.connections.len();
+            bytes += peer.bytes;
+            by_connections.insert((peer.many(), *from));
+            by_bytes.extend((peer.bytes > 0).then_some((peer.bytes, *from)));
+        }
+        assert_eq!((self.connections, self.bytes), (connections, bytes));
+        assert_eq!((&self.by_connections, &self.by_bytes), (&by_connections, &by_bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! The map of the page: nodes, GPUs and tenants in as few bytes as they need, since there are 40,000 GPUs.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::hardware::device::{DeviceKind, Health};
+use crate::hardware::units::{MemMib, Share};
+use crate::model::device_state::DeviceBooks;
+use crate::model::isolation::{DriverLimits, Mode};
+use crate::model::node_state::NodeLedger;
+use crate::model::reservation::ReservationState;
+use crate::server::views::inspect::state_name;
+use crate::usage::node_details::NodeDetails;
+
+/// Observed memory is told in steps of so many thousandths of a device: it moves all the time, and
+/// nobody sees less on a map.
+const USED_STEP: u64 = 20;
+
+/// One node of the map.
+#[derive(Debug, Serialize)]
+pub struct NodeCell {
+    /// Its name.
+    pub name: String,
+    /// `never_reported`, `reporting`, `silent` or `gone`.
+    pub state: &'static str,
+    /// Its devices, by index.
+    pub gpus: Vec<GpuCell>,
+}
+
+/// One device of the map: position of the model; capacity in MiB; `1` unhealthy + `2` overbooked +
+/// `4` cut into MIG instances + `8` handed out by kubelet; use that no booking covers in thousandths;
+/// tenants; memory in use as its agent saw it in thousandths rounded down to 20, none where unknown.
+#[derive(Debug, Serialize)]
+pub struct GpuCell(pub usize, pub u64, pub u8, pub u64, pub Vec<TenantCell>, pub Option<u64>);
+
+/// One tenant of a device: position of its namespace; compute share and memory in thousandths of the
+/// device; `1` when the pod has ended and its processes may still hold the device + `2` when nothing is
+/// known to hold it to its memory.
+#[derive(Debug, Serialize)]
+pub struct TenantCell(pub usize, pub u64, pub u64, pub u8);
+
+/// Names, each with the number under which it was first told, in that order.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    names: Vec<(u64, String)>,
+    positions: BTreeMap<String, usize>,
+}
+
+impl Names {
+    /// The position of a name; a new one is told under `number`.
+    fn position(&mut self, name: &str, number: u64) -> usize {
+        if let Some(position) = self.positions.get(name) {
+            return *position;
+        }
+        self.names.push((number, name.to_owned()));
+        self.positions.insert(name.to_owned(), self.names.len() - 1);
+        self.names.len() - 1
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Those that were first told after `number`, with their positions.
+    pub(crate) fn after(&self, number: u64) -> Vec<(usize, &str)> {
+        let known = self.names.partition_point(|(told, _)| *told <= number);
+        let fresh = self.names.iter().enumerate().skip(known);
+        fresh.map(|(position, (_, name))| (position, name.as_str())).collect()
+    }
+}
+
+/// What the cells name by position.
+#[derive(Debug, Default)]
+pub(crate) struct Legend {
+    /// Product names.
+    pub(crate) models: Names,
+    /// Namespaces of tenants.
+    pub(crate) namespaces: Names,
+}
+
+/// What a cell is made by, beside the books.
+pub(crate) struct Sight<'a> {
+    pub(crate) details: &'a NodeDetails,
+    pub(crate) limits: DriverLimits,
+    pub(crate) legend: &'a mut Legend,
+    /// The number under which new names are told.
+    pub(crate) number: u64,
+}
+
+/// The cell of a node.
+pub(crate) fn node_cell(node: &NodeLedger, sight: &mut Sight<'_>) -> NodeCell {
+    NodeCell {
+        name: node.name().to_string(),
+        state: state_name(node.state()),
+        gpus: node.devices().iter().map(|books| gpu_cell(node, books, sight)).collect(),
+    }
+}
+
+fn gpu_cell(node: &NodeLedger, books: &DeviceBooks, sight: &mut Sight<'_>) -> GpuCell {
+    let (device, capacity) = (books.device(), books.capacity().memory);
+    let flags = match books.health() {
+        Health::Healthy => 0,
+        Health::Unhealthy => 1,
+        Health::KubeletOwned => 8,
+    };
+    let flags = flags
+        + 2 * u8::from(books.is_overbooked())
+        + 4 * u8::from(device.kind == DeviceKind::MigParent);
+    let mut tenants = Vec::with_capacity(books.tenants().len());
+    for (uid, held) in books.tenants() {
+        let reservation = node.reservation(uid);
+        let namespace = reservation.map_or("", |held| held.pod.namespace());
+        let is_ended =
+            reservation.is_some_and(|held| matches!(held.state, ReservationState::Draining { .. }));
+        let found = sight.details.protections.of(books, (uid, *held), sight.limits);
+        tenants.push(TenantCell(
+            sight.legend.namespaces.position(namespace, sight.number),
+            thousandths(held.share),
+            thousandths_of(held.memory, capacity),
+            u8::from(is_ended) + 2 * u8::from(found.verified == Mode::None),
+        ));
+    }
+    GpuCell(
+        sight.legend.models.position(device.model.as_str(), sight.number),
+        capacity.mib(),
+        flags,
+        thousandths_of(books.unbooked(), capacity),
+        tenants,
+        books.used().map(|used| thousandths_of(used, capacity) / USED_STEP * USED_STEP),
+    )
+}
+
+fn thousandths(share: Share) -> u64 {
+    share.millionths() / 1_000
+}
+
+fn thousandths_of(part: MemMib, whole: MemMib) -> u64 {
+    Share::ratio(part, whole).map_or(0, thousandths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_told_once() {
+        let mut names = Names::default();
+        assert_eq!(
+            (names.position("a", 1), names.position("b", 1), names.position("a", 2)),
+            (0, 1, 0)
+        );
+        assert_eq!(names.position("c", 3), 2);
+        assert_eq!(names.after(0), [(0, "a"), (1, "b"), (2, "c")]);
+        assert_eq!(names.after(1), [(2, "c")]);
+        assert_eq!(names.after(3), []);
+    }
+}

@@ -1,0 +1,332 @@
+//! What the page shows, kept up to date for all browsers together: every node's cell as JSON with the
+//! number of the change that made it. A browser is told what is newer than the last number it has, so
+//! nothing is queued for a slow one: it gets less often more, at most everything once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::MissedTickBehavior;
+
+use crate::clock::Clock;
+use crate::control::shared::app::App;
+use crate::hardware::device::NodeName;
+use crate::hardware::units::Timestamp;
+use crate::model::node_state::NodeLedger;
+use crate::protocol::messages::to_json;
+use crate::server::page::cells::{Legend, Sight, node_cell};
+use crate::server::page::summary::{Figures, figures};
+use crate::server::page::trend::{POINT_EVERY, Point, Trend, point};
+use crate::usage::node_details::NodeDetails;
+
+/// Time between two looks for changes while a browser listens: it is told at most so often of a node.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Time between two looks at the figures, which cost more than the changes.
+const FIGURES_EVERY: Duration = Duration::from_secs(1);
+
+/// Time between two looks at all nodes: what no question depends on (memory in use, verified
+/// protection) is no change of the books, and is seen after this time.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+
+/// Browsers that listen at once. Each costs a connection, a task, and one message in memory.
+const MAX_STREAMS: usize = 64;
+
+/// Names that are kept of namespaces, models and nodes that may be gone. With more of them the map
+/// begins anew, and so does every browser.
+const MAX_NAMES: usize = 20_000;
+
+/// What the page shows.
+pub struct Live {
+    started: u64,
+    map: Mutex<FleetMap>,
+    news: watch::Sender<u64>,
+    streams: Arc<Semaphore>,
+    is_closed: watch::Sender<bool>,
+}
+
+/// The fleet as browsers know it.
+#[derive(Default)]
+struct FleetMap {
+    /// How often the map has begun anew.
+    generation: u64,
+    /// Number of the newest change.
+    number: u64,
+    /// Changes of the ledger that were seen.
+    seen: u64,
+    swept: Option<Timestamp>,
+    legend: Legend,
+    /// By name of the node: the number of its last change, and its cell; none for one that is gone.
+    nodes: BTreeMap<String, (u64, Option<Box<RawValue>>)>,
+    figures: Figures,
+    /// What the figures are compared by, the number of their last change, when they were looked at.
+    figures_seen: (Vec<u8>, u64, Option<Timestamp>),
+    trend: Trend,
+}
+
+/// Everything, as `GET /v1/summary` shows it.
+#[derive(Serialize)]
+struct Snapshot<'a> {
+    version: &'static str,
+    at: String,
+    unix_seconds: u64,
+    #[serde(flatten)]
+    figures: &'a Figures,
+    trend: Vec<Point>,
+    models: Vec<&'a str>,
+    namespaces: Vec<&'a str>,
+    nodes: Vec<&'a RawValue>,
+}
+
+/// What is newer than a number.
+#[derive(Serialize)]
+struct Delta<'a> {
+    at: String,
+    unix_seconds: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    figures: Option<&'a Figures>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    trend: Vec<Point>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    models: Vec<(usize, &'a str)>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    namespaces: Vec<(usize, &'a str)>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nodes: Vec<&'a RawValue>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    gone: Vec<&'a str>,
+}
+
+/// What a browser is to be told that has everything up to some snapshot.
+pub(crate) enum News {
+    /// That is all there is.
+    Nothing,
+    /// What is newer, as JSON, and the name of the snapshot that it leads to.
+    Delta(Vec<u8>, String),
+    /// Its snapshot is of another process, or of a map that has begun anew: only a fresh one helps.
+    Reload,
+}
+
+impl Live {
+    /// Nothing is known yet.
+    pub fn new(clock: &Clock) -> Self {
+        Self {
+            started: clock.unix_seconds(),
+            map: Mutex::default(),
+            news: watch::Sender::new(0),
+            streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+            is_closed: watch::Sender::new(false),
+        }
+    }
+
+    /// Ends all streams, so that a service that stops waits for none.
+    pub fn close(&self) {
+        self.is_closed.send_replace(true);
+    }
+
+    /// A place among the browsers that listen; none while too many do, or the service stops.
+    pub(crate) fn listen(&self) -> Option<OwnedSemaphorePermit> {
+        let is_closed = *self.is_closed.borrow();
+        Arc::clone(&self.streams).try_acquire_owned().ok().filter(|_| !is_closed)
+    }
+
+    /// Grows with each change.
+    pub(crate) fn news(&self) -> watch::Receiver<u64> {
+        self.news.subscribe()
+    }
+
+    /// Becomes true when the service stops.
+    pub(crate) fn closing(&self) -> watch::Receiver<bool> {
+        self.is_closed.subscribe()
+    }
+
+    fn has_listeners(&self) -> bool {
+        self.streams.available_permits() < MAX_STREAMS
+    }
+
+    /// The map. A panic while it was held leaves at worst an old cell.
+    fn map(&self) -> MutexGuard<'_, FleetMap> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The name of the newest snapshot: process, generation, number.
+    fn name(&self, map: &FleetMap) -> String {
+        format!("{:x}-{:x}-{}.{}", self.started, std::process::id(), map.generation, map.number)
+    }
+
+    /// Brings the map in line with the books: O(changed nodes), now and then O(nodes).
+    pub(crate) fn refresh(&self, app: &App) {
+        let mut map = self.map();
+        let before = map.number;
+        map.refresh(app);
+        if map.number != before {
+            self.news.send_replace(map.number);
+        }
+    }
+
+    fn add_point(&self, app: &App) {
+        let mut map = self.map();
+        map.number += 1;
+        let number = map.number;
+        map.trend.add(number, point(app));
+        self.news.send_replace(number);
+    }
+
+    /// Everything as JSON, and the name of that snapshot: O(nodes).
+    pub(crate) fn snapshot(&self, app: &App) -> (Vec<u8>, String) {
+        self.refresh(app);
+        let map = self.map();
+        let names = |names: Vec<(usize, _)>| names.into_iter().map(|(_, name)| name).collect();
+        let snapshot = Snapshot {
+            version: env!("CARGO_PKG_VERSION"),
+            at: self.name(&map),
+            unix_seconds: app.clock.unix_seconds(),
+            figures: &map.figures,
+            trend: map.trend.after(0),
+            models: names(map.legend.models.after(0)),
+            namespaces: names(map.legend.namespaces.after(0)),
+            nodes: map.nodes.values().filter_map(|(_, cell)| cell.as_deref()).collect(),
+        };
+        (to_json(&snapshot), snapshot.at)
+    }
+
+    /// What is newer than the snapshot `after`: O(nodes).
+    pub(crate) fn since(&self, app: &App, after: &str) -> News {
+        let map = self.map();
+        let at = self.name(&map);
+        if at == after {
+            return News::Nothing;
+        }
+        let (Some((known, number)), Some((now, _))) = (after.rsplit_once('.'), at.rsplit_once('.'))
+        else {
+            return News::Reload;
+        };
+        let number = number.parse::<u64>().ok().filter(|number| *number <= map.number);
+        let Some(number) = number.filter(|_| known == now) else { return News::Reload };
+        let fresh = || map.nodes.iter().filter(|(_, (changed, _))| *changed > number);
+        let delta = Delta {
+            at: at.clone(),
+            unix_seconds: app.clock.unix_seconds(),
+            figures: (map.figures_seen.1 > number).then_some(&map.figures),
+            trend: map.trend.after(number),
+            models: map.legend.models.after(number),
+            namespaces: map.legend.namespaces.after(number),
+            nodes: fresh().filter_map(|(_, (_, cell))| cell.as_deref()).collect(),
+            gone: fresh().filter(|(_, (_, it))| it.is_none()).map(|(name, _)| &**name).collect(),
+        };
+        News::Delta(to_json(&delta), at)
+    }
+}
+
+impl FleetMap {
+    fn refresh(&mut self, app: &App) {
+        if self.is_overgrown() {
+            self.begin_anew();
+        }
+        let (now, next) = (app.clock.now(), self.number + 1);
+        let is_due = |last: Option<Timestamp>, every| last.is_none_or(|at| now.since(at) >= every);
+        let is_sweep = is_due(self.swept, SWEEP_EVERY);
+        let (mut seen, mut is_news) = (self.seen, false);
+        let mut there = BTreeSet::new();
+        let look = |node: &NodeLedger, details: &NodeDetails| {
+            if is_sweep {
+                there.insert(node.name().clone());
+            }
+            is_news |= self.take(app, node, details, next);
+        };
+        if is_sweep {
+            app.ledger.look_into_each(look);
+        } else {
+            app.ledger.look_into_changed(&mut seen, look);
+        }
+        if is_sweep {
+            self.swept = Some(now);
+            is_news |= self.lose_others(&there, next);
+        }
+        self.seen = seen;
+        if is_due(self.figures_seen.2, FIGURES_EVERY) {
+            self.figures = figures(app);
+            let ageless = self.figures.ageless();
+            if ageless != self.figures_seen.0 {
+                (self.figures_seen.0, self.figures_seen.1) = (ageless, next);
+                is_news = true;
+            }
+            self.figures_seen.2 = Some(now);
+        }
+        self.number += u64::from(is_news);
+    }
+
+    /// Notes that nodes which the ledger has forgotten are gone; whether there are any.
+    fn lose_others(&mut self, there: &BTreeSet<NodeName>, next: u64) -> bool {
+        let is_there = |name: &str| there.contains(&NodeName::new(name));
+        let shown = self.nodes.iter_mut().filter(|(_, (_, cell))| cell.is_some());
+        let gone = shown.filter(|(name, _)| !is_there(name.as_str()));
+        gone.map(|(_, known)| *known = (next, None)).count() > 0
+    }
+
+    /// Takes a node in under the number `next`; whether it looks other than before.
+    fn take(&mut self, app: &App, node: &NodeLedger, details: &NodeDetails, next: u64) -> bool {
+        let known = self.nodes.get(node.name().as_str()).and_then(|(_, cell)| cell.as_deref());
+        if node.is_forgettable() {
+            let is_news = known.is_some();
+            if is_news {
+                self.nodes.insert(node.name().to_string(), (next, None));
+            }
+            return is_news;
+        }
+        let limits = app.driver_limits();
+        let mut sight = Sight { details, limits, legend: &mut self.legend, number: next };
+        let cell = serde_json::value::to_raw_value(&node_cell(node, &mut sight));
+        let cell = cell.expect("cells are made of texts and numbers");
+        let is_news = known.is_none_or(|known| known.get() != cell.get());
+        if is_news {
+            self.nodes.insert(node.name().to_string(), (next, Some(cell)));
+        }
+        is_news
+    }
+
+    /// Whether it keeps many names of what may be gone.
+    fn is_overgrown(&self) -> bool {
+        let gone = self.nodes.values().filter(|(_, cell)| cell.is_none()).count();
+        let names = self.legend.models.count() + self.legend.namespaces.count();
+        gone.max(names) > MAX_NAMES
+    }
+
+    fn begin_anew(&mut self) {
+        let mut trend = std::mem::take(&mut self.trend);
+        trend.retell(1);
+        *self = Self { generation: self.generation + 1, number: 1, trend, ..Self::default() };
+    }
+}
+
+/// Looks for changes while browsers listen, and adds a point to the trend now and then.
+pub async fn run(app: &Arc<App>, live: &Arc<Live>) {
+    let mut beat = tokio::time::interval(LOOK_EVERY);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut pointed: Option<Timestamp> = None;
+    loop {
+        beat.tick().await;
+        let now = app.clock.now();
+        let is_point_due = pointed.is_none_or(|at| now.since(at) >= POINT_EVERY);
+        if is_point_due {
+            pointed = Some(now);
+        }
+        if is_point_due || live.has_listeners() {
+            let (app, live) = (Arc::clone(app), Arc::clone(live));
+            let looked = tokio::task::spawn_blocking(move || {
+                if is_point_due {
+                    live.add_point(&app);
+                }
+                if live.has_listeners() {
+                    live.refresh(&app);
+                }
+            });
+            if let Err(fault) = looked.await {
+                tracing::error!(%fault, "the page could not be brought up to date");
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The page and what it asks: its files, the snapshot, the questions behind its boxes.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use crate::protocol::messages::to_json;
+use crate::server::http::respond::refusal;
+use crate::server::page::service::{Service, look};
+use crate::server::page::stream;
+use crate::server::views::{fits, search};
+
+/// What the page may load: only itself.
+const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src data:; \
+    connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// The files of the page.
+const FILES: [(&str, &str, &str); 11] = [
+    ("index.html", HTML, include_str!("assets/index.html")),
+    ("style.css", STYLE, include_str!("assets/style.css")),
+    ("main.js", SCRIPT, include_str!("assets/main.js")),
+    ("words.js", SCRIPT, include_str!("assets/words.js")),
+    ("fleet.js", SCRIPT, include_str!("assets/fleet.js")),
+    ("stream.js", SCRIPT, include_str!("assets/stream.js")),
+    ("map.js", SCRIPT, include_str!("assets/map.js")),
+    ("trend.js", SCRIPT, include_str!("assets/trend.js")),
+    ("lists.js", SCRIPT, include_str!("assets/lists.js")),
+    ("waste.js", SCRIPT, include_str!("assets/waste.js")),
+    ("drawer.js", SCRIPT, include_str!("assets/drawer.js")),
+];
+
+/// The routes of the page.
+pub(crate) fn routes() -> Router<Service> {
+    Router::new()
+        .route("/", get(|headers: HeaderMap| async move { file("index.html", &headers) }))
+        .route("/page/{file}", get(named_file))
+        .route("/v1/summary", get(summary))
+        .route("/v1/events", get(stream::events))
+        .route("/v1/fit", get(fit))
+        .route("/v1/fragmentation", get(fragmentation))
+        .route("/v1/search", get(search))
+}
+
+async fn named_file(Path(name): Path<String>, headers: HeaderMap) -> Response {
+    file(&name, &headers)
+}
+
+/// A file of the page. It is asked for anew each time, so that an upgrade shows at once.
+fn file(name: &str, headers: &HeaderMap) -> Response {
+    let Some((_, kind, text)) = FILES.iter().find(|(known, _, _)| *known == name) else {
+        return refusal(StatusCode::NOT_FOUND, "there is no such file: the page is at /");
+    };
+    let protection: [(HeaderName, &str); 3] = [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    (protection, packed(headers, kind, text.as_bytes().to_vec())).into_response()
+}
+
+/// Everything that the page shows at first. The tag is the name of the snapshot.
+async fn summary(State(service): State<Service>, headers: HeaderMap) -> Response {
+    let asked = headers.clone();
+    let live = Arc::clone(&service.live);
+    let answer = look(&service.app, move |app| {
+        let (snapshot, at) = live.snapshot(app);
+        let tag = format!("W/\"{at}\"");
+        if headers
+            .get(header::IF_NONE_MATCH)
+            .is_some_and(|known| known.as_bytes() == tag.as_bytes())
+        {
+            return (tag, StatusCode::NOT_MODIFIED.into_response());
+        }
+        (tag, packed(&asked, "application/json", snapshot))
+    });
+    match answer.await {
+        Err(refused) => refused,
+        Ok((tag, mut response)) => {
+            if let Ok(tag) = HeaderValue::from_str(&tag) {
+                response.headers_mut().insert(header::ETAG, tag);
+            }
+            response
+        }
+    }
+}
+
+async fn fit(
+    State(service): State<Service>,
+    Query(query): Query<BTreeMap<String, String>>,
+    headers: HeaderMap,
+) -> Response {
+    let answer = look(&service.app, move |app| match fits::fits(app, &query) {
+        Ok(found) => packed(&headers, "application/json", to_json(&found)),
+        Err(error) => refusal(StatusCode::BAD_REQUEST, &error),
+    });
+    answer.await.unwrap_or_else(|refused| refused)
+}
+
+async fn fragmentation(State(service): State<Service>, headers: HeaderMap) -> Response {
+    let answer = look(&service.app, move |app| {
+        packed(&headers, "application/json", to_json(&fits::fragmentation(app)))
+    });
+    answer.await.unwrap_or_else(|refused| refused)
+}
+
+async fn search(
+    State(service): State<Service>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    let text = query.get("q").map(|text| text.trim().to_owned()).unwrap_or_default();
+    if text.is_empty() || text.len() > search::MAX_TEXT {
+        let error = format!(
+            "say what to look for, in 1 to {} bytes: /v1/search?q=PART-OF-A-NAME",
+            search::MAX_TEXT
+        );
+        return refusal(StatusCode::BAD_REQUEST, &error);
+    }
+    let found = look(&service.app, move |app| search::search(app, &text)).await;
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    found.map_or_else(|refused| refused, |found| (json, to_json(&found)).into_response())
+}
+
+/// A body as the browser likes it best: pressed where it can read that.
+fn packed(headers: &HeaderMap, kind: &'static str, body: Vec<u8>) -> Response {
+    let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
+    let fixed = [
+        (header::CONTENT_TYPE, kind),
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::VARY, "accept-encoding"),
+    ];
+    let is_gzip = accepted.is_some_and(|it| it.split(',').any(|one| one.trim() == "gzip"));
+    let pressed = is_gzip.then(|| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(&body).and_then(|()| encoder.finish())
+    });
+    match pressed {
+        Some(Ok(pressed)) => (fixed, [(header::CONTENT_ENCODING, "gzip")], pressed).into_response(),
+        Some(Err(_)) | None => (fixed, body).into_response(),
+    }
+}

@@ -1,0 +1,81 @@
+//! What the routes share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::control::shared::app::App;
+use crate::server::http::respond::refusal;
+use crate::server::page::live::Live;
+
+/// Changes the log level while the service runs; the argument is a filter as in the configuration.
+pub type SetLogLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;
+
+/// What the routes need.
+#[derive(Clone)]
+pub struct Service {
+    /// The extender.
+    pub app: Arc<App>,
+    /// What the page shows.
+    pub live: Arc<Live>,
+    /// Changes the log level.
+    pub set_log_level: Arc<SetLogLevel>,
+}
+
+impl Service {
+    /// A service of this extender with a page that shows nothing yet.
+    pub fn new(app: Arc<App>, set_log_level: Arc<SetLogLevel>) -> Self {
+        let live = Arc::new(Live::new(&app.clock));
+        Self { app, live, set_log_level }
+    }
+}
+
+/// Looks that take long and go on at once; further ones wait for their turn. Nobody is asked for a name, and
+/// each may take megabytes and walk over all nodes.
+pub(crate) static LOOKS: Semaphore = Semaphore::const_new(4);
+
+/// How long a query waits for its turn.
+pub(crate) const TURN_WITHIN: Duration = Duration::from_secs(8);
+
+/// A turn, or what is said where too many are before.
+pub(crate) async fn turn_of(
+    turns: &'static Semaphore,
+) -> Result<SemaphorePermit<'static>, Response> {
+    match tokio::time::timeout(TURN_WITHIN, turns.acquire()).await {
+        Ok(turn) => {
+            turn.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
+        }
+        Err(_) => {
+            let error = "too many ask at once: ask again later";
+            Err(refusal(StatusCode::SERVICE_UNAVAILABLE, error))
+        }
+    }
+}
+
+/// Looks for something that takes long, off the threads that answer questions.
+pub(crate) async fn look<T: Send + 'static>(
+    app: &Arc<App>,
+    look: impl FnOnce(&App) -> T + Send + 'static,
+) -> Result<T, Response> {
+    look_in_turn(&LOOKS, app, look).await
+}
+
+pub(crate) async fn look_in_turn<T: Send + 'static>(
+    turns: &'static Semaphore,
+    app: &Arc<App>,
+    look: impl FnOnce(&App) -> T + Send + 'static,
+) -> Result<T, Response> {
+    let app = Arc::clone(app);
+    let turn = turn_of(turns).await?;
+    let found = tokio::task::spawn_blocking(move || look(&app)).await;
+    drop(turn);
+    found.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
+}
+
+pub(crate) fn too_long(parameter: &str, most: usize) -> Response {
+    let error = format!("`{parameter}` is longer than the {most} bytes that Kubernetes allows");
+    refusal(StatusCode::BAD_REQUEST, &error)
+}

@@ -1,0 +1,96 @@
+//! `GET /v1/events`: what changes, as server-sent events. The page shows it as it comes.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use crate::server::http::respond::refusal;
+use crate::server::page::live::{LOOK_EVERY, News};
+use crate::server::page::service::Service;
+
+/// After so long without a message a comment is sent: proxies close what is silent.
+const COMMENT_EVERY: Duration = Duration::from_secs(15);
+
+/// A browser that takes nothing for so long is left; it comes back by itself and gets the newest.
+const STALLED: Duration = Duration::from_secs(30);
+
+/// When a browser is to come back after a break, at the earliest; up to twice that, so that not all of
+/// them come at once.
+const RETRY: Duration = Duration::from_secs(2);
+
+#[derive(Deserialize)]
+pub(crate) struct EventsQuery {
+    /// The snapshot that the browser has.
+    after: Option<String>,
+}
+
+/// Tells a browser what is newer than its snapshot, until one of both ends.
+pub(crate) async fn events(
+    State(service): State<Service>,
+    Query(query): Query<EventsQuery>,
+    headers: HeaderMap,
+) -> Response {
+    let Some(place) = service.live.listen() else {
+        let error = "too many browsers listen, or the service stops: ask /v1/summary now and then";
+        let refused = refusal(StatusCode::SERVICE_UNAVAILABLE, error);
+        return ([(header::RETRY_AFTER, "30")], refused).into_response();
+    };
+    let resumed = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
+    let after = resumed.or(query.after).unwrap_or_default();
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(feed(service, after, sender, place));
+    let events = futures::stream::unfold(receiver, |mut receiver| async {
+        Some((Ok::<Event, Infallible>(receiver.recv().await?), receiver))
+    });
+    let alive = KeepAlive::new().interval(COMMENT_EVERY);
+    let unbuffered: [(HeaderName, &str); 1] =
+        [(HeaderName::from_static("x-accel-buffering"), "no")];
+    (unbuffered, Sse::new(events).keep_alive(alive)).into_response()
+}
+
+/// Makes each message only when the one before has been taken.
+async fn feed(
+    service: Service,
+    mut after: String,
+    sender: mpsc::Sender<Event>,
+    _place: OwnedSemaphorePermit,
+) {
+    let Service { app, live, .. } = service;
+    let (mut news, mut closing) = (live.news(), live.closing());
+    let jitter = Duration::from_millis(u64::from(app.clock.precise().subsec_micros()) % 2_000);
+    if sender.send(Event::default().retry(RETRY + jitter).comment("gpupack")).await.is_err() {
+        return;
+    }
+    loop {
+        let Ok(Ok(room)) = tokio::time::timeout(STALLED, sender.reserve()).await else {
+            tracing::debug!("a browser has gone, or took nothing for long");
+            return;
+        };
+        news.borrow_and_update();
+        let (asked, shown, from) = (Arc::clone(&app), Arc::clone(&live), after.clone());
+        let found = tokio::task::spawn_blocking(move || shown.since(&asked, &from)).await;
+        match found {
+            Ok(News::Nothing) => drop(room),
+            Ok(News::Delta(delta, at)) => {
+                let event = Event::default().event("delta").id(&at);
+                room.send(event.data(String::from_utf8_lossy(&delta)));
+                after = at;
+            }
+            Ok(News::Reload) => return room.send(Event::default().event("reload").data("{}")),
+            Err(_) => return,
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::select! {
+            _ = news.changed() => {}
+            _ = closing.wait_for(|is_closed| *is_closed) => return,
+            () = sender.closed() => return,
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The last hour of the page: how well the cluster was packed, point by point, in bounded memory.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::control::shared::app::App;
+use crate::hardware::units::Share;
+
+/// Time between two points.
+pub(crate) const POINT_EVERY: Duration = Duration::from_secs(5);
+
+/// Points that are kept: an hour, at 48 bytes each.
+const KEPT: usize = 720;
+
+/// One moment: seconds since 1970; packing efficiency, none without any GPU in use; fragmentation and
+/// allocation, none without any GPU, all in thousandths; pods that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Point(pub u64, pub Option<u64>, pub Option<u64>, pub Option<u64>, pub usize);
+
+/// The last hour.
+#[derive(Debug, Default)]
+pub(crate) struct Trend {
+    /// Each point with the number under which it is told.
+    points: VecDeque<(u64, Point)>,
+}
+
+impl Trend {
+    /// Adds a point, told under `number`; the oldest makes way.
+    pub(crate) fn add(&mut self, number: u64, point: Point) {
+        if self.points.len() == KEPT {
+            self.points.pop_front();
+        }
+        self.points.push_back((number, point));
+    }
+
+    /// The points that were told after `number`, the oldest first.
+    pub(crate) fn after(&self, number: u64) -> Vec<Point> {
+        let fresh = self.points.iter().filter(|(told, _)| *told > number);
+        fresh.map(|(_, point)| *point).collect()
+    }
+
+    /// Tells all points under `number` from now on: the count of an earlier map is over.
+    pub(crate) fn retell(&mut self, number: u64) {
+        self.points.iter_mut().for_each(|(told, _)| *told = number);
+    }
+}
+
+/// The cluster at this moment.
+pub(crate) fn point(app: &App) -> Point {
+    let packing = app.ledger.packing();
+    let of = |ratio: Share| ratio.millionths() / 1_000;
+    let is_there = packing.devices > 0;
+    Point(
+        app.clock.unix_seconds(),
+        (packing.occupied > 0).then(|| of(packing.efficiency())),
+        is_there.then(|| of(packing.fragmentation())),
+        is_there.then(|| of(packing.allocation())),
+        app.waiting.refused_count(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_hour_is_kept_and_no_more() {
+        let mut trend = Trend::default();
+        let numbers = 1..=u64::try_from(KEPT).unwrap() + 5;
+        numbers.for_each(|number| trend.add(number, Point(number * 5, None, None, None, 0)));
+        let all = trend.after(0);
+        assert_eq!((all.len(), all[0].0, all[KEPT - 1].0), (KEPT, 30, 3_625));
+        let last: Vec<u64> = trend.after(723).iter().map(|point| point.0).collect();
+        assert_eq!(last, [3_620, 3_625]);
+        trend.retell(1);
+        assert_eq!((trend.after(0).len(), trend.after(1).len()), (KEPT, 0));
+    }
+}

@@ -1,0 +1,279 @@
+//! *preempt*: which of the evictions that kube-scheduler has planned may happen.
+//!
+//! kube-scheduler plans them by what it sees: CPU, memory, ports. It knows nothing of GPU room, so for a pod
+//! that wants a GPU it evicts pods whose going helps nothing. As long as gpupack plans no evictions itself,
+//! the answer for such a pod is "nowhere", and for every other pod "as planned". Both are so before the
+//! extender is ready, too: the ledger is not asked.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::request::bounded::Bounded;
+use crate::metrics::labels::Outcome;
+use crate::protocol::bounds::{LONGEST_OBJECT, MOST_NODES, ProtocolError};
+use crate::protocol::messages::{VerbAnswer, to_json, utf8};
+use crate::protocol::wire::{PreemptionFields, check_depth};
+
+/// Most victims on one node: more than kubelet runs pods.
+const MOST_ON_A_NODE: usize = 5_000;
+
+/// Most victims of a plan. kube-scheduler looks at a tenth of the nodes, with some 110 pods each.
+const MOST_VICTIMS: usize = 200_000;
+
+/// The body of *preempt*.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExtenderPreemptionArgs {
+    /// The pod that has no node.
+    pub pod: SeenPod,
+    /// Per node, the pods that kube-scheduler would evict there. May be none.
+    pub victims: BTreeMap<String, MetaVictims>,
+}
+
+/// The victims on one node. Shape and field names are those of the type of this name in
+/// `k8s.io/kube-scheduler/extender/v1`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetaVictims {
+    #[serde(rename = "Pods", alias = "pods", default, deserialize_with = "list")]
+    pods: Vec<MetaPod>,
+    #[serde(rename = "NumPDBViolations", alias = "numPDBViolations", default)]
+    pdb_violations: i64,
+}
+
+/// One victim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct MetaPod {
+    #[serde(rename = "UID", alias = "uid")]
+    uid: String,
+}
+
+/// The victims on one node as whole pods: the form without `nodeCacheCapable`.
+#[derive(Deserialize)]
+struct Victims {
+    #[serde(rename = "Pods", alias = "pods", default, deserialize_with = "list")]
+    pods: Vec<Victim>,
+    #[serde(rename = "NumPDBViolations", alias = "numPDBViolations", default)]
+    pdb_violations: i64,
+}
+
+#[derive(Deserialize)]
+struct Victim {
+    metadata: VictimMetadata,
+}
+
+#[derive(Deserialize)]
+struct VictimMetadata {
+    uid: String,
+}
+
+impl From<Victims> for MetaVictims {
+    fn from(victims: Victims) -> Self {
+        let pods = victims.pods.into_iter().map(|pod| MetaPod { uid: pod.metadata.uid });
+        Self { pods: pods.collect(), pdb_violations: victims.pdb_violations }
+    }
+}
+
+/// A list; Go writes an empty one as null.
+fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    let list = Option::<Bounded<T, MOST_ON_A_NODE>>::deserialize(deserializer)?;
+    Ok(list.unwrap_or_default().0)
+}
+
+impl ExtenderPreemptionArgs {
+    /// Reads a body. Where both forms of victims are in it, the short one is taken.
+    ///
+    /// # Errors
+    /// [`ProtocolError`].
+    pub fn parse(body: &[u8]) -> Result<Self, ProtocolError> {
+        let text = utf8(body)?;
+        check_depth(text)?;
+        let fields: PreemptionFields<'_> = read(text)?;
+        let pod = fields.pod.ok_or(ProtocolError::Missing { field: "Pod" })?.get();
+        ProtocolError::if_longer("Pod", pod.len(), LONGEST_OBJECT)?;
+        let victims = match (fields.meta_victims, fields.victims) {
+            (Some(short), _) => read::<Plan<MetaVictims>>(short.get())?.victims,
+            (None, Some(whole)) => read::<Plan<Victims>>(whole.get())?.victims,
+            (None, None) => BTreeMap::new(),
+        };
+        Ok(Self { pod: SeenPod::from_json(pod)?, victims })
+    }
+}
+
+/// The victims of all nodes, sent in the form `V`; more than any cluster has are refused while they are read.
+struct Plan<V> {
+    victims: BTreeMap<String, MetaVictims>,
+    form: PhantomData<V>,
+}
+
+impl<'de, V: Deserialize<'de> + Into<MetaVictims>> Deserialize<'de> for Plan<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(PlanVisitor(PhantomData))
+    }
+}
+
+struct PlanVisitor<V>(PhantomData<V>);
+
+impl<'de, V: Deserialize<'de> + Into<MetaVictims>> Visitor<'de> for PlanVisitor<V> {
+    type Value = Plan<V>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with the victims of each node")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let (mut victims, mut count) = (BTreeMap::new(), 0);
+        while let Some((node, on_node)) = map.next_entry::<String, V>()? {
+            let on_node: MetaVictims = on_node.into();
+            count += on_node.pods.len();
+            victims.insert(node, on_node);
+            if victims.len() > MOST_NODES || count > MOST_VICTIMS {
+                let error = format!("more than {MOST_NODES} nodes or {MOST_VICTIMS} victims");
+                return Err(A::Error::custom(error));
+            }
+        }
+        Ok(Plan { victims, form: PhantomData })
+    }
+}
+
+fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ProtocolError> {
+    serde_json::from_str(text).map_err(|error| ProtocolError::json(&error))
+}
+
+/// The answer to *preempt*. kube-scheduler takes only this form, whatever it has sent.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct ExtenderPreemptionResult {
+    node_name_to_meta_victims: BTreeMap<String, MetaVictims>,
+}
+
+/// Answers *preempt*.
+///
+/// # Errors
+/// [`ProtocolError`] for a body that is no question.
+pub fn preempt(body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
+    let args = ExtenderPreemptionArgs::parse(body)?;
+    // A request that cannot be read is one for a GPU all the same.
+    let victims = match args.pod.request {
+        Ok(None) => args.victims,
+        Ok(Some(_)) | Err(_) => BTreeMap::new(),
+    };
+    let outcome = if victims.is_empty() { Outcome::Refused } else { Outcome::Ok };
+    let result = ExtenderPreemptionResult { node_name_to_meta_victims: victims };
+    Ok((to_json(&result), outcome))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: &str = r#"{"metadata":{"name":"p","namespace":"n","uid":"u"}}"#;
+    const META: &str = r#"{"a":{"Pods":[{"UID":"1"},{"UID":"2"}],"NumPDBViolations":1},"b":{"Pods":null,"NumPDBViolations":0}}"#;
+
+    fn annotated(annotations: &str) -> String {
+        format!(
+            r#"{{"metadata":{{"name":"p","namespace":"n","uid":"u","annotations":{annotations}}}}}"#
+        )
+    }
+
+    fn answer(body: &str) -> (String, Outcome) {
+        let (json, outcome) = preempt(body.as_bytes()).expect(body);
+        (String::from_utf8(json).unwrap(), outcome)
+    }
+
+    #[test]
+    fn a_pod_without_a_gpu_request_gets_the_plan_of_kube_scheduler() {
+        let expected = META.replace("null", "[]");
+        let whole = r#"{"a":{"Pods":[{"metadata":{"uid":"1","name":"x"},"spec":{}},{"metadata":{"uid":"2"}}],"NumPDBViolations":1},"b":{"Pods":[]}}"#;
+        for body in [
+            format!(r#"{{"Pod":{PLAIN},"NodeNameToVictims":null,"NodeNameToMetaVictims":{META}}}"#),
+            format!(r#"{{"pod":{PLAIN},"nodenametometavictims":{META},"more":[1]}}"#),
+            format!(
+                r#"{{"Pod":{PLAIN},"NodeNameToVictims":{whole},"NodeNameToMetaVictims":null}}"#
+            ),
+            format!(r#"{{"Pod":{PLAIN},"NodeNameToVictims":{{}},"NodeNameToMetaVictims":{META}}}"#),
+        ] {
+            let expected = format!(r#"{{"NodeNameToMetaVictims":{expected}}}"#);
+            assert_eq!(answer(&body), (expected, Outcome::Ok), "{body}");
+        }
+        let none = format!(r#"{{"Pod":{PLAIN}}}"#);
+        assert_eq!(answer(&none), (r#"{"NodeNameToMetaVictims":{}}"#.to_owned(), Outcome::Refused));
+    }
+
+    #[test]
+    fn no_pod_is_evicted_for_a_pod_that_wants_a_gpu() {
+        for annotations in [
+            r#"{"gpu-fraction":"0.5"}"#,
+            r#"{"gpu-memory":"4096"}"#,
+            r#"{"gpu-fraction":"half"}"#,
+            r#"{"gpupack.dev/policy":"spread"}"#,
+        ] {
+            let pod = annotated(annotations);
+            let body = format!(r#"{{"Pod":{pod},"NodeNameToMetaVictims":{META}}}"#);
+            let expected = r#"{"NodeNameToMetaVictims":{}}"#.to_owned();
+            assert_eq!(answer(&body), (expected, Outcome::Refused), "{annotations}");
+        }
+    }
+
+    #[test]
+    fn no_body_takes_far_more_memory_than_its_text() {
+        let many = |count: usize, item: fn(usize) -> String| {
+            (0..count).map(item).collect::<Vec<String>>().join(",")
+        };
+        let containers = many(1_001, |_| "{}".to_owned());
+        let long = format!(r#"{{"x":"{}"}}"#, "y".repeat(LONGEST_OBJECT));
+        let uids = many(MOST_ON_A_NODE + 1, |_| r#"{"UID":""}"#.to_owned());
+        let whole = many(MOST_ON_A_NODE + 1, |_| r#"{"metadata":{"uid":""}}"#.to_owned());
+        let nodes = many(MOST_NODES + 1, |at| format!(r#""{at}":{{}}"#));
+        let full = many(MOST_VICTIMS / MOST_ON_A_NODE + 1, |at| {
+            format!(r#""{at}":{{"Pods":[{}]}}"#, vec![r#"{"UID":""}"#; MOST_ON_A_NODE].join(","))
+        });
+        let meta = |map: &str| format!(r#"{{"Pod":{PLAIN},"NodeNameToMetaVictims":{{{map}}}}}"#);
+        for (body, part) in [
+            (format!(r#"{{"Pod":{{"spec":{{"containers":[{containers}]}}}}}}"#), "1000 items"),
+            (format!(r#"{{"Pod":{long}}}"#), "at most `4194304`"),
+            (meta(&format!(r#""a":{{"Pods":[{uids}]}}"#)), "5000 items"),
+            (
+                format!(r#"{{"Pod":{PLAIN},"NodeNameToVictims":{{"a":{{"Pods":[{whole}]}}}}}}"#),
+                "5000 items",
+            ),
+            (meta(&nodes), "more than 50000 nodes"),
+            (meta(&full), "200000 victims"),
+        ] {
+            let error = preempt(body.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn bad_bodies_are_clear_errors() {
+        let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+        for (body, reason) in [
+            (String::new(), "json"),
+            ("[]".to_owned(), "json"),
+            (format!(r#"{{"NodeNameToMetaVictims":{META}}}"#), "missing"),
+            (format!(r#"{{"Pod":null,"NodeNameToMetaVictims":{META}}}"#), "missing"),
+            (format!(r#"{{"Pod":{{}},"NodeNameToMetaVictims":{META}}}"#), "pod"),
+            (format!(r#"{{"Pod":{PLAIN},"pod":{PLAIN}}}"#), "json"),
+            (format!(r#"{{"Pod":{PLAIN},"NodeNameToMetaVictims":7}}"#), "json"),
+            (format!(r#"{{"Pod":{PLAIN},"NodeNameToMetaVictims":{{"a":null}}}}"#), "json"),
+            (
+                format!(r#"{{"Pod":{PLAIN},"NodeNameToMetaVictims":{{"a":{{"Pods":[{{}}]}}}}}}"#),
+                "json",
+            ),
+            (format!(r#"{{"Pod":{PLAIN},"NodeNameToVictims":{{"a":{{"Pods":[{{}}]}}}}}}"#), "json"),
+            (format!(r#"{{"Pod":{PLAIN},"x":{deep}}}"#), "depth"),
+        ] {
+            let error = preempt(body.as_bytes()).unwrap_err();
+            let start: String = body.chars().take(80).collect();
+            assert_eq!(error.reason(), reason, "{start}: {error}");
+        }
+    }
+}

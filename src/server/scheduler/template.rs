@@ -1,0 +1,76 @@
+//! Answers about full Node objects: read-only, for callers such as an autoscaler's simulation that
+//! ask about nodes which may not exist yet.
+//!
+//! A node that the ledger knows is answered from its books. Any other is taken as an empty node with
+//! the GPUs that its allocatable resources and the labels of GPU feature discovery name.
+
+use crate::config::file::Config;
+use crate::control::shared::app::App;
+use crate::hardware::device::{
+    Device, DeviceId, DeviceIndex, DeviceKind, Health, NodeName, PoolName,
+};
+use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::inventory::NodeInventory;
+use crate::hardware::units::{MemMib, Timestamp};
+use crate::kube_api::pod::host::host_offer;
+use crate::kube_api::pod::labels::{is_of_gpus, labelled_gpus};
+use crate::ledger::query::questions::{Answer, Question};
+use crate::model::node_state::NodeLedger;
+use crate::model::rejection::Misfit;
+use crate::protocol::wire::NodeObject;
+
+/// The answer for each Node object, in their order. Changes nothing.
+pub fn answers(app: &App, question: &Question, objects: &[NodeObject<'_>]) -> Vec<Answer> {
+    let ledger = &app.ledger;
+    let names: Vec<&str> = objects.iter().map(|object| object.name.as_str()).collect();
+    let mut answers = ledger.answers(question, &names);
+    // The objects that stand for no node of the books: those that an autoscaler thinks of.
+    let is_thought_of =
+        |at: &usize| matches!(answers[*at], Err(Misfit::UnknownNode | Misfit::NodeGone));
+    let places: Vec<usize> = (0..objects.len()).filter(is_thought_of).collect();
+    if places.is_empty() {
+        return answers;
+    }
+    let empty = ledger.answers_on(question, places.len(), |place, classes| {
+        empty_node(&objects[places[place]], &app.config, classes)
+    });
+    for (at, answer) in places.into_iter().zip(empty) {
+        answers[at] = answer;
+    }
+    answers
+}
+
+/// An empty node as the object describes it; `None` where it names no GPU or no memory.
+fn empty_node(
+    object: &NodeObject<'_>,
+    config: &Config,
+    classes: &mut DeviceClasses,
+) -> Option<NodeLedger> {
+    let labels = object.labels.entries(|key| is_of_gpus(key) || key == config.pool_label);
+    let amounts =
+        object.allocatable.entries(|key| is_of_gpus(key) || key == "cpu" || key == "memory");
+    let label = |name: &str| labels.get(name).map(String::as_str);
+    let allocatable = |name: &str| amounts.get(name).map(String::as_str);
+    let gpus = labelled_gpus(label, allocatable)?;
+    let devices: Option<Vec<Device>> = (0..gpus.count)
+        .map(|index| {
+            Some(Device {
+                id: DeviceId::new(&format!("GPU-template-{index}")).ok()?,
+                index: DeviceIndex(index),
+                model: gpus.model.clone(),
+                total: gpus.memory,
+                reserved: MemMib::ZERO,
+                kind: DeviceKind::Gpu,
+                health: Health::Healthy,
+            })
+        })
+        .collect();
+    let inventory = NodeInventory::new(devices?).ok()?;
+    let mut node = NodeLedger::new(NodeName::new(object.name.as_str()), MemMib::ZERO);
+    let pool = PoolName::new(label(&config.pool_label).unwrap_or_default());
+    node.share_by(config.pools.of(&pool), classes);
+    node.see_node(host_offer(allocatable), pool);
+    node.replace_inventory(&inventory, classes);
+    node.observe(&[], Timestamp::START);
+    Some(node)
+}

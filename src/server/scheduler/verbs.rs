@@ -1,0 +1,358 @@
+//! *filter* and *prioritize*: decode, ask the ledger, encode. No decision is made here, nothing is
+//! written to the API server, and no lock is held across an await.
+//!
+//! Facts about kube-scheduler that shape the answers, all seen on 1.36 (`docs/protocol.md`): refused
+//! nodes go to `FailedAndUnresolvableNodes` with constant texts, because `FailedNodes` or a text that
+//! changes makes it retry without pause; `Error` is for "not ready" only; every node gets a score,
+//! because unscored nodes lose ties; prioritize is not called for a single node, so filter claims it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::control::shared::app::{App, Truth};
+use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::units::Timestamp;
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::write::events::NoticeReason;
+use crate::ledger::nodes::narrowing::Keys;
+use crate::ledger::query::questions::Question;
+use crate::ledger::query::reading::Readiness;
+use crate::metrics::labels::Outcome;
+use crate::model::rejection::Misfit;
+use crate::protocol::bounds::ProtocolError;
+use crate::protocol::messages::{
+    ExtenderArgs, ExtenderFilterResult, HostPriority, NodesArg, Passed, VerbAnswer,
+    host_priorities_json,
+};
+use crate::protocol::names::Names;
+use crate::scoring::cost::Rank;
+use crate::server::scheduler::template;
+
+/// Score of the best node. Multiplied by 10 and the extender's weight it outweighs all in-tree
+/// preferences from a weight of 3 on (in-tree totals reach about 1,200, the next node has at most
+/// [`NEXT_SCORE`]).
+const BEST_SCORE: i64 = 100;
+
+/// Score of the second best node; the others follow in order down to 0.
+const NEXT_SCORE: i64 = 50;
+
+/// Most ranks that scores tell apart: each is a step of [`NEXT_SCORE`], or less.
+const SCALE_OF: usize = 64;
+
+/// Up to so many nodes all are left to kube-scheduler, and each refused one is named with its reason: from
+/// there on kube-scheduler itself would look at a part only, by its own default (`minFeasibleNodesToFind`).
+const NARROW_FROM: usize = 100;
+
+/// So many nodes more than twice the known ones may be asked about.
+const NODES_BEYOND: usize = 1_000;
+
+/// Answer to a question that comes too early. Constant, like every text kube-scheduler may show.
+const WARMING_UP: &str = "gpupack is warming up: pods, nodes or agent reports are not complete yet";
+
+/// Reads a body that names no more nodes than there can be: twice those that are known, and then some, since
+/// the watch may be behind and an autoscaler asks about nodes that do not exist. Before nodes are listed
+/// nobody knows how many there are.
+fn parse<'a>(app: &App, body: &'a [u8]) -> Result<ExtenderArgs<'a>, ProtocolError> {
+    let args = ExtenderArgs::parse(body)?;
+    let count = args.nodes.count();
+    if count > NODES_BEYOND && app.ledger.is_listed() {
+        let most = 2 * app.ledger.node_count() + NODES_BEYOND;
+        if count > most {
+            return Err(ProtocolError::TooManyNodes { count, most });
+        }
+    }
+    Ok(args)
+}
+
+/// Answers *filter*.
+///
+/// # Errors
+/// [`ProtocolError`] for a body that is no question.
+pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
+    let mut args = parse(app, body)?;
+    args.pod.judge(&app.config.requests);
+    let pod = &args.pod;
+    let (names, are_plain) = (|| args.nodes.names(), args.nodes.are_plain());
+    if let Err(error) = &pod.request {
+        app.metrics.refused_request();
+        // What a caller says of a pod is no reason for an event on it: what the watch shows is.
+        let shown = app.pending.get(&pod.pod.uid).map(|shown| Arc::clone(&shown));
+        if let Some(shown) = shown
+            && let Err(error) = &shown.request
+        {
+            app.tell(&shown.pod, NoticeReason::GpuRequestRefused, error.to_string());
+        }
+        let result = ExtenderFilterResult {
+            passed: passed(&args.nodes, &[]),
+            failed_and_unresolvable: names().iter().map(|name| (*name, error.reason())).collect(),
+            are_plain,
+            ..Default::default()
+        };
+        return Ok((result.to_json(), Outcome::Refused));
+    }
+    let Some(question) = question_of(app, pod, &args.nodes) else {
+        // No GPU is asked for: nothing to object to, ready or not.
+        let names = names();
+        note_passed(app, pod, None, None::<std::iter::Empty<&str>>);
+        let answers = vec![None; names.len()];
+        return Ok(encode_filter(passed(&args.nodes, &answers), (&names, are_plain), &answers));
+    };
+    if app.readiness() != Readiness::Ready {
+        let result = ExtenderFilterResult { error: WARMING_UP, ..Default::default() };
+        return Ok((result.to_json(), Outcome::Error));
+    }
+    match &args.nodes {
+        NodesArg::Objects(objects) => {
+            let answers = template::answers(app, &question, objects);
+            let answers: Vec<_> = answers.into_iter().map(Result::err).collect();
+            let names = names();
+            let fitting = names.iter().zip(&answers).filter(|(_, misfit)| misfit.is_none());
+            let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
+            note_passed(app, pod, Some(&question), Some(fitting.into_iter()));
+            Ok(encode_filter(passed(&args.nodes, &answers), (&names, are_plain), &answers))
+        }
+        NodesArg::Names(names) => Ok(ask(app, pod, &question, names)),
+    }
+}
+
+/// What is asked; none for a faulty request, and where no GPU is asked for. Nothing but the GPUs of a
+/// Node object that need not exist is ever judged.
+fn question_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<Question> {
+    let is_judged = |question: &Question| match nodes {
+        NodesArg::Names(_) => true,
+        NodesArg::Objects(_) => question.gpu.is_some(),
+    };
+    app.question(pod).filter(is_judged)
+}
+
+/// Asks about known nodes. A single node left is claimed at once, since prioritize will not be called.
+fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> VerbAnswer {
+    let uid = &pod.pod.uid;
+    let now = app.clock.now();
+    app.note_asked(pod, question, now);
+    if let Some(held_on) = app.ledger.assumed_on(uid, question)
+        && names.iter().any(|name| name == held_on.as_str())
+    {
+        // Its Binding may still land there, and its own room there would count against it.
+        let kept = vec![held_on.as_str()];
+        hold(app, pod, &kept, question, now);
+        let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
+        return (result.to_json(), Outcome::Ok);
+    }
+    if let Some(most) = app.config.keep_best
+        && names.len() > NARROW_FROM
+    {
+        let choice = app.ledger.choose(question, names.bytes(), most.get());
+        let kept: Vec<&str> = choice.kept.iter().map(NodeName::as_str).collect();
+        if !kept.is_empty() {
+            app.metrics.refused(&choice.refused);
+            hold(app, pod, &kept, question, now);
+            let passed = Passed::Names(kept);
+            let result = ExtenderFilterResult { passed, ..Default::default() };
+            return (result.to_json(), Outcome::Ok);
+        }
+    }
+    let are_plain = names.are_plain();
+    let names: Vec<&str> = names.iter().collect();
+    let answers = app.ledger.answers(question, &names);
+    let answers: Vec<Option<Misfit>> = answers.into_iter().map(Result::err).collect();
+    let mut refused = [0; Misfit::LABELS.len()];
+    answers.iter().flatten().for_each(|misfit| refused[misfit.position()] += 1);
+    app.metrics.refused(&refused);
+    let fitting = names.iter().zip(&answers).filter(|(_, misfit)| misfit.is_none());
+    let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
+    if fitting.is_empty() {
+        let mut misfits: Vec<(Misfit, usize)> = Vec::new(); // few are different
+        for misfit in answers.iter().flatten() {
+            match misfits.iter_mut().find(|(known, _)| known == misfit) {
+                Some((_, nodes)) => *nodes += 1,
+                None => misfits.push((*misfit, 1)),
+            }
+        }
+        let misfits: BTreeMap<Misfit, usize> = misfits.into_iter().collect();
+        // After the node that it has nominated, kube-scheduler asks about all that may do.
+        let is_nominated =
+            |only: &&str| pod.nominated.as_ref().is_some_and(|it| it.as_str() == *only);
+        let is_about_all = !matches!(&names[..], [only] if is_nominated(only));
+        let asked = is_about_all.then(|| app.ledger.asked_nodes(names.iter()));
+        app.note_refused(uid, question, misfits, asked);
+    } else {
+        hold(app, pod, &fitting, question, now);
+    }
+    encode_filter(Passed::Names(fitting), (&names, are_plain), &answers)
+}
+
+/// Notes that the pod fits somewhere, and claims the only node that is left to it.
+fn hold(app: &App, pod: &SeenPod, fitting: &[&str], question: &Question, now: Timestamp) {
+    app.note_fits(&pod.pod.uid, question);
+    note_passed(app, pod, Some(question), Some(fitting.iter().copied()));
+    if let [only] = fitting {
+        claim(app, &pod.pod.uid, only, question, now);
+    }
+}
+
+/// Notes where a pod of ours may be bound now; none for any node.
+fn note_passed<'a>(
+    app: &App,
+    pod: &SeenPod,
+    question: Option<&Question>,
+    nodes: Option<impl ExactSizeIterator<Item = &'a str>>,
+) {
+    let uid = &pod.pod.uid;
+    let is_checked = matches!(app.truth, Truth::Cluster(_));
+    if is_checked && app.is_ours(pod) && app.may_note(uid, question) {
+        app.passed.pass(uid, nodes, app.is_shown_waiting(uid), app.clock.now());
+    }
+}
+
+/// Holds room back for a pod; where the watch does not show it yet, as soon as it does. Anyone can make up a
+/// pod, and room that is held for it is taken from those that there are. A pod that is asked about again and again
+/// and not bound has none held for a while.
+fn claim(app: &App, uid: &PodUid, node: &str, question: &Question, now: Timestamp) {
+    if app.is_known_to_wait(uid, question) {
+        if app.waiting.hold(uid, now) {
+            app.outbox.push(app.ledger.claim(uid, node, question, now));
+        }
+        return;
+    }
+    if !app.may_note(uid, Some(question)) {
+        return;
+    }
+    app.passed.hold_later(uid, node);
+    if app.is_known_to_wait(uid, question) {
+        // The watch showed it meanwhile.
+        app.outbox.push(app.ledger.claim(uid, node, question, now));
+    }
+}
+
+/// The nodes that fit, by their answers and in the form of the question.
+fn passed<'a>(nodes: &'a NodesArg<'_>, answers: &[Option<Misfit>]) -> Passed<'a> {
+    let fits = |at: &usize| answers[*at].is_none();
+    let fitting = (0..answers.len()).filter(fits);
+    match nodes {
+        NodesArg::Names(names) => Passed::Names(fitting.map(|at| names.get(at)).collect()),
+        NodesArg::Objects(objects) => Passed::Objects(fitting.map(|at| objects[at].raw).collect()),
+    }
+}
+
+fn encode_filter(
+    passed: Passed<'_>,
+    (names, are_plain): (&[&str], bool),
+    answers: &[Option<Misfit>],
+) -> VerbAnswer {
+    let fits = answers.iter().any(Option::is_none);
+    let outcome = if fits { Outcome::Ok } else { Outcome::Refused };
+    let refused = names.iter().zip(answers);
+    let refused = refused.filter_map(|(name, answer)| answer.map(|it| (*name, it.reason())));
+    let failed_and_unresolvable = refused.collect();
+    let result =
+        ExtenderFilterResult { passed, failed_and_unresolvable, are_plain, ..Default::default() };
+    (result.to_json(), outcome)
+}
+
+/// Answers *prioritize*, and claims the favourite for the pod.
+///
+/// # Errors
+/// [`ProtocolError`] for a body that is no question.
+pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
+    let mut args = parse(app, body)?;
+    args.pod.judge(&app.config.requests);
+    let pod = &args.pod;
+    let names = args.nodes.names();
+    let is_ready = app.readiness() == Readiness::Ready;
+    let question = question_of(app, pod, &args.nodes).filter(|_| is_ready);
+    let Some(question) = question else {
+        // No GPU is asked for, or nothing is known yet: no preference, and no node left unscored.
+        let level = names.iter().map(|host| HostPriority { host, score: 0 });
+        return Ok((host_priorities_json(level, args.nodes.are_plain()), Outcome::Ok));
+    };
+    let keys = match &args.nodes {
+        NodesArg::Names(names) => {
+            if app.is_known_to_wait(&pod.pod.uid, &question) {
+                app.outbox.push(app.ledger.drop_claim(&pod.pod.uid));
+            }
+            app.ledger.keys(&question, names.bytes())
+        }
+        NodesArg::Objects(objects) => {
+            let answers = template::answers(app, &question, objects);
+            let keys = answers.iter().map(|answer| answer.as_ref().ok().map(Rank::key));
+            Keys::of(names.iter().copied().zip(keys))
+        }
+    };
+    let is_best = |place: &Option<usize>| place.is_some() && *place == keys.best;
+    if let (NodesArg::Names(_), Some(best)) = (&args.nodes, keys.places.iter().position(is_best)) {
+        let now = app.clock.now();
+        claim(app, &pod.pod.uid, names[best], &question, now);
+    }
+    let outcome = if keys.best.is_some() { Outcome::Ok } else { Outcome::Refused };
+    let scores = scores(&keys);
+    let score = |place: &Option<usize>| place.map_or(0, |at| scores[at]);
+    let scored = names.iter().zip(keys.places.iter().map(score));
+    let priorities = scored.map(|(host, score)| HostPriority { host, score });
+    Ok((host_priorities_json(priorities, args.nodes.are_plain()), outcome))
+}
+
+/// A score for each node that fits: the best has [`BEST_SCORE`], the others follow in the order of their
+/// ranks, equal ranks with equal scores. Those that do not fit get 0.
+fn scores(Keys { keys, best, .. }: &Keys) -> Vec<i64> {
+    let scale = scale(keys);
+    let levels = i64::try_from(scale.len()).unwrap_or(i64::MAX).max(1);
+    let by_level: Vec<i64> = (0..=levels).map(|at| NEXT_SCORE * (levels - at) / levels).collect();
+    let score = |(at, key): (usize, &u128)| match best {
+        Some(best) if *best == at => BEST_SCORE,
+        _ => by_level[scale.partition_point(|better| better < key)],
+    };
+    keys.iter().enumerate().map(score).collect()
+}
+
+/// The ranks that tell the scores apart, in order: all of few nodes, an even part of many.
+fn scale(keys: &[u128]) -> Vec<u128> {
+    let every = keys.len().div_ceil(SCALE_OF).max(1);
+    let mut scale: Vec<u128> = keys.iter().copied().step_by(every).collect();
+    scale.sort_unstable();
+    scale.dedup();
+    scale
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::topology::Reach;
+
+    fn rank(cost: i64) -> Option<u128> {
+        Some(Rank::Fragmentation { instance_mib: 0, cost, reach: Reach::default() }.key())
+    }
+
+    fn score(nodes: &[(&str, Option<u128>)]) -> Vec<i64> {
+        let keys = Keys::of(nodes.iter().copied());
+        let scores = scores(&keys);
+        keys.places.iter().map(|place| place.map_or(0, |at| scores[at])).collect()
+    }
+
+    #[test]
+    fn the_best_node_stands_out_and_every_node_is_scored() {
+        let score = |keys: [Option<u128>; 4]| {
+            let nodes: Vec<_> = ["d", "c", "b", "a"].into_iter().zip(keys).collect();
+            score(&nodes)
+        };
+        assert_eq!(score([rank(7), rank(5), rank(9), None]), [33, 100, 16, 0]);
+        assert_eq!(score([None, rank(5), None, None]), [0, 100, 0, 0]);
+        assert_eq!(score([None; 4]), [0, 0, 0, 0]);
+        let ties = [rank(5), rank(5), rank(5), rank(6)];
+        assert_eq!(score(ties), [50, 50, 100, 25], "of equal ranks the first name");
+    }
+
+    #[test]
+    fn scores_of_very_many_nodes_are_in_the_order_of_their_ranks() {
+        let keys = (0..5_000_i64).map(|at| rank(at * 7_919 % 5_003));
+        let names: Vec<String> = (0..5_000).map(|at| format!("{at}")).collect();
+        let nodes: Vec<_> = names.iter().map(String::as_str).zip(keys).collect();
+        let scores = score(&nodes);
+        let mut seen: Vec<_> = nodes.iter().map(|(_, key)| key).zip(&scores).collect();
+        seen.sort_unstable();
+        assert_eq!((seen[0].1, seen[1].1, seen[4_999].1), (&100, &49, &0));
+        assert!(seen.is_sorted_by(|a, b| a.1 >= b.1));
+        let told_apart: std::collections::BTreeSet<_> = scores.iter().collect();
+        assert_eq!(told_apart.len(), 51, "0 to 49, and the best");
+    }
+}

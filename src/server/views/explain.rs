@@ -1,0 +1,268 @@
+//! `GET /v1/explain`: why one pod waits, on the books of this moment, and what would help.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::control::pods::memory_guard::excesses;
+use crate::control::pods::proposals::{MoveView, views};
+use crate::control::pods::wording;
+use crate::control::pods::wording::{GATED, MEND_REQUEST, NOT_OURS, REQUEST};
+use crate::control::shared::app::App;
+use crate::hardware::device_class::DeviceClass;
+use crate::ledger::query::questions::Answer;
+use crate::ledger::suggest::displacement::MOST_MOVES;
+use crate::ledger::suggest::waiting::WaitingState;
+use crate::model::node_state::{NodeLedger, NodeState};
+use crate::model::rejection::Misfit;
+use crate::server::views::pods::reservation_state;
+use crate::server::views::waiting::{LineView, Lines, since};
+
+/// Nodes that are named in an explanation.
+const NAMED: usize = 20;
+
+/// Nodes that a sentence names.
+const NAMED_IN_WORDS: usize = 3;
+
+/// Why a pod waits.
+#[derive(Debug, Default, Serialize)]
+pub struct Explanation {
+    /// `namespace/name`.
+    pub pod: String,
+    /// One sentence.
+    pub verdict: String,
+    /// What it asks for, in words.
+    pub asks: String,
+    /// What is lacking, in a word: `memory`, `compute`, `model` and so on; `kube-scheduler` where nodes
+    /// fit, `request` where the request is refused; empty for a pod that is placed.
+    pub blocked_by: &'static str,
+    /// How long ago it was created.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<u64>,
+    /// Its place among the pods that no node fits and that wait for the same GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<LineView>,
+    /// Nodes that would take it now, the first twenty by name.
+    pub fits_on: Vec<String>,
+    /// Nodes that would take it now.
+    pub fitting_nodes: usize,
+    /// Why the others refuse, by groups of nodes that are alike, the closest first.
+    pub refusals: Vec<RefusalView>,
+    /// The smallest changes that would help, each true at this moment, the cheapest first; then what an
+    /// operator could do.
+    pub mends: Vec<String>,
+    /// The cheapest moves of running pods that would make room, where some few do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub moves: Vec<MoveView>,
+    /// What is not known and might matter.
+    pub unknown: Vec<String>,
+    /// Each node that refuses, by name.
+    pub nodes: Vec<NodeRefusal>,
+}
+
+/// One node that refuses.
+#[derive(Debug, Serialize)]
+pub struct NodeRefusal {
+    /// Its name.
+    pub name: String,
+    /// The constant reason.
+    pub reason: &'static str,
+    /// What is missing there.
+    pub missing: String,
+}
+
+/// Nodes of one pool with the same GPUs that refuse for one reason.
+#[derive(Debug, Serialize)]
+pub struct RefusalView {
+    /// Their pool; empty where they have none.
+    pub pool: String,
+    /// The GPUs of each: `8 × NVIDIA L4 (23034 MiB)`.
+    pub gpus: String,
+    /// What is lacking, in a word.
+    pub lacks: &'static str,
+    /// The constant reason.
+    pub reason: &'static str,
+    /// How many nodes.
+    pub nodes: usize,
+    /// The closest of them.
+    pub closest_node: String,
+    /// What is missing there.
+    pub missing: String,
+    /// Whether room that others leave could cure it.
+    pub curable_by_room: bool,
+}
+
+/// Why a pod waits, or where it is placed; `None` for a pod that is not known.
+pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanation> {
+    let pod = format!("{namespace}/{name}");
+    let gated = app.gated.iter().find(|gated| *gated.pod.name == *pod).map(|it| Arc::clone(&it));
+    let gated = gated.and_then(|gated| Some(App::waiting_pod(&gated, app.question(&gated)?)));
+    let gated = gated.map(|gated| WaitingState::unasked(gated, app.clock.now()));
+    if let Some(waiting) = gated.or_else(|| app.waiting.named(namespace, name)) {
+        return Some(explain(app, &waiting));
+    }
+    let refused = app.pending.iter().chain(app.gated.iter()).find_map(|pending| {
+        let is_it = *pending.pod.name == *pod;
+        pending.request.as_ref().err().filter(|_| is_it).map(ToString::to_string)
+    });
+    if let Some(fault) = refused {
+        return Some(Explanation {
+            verdict: format!("its GPU request is refused: {fault}"),
+            pod,
+            blocked_by: REQUEST,
+            mends: vec![MEND_REQUEST.to_owned()],
+            ..Explanation::default()
+        });
+    }
+    let nodes = app.ledger.nodes();
+    let held = nodes.iter().find_map(|node| {
+        node.reservations().values().find(|held| *held.pod.name == *pod).map(|held| (node, held))
+    });
+    let (node, held) = held?;
+    let failure = app.start_failures.get(&held.pod.uid).map(|failure| failure.clone());
+    let devices: Vec<&str> =
+        held.placement.devices.iter().map(|device| device.id.as_str()).collect();
+    Some(Explanation {
+        verdict: format!(
+            "placed on node {}, {} ({}){}{}",
+            node.name(),
+            devices.join(", "),
+            reservation_state(held),
+            excesses(&app.ledger.details(node.name().as_str()), &held.pod.uid),
+            failure.as_ref().map(|failure| format!("; {failure}")).unwrap_or_default()
+        ),
+        mends: failure.iter().map(|failure| failure.fault().mend().to_owned()).collect(),
+        asks: held.request.as_deref().map(wording::in_words).unwrap_or_default(),
+        pod,
+        fits_on: vec![node.name().to_string()],
+        fitting_nodes: 1,
+        ..Explanation::default()
+    })
+}
+
+/// Why a pod waits, on the books of this moment.
+pub fn explain(app: &App, state: &WaitingState) -> Explanation {
+    let (waiting, question) = (&state.waiting, &state.waiting.question);
+    let nodes = app.ledger.nodes();
+    let names: Vec<&str> = nodes.iter().map(|node| node.name().as_str()).collect();
+    let answers = app.ledger.answers(question, &names);
+    let fitting = names.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
+    let fits_on: Vec<String> = fitting.map(|(name, _)| (*name).to_owned()).collect();
+    let misfits: BTreeSet<Misfit> = answers.iter().filter_map(|answer| answer.err()).collect();
+    let closest = misfits.iter().copied().max_by_key(|misfit| misfit.closeness());
+    let (way, remedies) = match fits_on.len() {
+        0 => (
+            app.ledger.moves(question, MOST_MOVES),
+            app.reasons.found(&app.ledger, question, app.clock.now()),
+        ),
+        _ => (None, Vec::new()),
+    };
+    let of_operator = misfits.iter().copied().filter(|_| fits_on.is_empty());
+    let refusing = names.iter().zip(&answers).filter_map(|(name, answer)| {
+        let misfit = answer.err()?;
+        let (name, reason) = ((*name).to_owned(), misfit.reason());
+        Some(NodeRefusal { name, reason, missing: misfit.missing() })
+    });
+    let is_gated = app.gated.contains_key(&waiting.pod.uid);
+    let (verdict, blocked_by) = match closest {
+        _ if is_gated => (GATED.to_owned(), NOT_OURS),
+        _ if !fits_on.is_empty() => {
+            (wording::verdict(fits_on.len(), nodes.len(), closest), NOT_OURS)
+        }
+        _ => (wording::verdict(0, nodes.len(), closest), closest.map_or("node", Misfit::lack)),
+    };
+    Explanation {
+        pod: waiting.pod.to_string(),
+        verdict,
+        asks: question.gpu.as_ref().map(wording::in_words).unwrap_or_default(),
+        blocked_by,
+        seconds: Some(since(waiting.created_unix_seconds, app.clock.unix_seconds())),
+        line: Lines::of(app).place(waiting),
+        fitting_nodes: fits_on.len(),
+        refusals: groups(&nodes, &answers),
+        mends: wording::mends(question, &remedies, of_operator),
+        moves: way.map(|way| views(&way.moves)).unwrap_or_default(),
+        unknown: unknown(state, &nodes),
+        nodes: refusing.collect(),
+        fits_on: fits_on.into_iter().take(NAMED).collect(),
+    }
+}
+
+/// Refusing nodes by what they are and why they refuse, the closest first.
+fn groups(nodes: &[NodeLedger], answers: &[Answer]) -> Vec<RefusalView> {
+    let mut groups: BTreeMap<(&str, String, &'static str), (usize, Misfit, &NodeLedger)> =
+        BTreeMap::new();
+    for (node, answer) in nodes.iter().zip(answers) {
+        let Err(misfit) = answer else { continue };
+        let key = (node.pool().as_str(), gpus(node), misfit.reason());
+        let group = groups.entry(key).or_insert((0, *misfit, node));
+        group.0 += 1;
+        if group.1 != *misfit && group.1.closer(*misfit) == *misfit {
+            (group.1, group.2) = (*misfit, node);
+        }
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by_key(|(_, (_, misfit, _))| Reverse(misfit.closeness()));
+    let view = |((pool, gpus, reason), (nodes, misfit, closest)): (
+        (&str, _, _),
+        (_, Misfit, &NodeLedger),
+    )| {
+        RefusalView {
+            pool: pool.to_owned(),
+            gpus,
+            lacks: misfit.lack(),
+            reason,
+            nodes,
+            closest_node: closest.name().to_string(),
+            missing: misfit.missing(),
+            curable_by_room: misfit.is_curable_by_room(),
+        }
+    };
+    groups.into_iter().map(view).collect()
+}
+
+/// The devices of a node, equal ones together.
+fn gpus(node: &NodeLedger) -> String {
+    let mut alike: BTreeMap<(String, u64), usize> = BTreeMap::new();
+    for books in node.devices() {
+        let device = books.device();
+        let product = DeviceClass::of(device, node.rule()).product().to_string();
+        *alike.entry((product, device.capacity().mib())).or_default() += 1;
+    }
+    let of_kind = |((product, mib), count)| format!("{count} × {product} ({mib} MiB)");
+    alike.into_iter().map(of_kind).collect::<Vec<_>>().join(" + ")
+}
+
+/// What an explanation cannot know: nodes without reports, memory that the driver does not tell, and
+/// what kube-scheduler's own filters refuse.
+fn unknown(state: &WaitingState, nodes: &[NodeLedger]) -> Vec<String> {
+    let mut unknown = Vec::new();
+    for (of, what) in [
+        (NodeState::NeverReported, "have no report of an agent since the extender started"),
+        (NodeState::Silent, "are silent: what is free there now is not known"),
+    ] {
+        let of_state = nodes.iter().filter(|node| node.state() == of);
+        let names: Vec<&str> = of_state.map(|node| node.name().as_str()).collect();
+        let first = names.iter().take(NAMED_IN_WORDS).copied().collect::<Vec<_>>().join(", ");
+        let more = if names.len() > NAMED_IN_WORDS { " and more" } else { "" };
+        if !names.is_empty() {
+            unknown.push(format!("{} nodes {what} ({first}{more})", names.len()));
+        }
+    }
+    let devices = nodes.iter().flat_map(|node| node.devices());
+    let unread = devices.filter(|books| books.is_placeable() && books.used().is_none()).count();
+    if unread > 0 {
+        unknown.push(format!("of {unread} GPUs nobody can say how much memory is in use"));
+    }
+    let asked: usize = state.refused.iter().flatten().map(|(_, nodes)| *nodes).sum();
+    if asked > 0 && asked < nodes.len() {
+        unknown.push(format!(
+            "kube-scheduler asked about {asked} of {} nodes: its own filters (taints, affinity, CPU) \
+             refuse the others, and may refuse where a mend would help",
+            nodes.len()
+        ));
+    }
+    unknown
+}

@@ -1,0 +1,95 @@
+//! `GET /v1/search`: pods, nodes and namespaces by a part of their name.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use crate::control::shared::app::App;
+use crate::model::reservation::PodRef;
+
+/// Longest text that is looked for: the longest `namespace/name` of Kubernetes.
+pub(crate) const MAX_TEXT: usize = 63 + 1 + 253;
+
+/// Things of each kind that are named.
+const NAMED: usize = 20;
+
+/// What was found, by kind, each by name.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Found {
+    /// Nodes whose name has the text in it.
+    pub nodes: Vec<String>,
+    /// Namespaces likewise, of pods that hold a GPU or wait for one.
+    pub namespaces: Vec<String>,
+    /// Pods likewise, that hold a GPU or wait for one.
+    pub pods: Vec<FoundPod>,
+    /// How many there are of these three kinds, named or not.
+    pub all: [usize; 3],
+}
+
+/// A pod that was found.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct FoundPod {
+    /// `namespace/name`.
+    pub pod: String,
+    /// Its node; none while it waits.
+    pub node: Option<String>,
+    /// Positions of its devices in the node's `gpus` of `/v1/summary`.
+    pub gpus: Vec<usize>,
+}
+
+/// The first things of a kind by name, and how many there are.
+struct First<T>(BTreeSet<T>, usize);
+
+impl<T: Ord> First<T> {
+    fn see(&mut self, thing: T) {
+        self.1 += 1;
+        self.0.insert(thing);
+        if self.0.len() > NAMED {
+            self.0.pop_last();
+        }
+    }
+}
+
+/// Everything with `text` in its name: O(pods). Names of Kubernetes are in lower case, so the text may
+/// be in any. The first 20 of each kind are named.
+pub(crate) fn search(app: &App, text: &str) -> Found {
+    let lower = text.to_lowercase();
+    let is_it = |name: &str| name.contains(text) || name.contains(&lower);
+    let mut nodes = First(BTreeSet::new(), 0);
+    let mut pods = First(BTreeSet::new(), 0);
+    let mut namespaces: BTreeSet<String> = BTreeSet::new();
+    let mut see = |pod: &PodRef| {
+        let namespace = pod.namespace();
+        if is_it(namespace) && !namespaces.contains(namespace) {
+            namespaces.insert(namespace.to_owned());
+        }
+        is_it(&pod.name)
+    };
+    app.ledger.look_at_each(|node| {
+        if is_it(node.name().as_str()) {
+            nodes.see(node.name().to_string());
+        }
+        for held in node.reservations().values() {
+            if held.placement.devices.is_empty() || !see(&held.pod) {
+                continue;
+            }
+            let places = held.placement.devices.iter().filter_map(|placed| {
+                node.devices().iter().position(|books| books.device().id == placed.id)
+            });
+            let (pod, gpus) = (held.pod.name.to_string(), places.collect());
+            pods.see(FoundPod { pod, node: Some(node.name().to_string()), gpus });
+        }
+    });
+    app.waiting.look_at_each(|state| {
+        let pod = &state.waiting.pod;
+        if see(pod) {
+            pods.see(FoundPod { pod: pod.to_string(), node: None, gpus: Vec::new() });
+        }
+    });
+    Found {
+        all: [nodes.1, namespaces.len(), pods.1],
+        nodes: nodes.0.into_iter().collect(),
+        namespaces: namespaces.into_iter().take(NAMED).collect(),
+        pods: pods.0.into_iter().collect(),
+    }
+}

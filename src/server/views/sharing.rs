@@ -1,0 +1,52 @@
+//! How a device is shared, as `/v1/state` shows it.
+
+use serde::Serialize;
+
+use crate::hardware::device::{Device, DeviceKind};
+use crate::hardware::mig::Geometry;
+use crate::model::device_state::DeviceBooks;
+use crate::model::node_state::NodeLedger;
+
+/// How a device is shared.
+#[derive(Debug, Serialize)]
+pub struct SharingView {
+    /// Part of its GPU's compute that a MIG instance has, in millionths, where the model is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute_millionths: Option<u64>,
+    /// Slots that it is cut into, and how many of them are free; none where any part may be taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slots: Option<SlotsView>,
+    /// What the operator says holds tenants that share it: `none`, `mps` or `driver`.
+    pub protection: &'static str,
+    /// What is known of that: `intended`, `verified` of every tenant that was seen, or `missing`.
+    pub protection_evidence: &'static str,
+}
+
+/// The slots of a device.
+#[derive(Debug, Serialize)]
+pub struct SlotsView {
+    /// How many there are.
+    pub all: u32,
+    /// How many can be placed on.
+    pub free: u32,
+}
+
+impl SharingView {
+    /// How a device of `node` is shared.
+    pub(crate) fn of(node: &NodeLedger, books: &DeviceBooks) -> Self {
+        Self {
+            compute_millionths: compute_of(node, books.device()),
+            slots: books.slots().map(|(all, free)| SlotsView { all, free }),
+            protection: books.promised_guard().name(),
+            protection_evidence: books.evidence().name(),
+        }
+    }
+}
+
+/// The part of its GPU's compute that a MIG instance has.
+fn compute_of(node: &NodeLedger, device: &Device) -> Option<u64> {
+    let DeviceKind::MigInstance { parent, profile } = &device.kind else { return None };
+    let parent = node.devices().iter().map(DeviceBooks::device).find(|it| it.id == *parent)?;
+    let share = Geometry::of(&parent.model, parent.total)?.compute_of(profile)?;
+    Some(share.millionths())
+}

@@ -1,0 +1,268 @@
+//! `GET /v1/waiting`: the pods that wait, each with what it asks for, what is in the way, what would
+//! help and its place in line.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::control::pods::wording;
+use crate::control::pods::wording::{
+    FITS_NOW, GATED, MEND_REQUEST, NOT_OURS, NOT_REFUSED, REQUEST,
+};
+use crate::control::shared::app::App;
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::request::request_error::RequestError;
+use crate::ledger::query::questions::Question;
+use crate::ledger::suggest::search::Remedy;
+use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
+use crate::model::request::GpuRequest;
+
+/// Pods that are listed where nobody asks for another number.
+const DEFAULT_LIMIT: usize = 500;
+
+/// Most pods that are listed at once, and that lines are made of: the most important and oldest ones.
+const MOST: usize = 10_000;
+
+/// Different requests that are looked into anew for one list, those of the most important pods first.
+const MOST_REQUESTS: usize = 20;
+
+/// What is asked for.
+#[derive(Debug, Default, Deserialize)]
+pub struct WaitingQuery {
+    /// Only pods of this namespace.
+    pub namespace: Option<String>,
+    /// Most pods listed.
+    pub limit: Option<usize>,
+}
+
+/// The pods that wait.
+#[derive(Debug, Serialize)]
+pub struct WaitingList {
+    /// How many wait, of those that are asked for.
+    pub waiting: usize,
+    /// How many of them are not in the list.
+    pub left_out: usize,
+    /// The others: pods whose request is refused first, then the most important and oldest first, and at
+    /// last those with scheduling gates.
+    pub pods: Vec<WaitingView>,
+}
+
+/// A pod that waits.
+#[derive(Debug, Serialize)]
+pub struct WaitingView {
+    /// `namespace/name`.
+    pub pod: String,
+    /// What it asks for, in words.
+    pub asks: String,
+    /// The closest obstacle, as kube-scheduler is told it.
+    pub reason: &'static str,
+    /// What is lacking, in a word, as in an explanation.
+    pub blocked_by: &'static str,
+    /// What is missing on the closest node, with its amount.
+    pub missing: String,
+    /// Nodes with that obstacle.
+    pub nodes: usize,
+    /// How long ago it was created.
+    pub seconds: u64,
+    /// Its priority.
+    pub priority: i32,
+    /// The cheapest change that would help now; none where none is known. An explanation has more.
+    pub mend: Option<String>,
+    /// Its place in line; none for a pod that waits for no room.
+    pub line: Option<LineView>,
+}
+
+/// A place in line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LineView {
+    /// The place; the first is 1.
+    pub place: usize,
+    /// Pods in the line; of more than 10,000 waiting pods the first 10,000 count.
+    pub of: usize,
+}
+
+/// The pods that no node fits, by the devices that they wait for: those of two lines that have a device
+/// class in common stand in each other's way.
+pub(crate) struct Lines {
+    pods: Vec<WaitingState>,
+    classes: BTreeMap<GpuRequest, BTreeSet<usize>>,
+}
+
+impl Lines {
+    /// The lines as they are now.
+    pub(crate) fn of(app: &App) -> Self {
+        let mut pods = app.waiting.all();
+        pods.retain(|state| state.refused.is_some());
+        pods.truncate(MOST);
+        let mut classes = BTreeMap::new();
+        for request in pods.iter().filter_map(|state| state.waiting.question.gpu.as_ref()) {
+            let shape = request.shape();
+            classes.entry(shape).or_insert_with_key(|shape| app.ledger.suited(shape));
+        }
+        Self { pods, classes }
+    }
+
+    /// The pods, the most important and then oldest first.
+    pub(crate) fn pods(&self) -> &[WaitingState] {
+        &self.pods
+    }
+
+    fn classes_of(&self, waiting: &WaitingPod) -> Option<&BTreeSet<usize>> {
+        self.classes.get(&waiting.question.gpu.as_ref()?.shape())
+    }
+
+    /// The place of one pod; none where no device could ever take it, and where it is in no line.
+    pub(crate) fn place(&self, waiting: &WaitingPod) -> Option<LineView> {
+        let at = self.pods.iter().position(|state| state.waiting.pod.uid == waiting.pod.uid)?;
+        self.places(at..=at).pop().flatten()
+    }
+
+    /// The places of the first pods.
+    pub(crate) fn first(&self, count: usize) -> Vec<Option<LineView>> {
+        match count.min(self.pods.len()) {
+            0 => Vec::new(),
+            count => self.places(0..=count - 1),
+        }
+    }
+
+    /// The places of some pods: O(pods × different sets of devices).
+    fn places(&self, wanted: std::ops::RangeInclusive<usize>) -> Vec<Option<LineView>> {
+        let mut counts: BTreeMap<&BTreeSet<usize>, usize> = BTreeMap::new();
+        let beside = |counts: &BTreeMap<&BTreeSet<usize>, usize>, own: &BTreeSet<usize>| {
+            let in_the_way = counts.iter().filter(|(other, _)| !other.is_disjoint(own));
+            in_the_way.map(|(_, pods)| *pods).sum::<usize>()
+        };
+        let mut ahead = Vec::new();
+        for (at, state) in self.pods.iter().enumerate() {
+            let Some(own) = self.classes_of(&state.waiting).filter(|own| !own.is_empty()) else {
+                if wanted.contains(&at) {
+                    ahead.push(None);
+                }
+                continue;
+            };
+            if wanted.contains(&at) {
+                ahead.push(Some((own, beside(&counts, own) + 1)));
+            }
+            *counts.entry(own).or_default() += 1;
+        }
+        let place = |(own, place)| LineView { place, of: beside(&counts, own) };
+        ahead.into_iter().map(|one| one.map(place)).collect()
+    }
+}
+
+/// The first pods that no node fits, for the page.
+pub(crate) fn refused(app: &App, most: usize) -> Vec<WaitingView> {
+    let lines = Lines::of(app);
+    let now = app.clock.unix_seconds();
+    let places = lines.first(most);
+    let pods = lines.pods().iter().zip(places);
+    pods.map(|(state, line)| {
+        let question = &state.waiting.question;
+        let mend =
+            app.reasons.known(&app.ledger, question).and_then(|known| mends_of(state, &known));
+        WaitingView { mend, line, ..view(state, false, now) }
+    })
+    .collect()
+}
+
+/// The pods that wait, whatever for. Looks at every node for some requests: tens of milliseconds each
+/// in a large cluster.
+pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
+    let is_asked = |namespace: &str| query.namespace.as_deref().is_none_or(|of| of == namespace);
+    let limit = query.limit.unwrap_or(DEFAULT_LIMIT).min(MOST);
+    let now = app.clock.unix_seconds();
+    let mut pods: Vec<WaitingView> = Vec::new();
+    let mut gated: Vec<WaitingPod> = Vec::new();
+    let pending = app.pending.iter().chain(app.gated.iter());
+    for pending in pending.filter(|pending| is_asked(&pending.namespace)) {
+        match &pending.request {
+            Err(fault) => pods.push(refused_request(&pending, fault, now)),
+            Ok(_) if !pending.is_gated => {}
+            Ok(_) => gated.extend(app.question(&pending).map(|it| App::waiting_pod(&pending, it))),
+        }
+    }
+    pods.sort_by(|a, b| a.pod.cmp(&b.pod));
+    gated.sort_by(|a, b| a.pod.name.cmp(&b.pod.name));
+    let lines = Lines::of(app);
+    let places: BTreeMap<_, _> = lines
+        .pods()
+        .iter()
+        .map(|state| state.waiting.pod.uid.clone())
+        .zip(lines.first(lines.pods().len()))
+        .collect();
+    let all = app.waiting.all().into_iter();
+    let all: Vec<WaitingState> = all.filter(|state| is_asked(&state.waiting.namespace)).collect();
+    let waiting = pods.len() + all.len() + gated.len();
+    let mut looked: BTreeMap<&Question, bool> = BTreeMap::new();
+    pods.truncate(limit);
+    for state in all.iter().take(limit - pods.len()) {
+        let question = &state.waiting.question;
+        if looked.len() < MOST_REQUESTS {
+            looked.entry(question).or_insert_with(|| app.ledger.best(question).is_some());
+        }
+        let known = match looked.get(question) {
+            Some(true) => None,
+            Some(false) => Some(app.reasons.recent(&app.ledger, question, app.clock.now())),
+            None => app.reasons.known(&app.ledger, question),
+        };
+        let mend = known.and_then(|known| mends_of(state, &known));
+        let line = places.get(&state.waiting.pod.uid).copied().flatten();
+        let fits = looked.get(question) == Some(&true);
+        pods.push(WaitingView { mend, line, ..view(state, fits, now) });
+    }
+    for gated in gated.into_iter().take(limit - pods.len()) {
+        let state = WaitingState::unasked(gated, app.clock.now());
+        pods.push(WaitingView { reason: GATED, ..view(&state, true, now) });
+    }
+    WaitingList { waiting, left_out: waiting - pods.len(), pods }
+}
+
+/// The first mend of a pod that no node fits.
+fn mends_of(state: &WaitingState, known: &[Remedy]) -> Option<String> {
+    let misfits = state.refused.as_ref()?.keys().copied();
+    wording::mends(&state.waiting.question, known, misfits).into_iter().next()
+}
+
+/// A pod as it was refused last, or as one that `fits` now.
+fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> WaitingView {
+    let waiting = &state.waiting;
+    let closest = state.closest().filter(|_| !fits);
+    let (reason, blocked_by) = match closest {
+        Some((misfit, _)) => (misfit.reason(), misfit.lack()),
+        None if fits => (FITS_NOW, NOT_OURS),
+        None => (NOT_REFUSED, NOT_OURS),
+    };
+    WaitingView {
+        pod: waiting.pod.to_string(),
+        asks: waiting.question.gpu.as_ref().map_or_else(|| "no GPU".to_owned(), wording::in_words),
+        reason,
+        blocked_by,
+        missing: closest.map(|(misfit, _)| misfit.missing()).unwrap_or_default(),
+        nodes: closest.map_or(0, |(_, nodes)| nodes),
+        seconds: since(waiting.created_unix_seconds, now_unix_seconds),
+        priority: waiting.priority,
+        mend: None,
+        line: None,
+    }
+}
+
+fn refused_request(pod: &SeenPod, fault: &RequestError, now_unix_seconds: u64) -> WaitingView {
+    WaitingView {
+        pod: pod.pod.to_string(),
+        asks: String::new(),
+        reason: fault.reason(),
+        blocked_by: REQUEST,
+        missing: fault.to_string(),
+        nodes: 0,
+        seconds: since(pod.created_unix_seconds, now_unix_seconds),
+        priority: pod.priority,
+        mend: Some(MEND_REQUEST.to_owned()),
+        line: None,
+    }
+}
+
+/// Seconds since a moment; zero where it is not known or in the future.
+pub(crate) fn since(created_unix_seconds: i64, now_unix_seconds: u64) -> u64 {
+    let created = u64::try_from(created_unix_seconds).ok().filter(|created| *created > 0);
+    created.map_or(0, |created| now_unix_seconds.saturating_sub(created))
+}

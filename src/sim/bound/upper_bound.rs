@@ -1,0 +1,125 @@
+//! How much of a cluster any policy could allocate: upper bounds beside which results are judged.
+//!
+//! Solving them takes a solver of linear programs, which the plain build does without: they need the
+//! cargo feature `bound`. This module knows no policy; that the second bound hangs on where a policy
+//! first lost a pod is up to the caller.
+
+use crate::sim::trace::workload::Workload;
+
+#[cfg(feature = "bound")]
+use crate::sim::run::curve::{FULL_LOAD, column_of};
+
+/// Allocation in percent of the cluster's GPUs, rounded up to hundredths, so that no figure of a
+/// [`crate::sim::run::curve::Curve`] that the bound holds for lies above it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bound {
+    /// At 100 % arrived load, at its upper end of 100.5 %; none when the load ends before.
+    pub at_100: Option<f64>,
+    /// After the last arrival.
+    pub last: f64,
+}
+
+/// Both bounds of a workload.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bounds {
+    /// Holds for every policy: one that knows all arrivals, refuses what it likes and moves pods
+    /// for free.
+    pub any: Bound,
+    /// Holds for a policy that loses none of the pods up to the place where the caller's lost its
+    /// first one; it, too, may know all and move pods.
+    pub faithful: Bound,
+}
+
+/// Why there is no bound.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum BoundError {
+    /// The program was built without the solver.
+    #[error("this build has no solver for bounds: build it with `--features bound`")]
+    NoSolver,
+    /// The pods that must be placed cannot be.
+    #[error(
+        "the first `{forced}` arrivals cannot all be placed, so no policy has lost none of them"
+    )]
+    Forced {
+        /// How many pods.
+        forced: usize,
+    },
+    /// The solver did not find the bound.
+    #[error("no bound is proven: {fault}")]
+    Unsolved {
+        /// What it says.
+        fault: String,
+    },
+}
+
+/// The bounds of `workload`. `first_lost` is the place, from 0, of the first arrival that a policy to
+/// compare with lost ([`crate::sim::run::engine::Run::first_lost`]); none where it lost none.
+///
+/// # Errors
+/// Any [`BoundError`]: a number that is not proven is never returned.
+#[cfg(feature = "bound")]
+pub fn bounds(workload: &Workload, first_lost: Option<usize>) -> Result<Bounds, BoundError> {
+    let arrivals = workload.arrivals.len();
+    let kept = first_lost.unwrap_or(arrivals).min(arrivals);
+    Ok(Bounds { any: bound(workload, 0)?, faithful: bound(workload, kept)? })
+}
+
+/// In a build without the solver: always [`BoundError::NoSolver`].
+///
+/// # Errors
+/// [`BoundError::NoSolver`].
+#[cfg(not(feature = "bound"))]
+pub fn bounds(_workload: &Workload, _first_lost: Option<usize>) -> Result<Bounds, BoundError> {
+    Err(BoundError::NoSolver)
+}
+
+/// The bound for policies that place all of the first `forced` arrivals.
+#[cfg(feature = "bound")]
+fn bound(workload: &Workload, forced: usize) -> Result<Bound, BoundError> {
+    use crate::sim::bound::lp::LpError;
+    use crate::sim::bound::relaxation::most_allocated;
+
+    let capacity = workload.capacity_milli();
+    let percent = |arrived: usize| {
+        let forced = forced.min(arrived);
+        match most_allocated(&workload.nodes, &workload.arrivals[..arrived], forced) {
+            Ok(milli) => Ok(percent_up(milli, capacity)),
+            Err(LpError::Infeasible) => Err(BoundError::Forced { forced }),
+            Err(fault @ (LpError::Unsolved { .. } | LpError::Gap { .. })) => {
+                Err(BoundError::Unsolved { fault: fault.to_string() })
+            }
+        }
+    };
+    Ok(Bound {
+        at_100: arrivals_at_100(workload).map(percent).transpose()?,
+        last: percent(workload.arrivals.len())?,
+    })
+}
+
+/// How many pods have arrived at the end of the column of 100 % load, or before the pod that jumps over
+/// it; none when the load ends before.
+#[cfg(feature = "bound")]
+fn arrivals_at_100(workload: &Workload) -> Option<usize> {
+    let capacity = workload.capacity_milli();
+    let mut arrived_milli = 0;
+    let columns = workload.arrivals.iter().map(|pod| {
+        arrived_milli += pod.demand_milli();
+        column_of(arrived_milli, capacity)
+    });
+    let columns: Vec<u64> = columns.collect();
+    columns.last().filter(|column| **column >= FULL_LOAD)?;
+    Some(columns.partition_point(|column| *column <= FULL_LOAD))
+}
+
+/// `milli` in percent of `capacity`, rounded up to hundredths; zero of nothing.
+#[cfg(feature = "bound")]
+fn percent_up(milli: u64, capacity: u64) -> f64 {
+    if capacity == 0 {
+        return 0.0;
+    }
+    (milli * 10_000).div_ceil(capacity) as f64 / 100.0
+}
+
+#[cfg(test)]
+#[cfg(feature = "bound")]
+mod tests;

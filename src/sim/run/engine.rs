@@ -1,0 +1,380 @@
+//! Replays a workload against the books of a cluster on paper: one event loop for arrivals alone, for the
+//! trace's own times and for churn.
+//!
+//! Pods come one at a time. One that fits nowhere is lost, or waits: then waiting pods are tried,
+//! oldest first, each time that a pod ends, on the node where it ended. They fit nowhere else, as they
+//! fitted nowhere before. What ends at a moment makes room for what comes at that moment.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use crate::hardware::units::Share;
+use crate::ledger::change::reports::ReportRefusal;
+use crate::sim::run::cluster::{Seat, SimCluster};
+use crate::sim::run::curve::Curve;
+use crate::sim::run::policy::SimPolicy;
+use crate::sim::run::queue::Queue;
+use crate::sim::run::service::{Account, ClassFigures, Moment, PodClass};
+use crate::sim::trace::read::TracePod;
+use crate::sim::trace::schedule::{Arrival, Schedule, TimeUnit, TimedWorkload};
+use crate::sim::trace::workload::Workload;
+
+/// Load before which a lost pod is a fault of the policy rather than of the cluster, in percent.
+const EARLY_LOAD: u64 = 90;
+
+/// Load at which policies are compared, in percent.
+const FULL_LOAD: u64 = 100;
+
+/// What one replay of arrivals under one policy gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// The policy.
+    pub policy: SimPolicy,
+    /// The seed of the workload, and of the chance that `random` plays with.
+    pub seed: i64,
+    /// Pods that arrived.
+    pub arrivals: u64,
+    /// Pods that fitted nowhere.
+    pub lost: u64,
+    /// Of those, the ones lost while less than 90 % of the cluster's GPUs had been asked for.
+    pub lost_before_90: u64,
+    /// The first arrival that fitted nowhere, counted from zero.
+    pub first_lost: Option<usize>,
+    /// Moves of running pods that made room for others.
+    pub moves: u64,
+    /// Allocation against arrived load.
+    pub curve: Curve,
+    /// State of the cluster each time the load reached another whole percent.
+    pub samples: Vec<Sample>,
+    /// State of the cluster after the last arrival.
+    pub end: Sample,
+    /// What was stranded when 100 % load had arrived, or at the end when the load ends before.
+    pub stranded: Stranded,
+}
+
+/// State of the cluster after an arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample {
+    /// The load that had arrived, in whole percent of the cluster's GPUs, rounded down.
+    pub load_percent: u64,
+    /// Fragmentation ratio of the free room, against the mix of the whole trace.
+    pub fragmentation: Share,
+    /// Packing efficiency.
+    pub efficiency: Share,
+}
+
+/// How many GPUs have how much free share that typical requests cannot use: by that share in
+/// thousandths of a GPU, rounded down.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stranded(pub BTreeMap<u64, u64>);
+
+/// What one replay with times under one policy gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TimedRun {
+    /// The policy.
+    pub policy: SimPolicy,
+    /// The seed of the schedule, and of the chance that `random` plays with.
+    pub seed: i64,
+    /// What times are in.
+    pub unit: TimeUnit,
+    /// What all pods got.
+    pub all: ClassFigures,
+    /// The same by class.
+    pub by_class: [(PodClass, ClassFigures); 4],
+    /// Moves of running pods that made room for others, warm-up included.
+    pub moves: u64,
+    /// The cluster over time, warm-up included.
+    pub moments: Vec<Moment>,
+    /// Of these, the first that is measured.
+    pub first_measured: usize,
+    /// What was stranded at the end.
+    pub stranded: Stranded,
+}
+
+/// What becomes of a pod that fits nowhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overflow {
+    /// It is lost and not tried again.
+    Lost,
+    /// It waits until a node has room.
+    Queued,
+}
+
+impl Run {
+    /// Fragmentation ratio when 100 % load had arrived; `None` when the load ends before.
+    #[must_use]
+    pub fn fragmentation_at_100(&self) -> Option<Share> {
+        self.samples.iter().find(|sample| sample.load_percent >= FULL_LOAD).map(|s| s.fragmentation)
+    }
+}
+
+impl Stranded {
+    fn of(cluster: &SimCluster) -> Self {
+        let mut gpus = BTreeMap::new();
+        for share in cluster.stranded() {
+            *gpus.entry(share.millionths() / 1000).or_default() += 1;
+        }
+        Self(gpus)
+    }
+
+    /// The GPUs of both.
+    #[must_use]
+    pub fn and(mut self, other: &Self) -> Self {
+        for (milli, gpus) in &other.0 {
+            *self.0.entry(*milli).or_default() += gpus;
+        }
+        self
+    }
+
+    /// For each amount in thousandths of a GPU that occurs: GPUs of which no more than that is
+    /// stranded.
+    #[must_use]
+    pub fn cumulative(&self) -> Vec<(u64, u64)> {
+        let mut gpus = 0;
+        let sum = |(milli, count): (&u64, &u64)| {
+            gpus += count;
+            (*milli, gpus)
+        };
+        self.0.iter().map(sum).collect()
+    }
+}
+
+/// Replays the arrivals of `workload` under `policy`; nothing ends, and what fits nowhere is lost, unless
+/// at most `most_moves` moves of running pods make room for it.
+/// `progress` is called after every arrival with how many there have been.
+///
+/// # Errors
+/// [`ReportRefusal::Inventory`] for a node with more GPUs than a node can have.
+pub fn replay(
+    workload: &Workload,
+    policy: SimPolicy,
+    seed: i64,
+    most_moves: usize,
+    progress: impl FnMut(usize),
+) -> Result<Run, ReportRefusal> {
+    let cluster = SimCluster::new(&workload.nodes, &workload.population, policy, seed, most_moves)?;
+    let curve = Curve::new(workload.capacity_milli());
+    let end = sample(&cluster, &curve);
+    let run = Run {
+        policy,
+        seed,
+        arrivals: 0,
+        lost: 0,
+        lost_before_90: 0,
+        first_lost: None,
+        moves: 0,
+        curve,
+        samples: vec![end],
+        end,
+        stranded: Stranded::default(),
+    };
+    let schedule = Schedule::in_order(workload.arrivals.len());
+    let pods = &workload.arrivals;
+    let mut replay = Replay::new(cluster, pods, &schedule, Overflow::Lost, run);
+    replay.play(progress);
+    let (cluster, mut run) = (replay.cluster, replay.watcher);
+    run.end = sample(&cluster, &run.curve);
+    run.moves = cluster.moves();
+    if run.stranded == Stranded::default() {
+        run.stranded = Stranded::of(&cluster);
+    }
+    Ok(run)
+}
+
+/// Replays `workload` at its times under `policy`. `progress` is called after every arrival with how
+/// many there have been.
+///
+/// # Errors
+/// [`ReportRefusal::Inventory`] for a node with more GPUs than a node can have.
+pub fn replay_timed(
+    workload: &TimedWorkload,
+    policy: SimPolicy,
+    seed: i64,
+    overflow: Overflow,
+    most_moves: usize,
+    progress: impl FnMut(usize),
+) -> Result<TimedRun, ReportRefusal> {
+    let TimedWorkload { nodes, pods, schedule } = workload;
+    let cluster = SimCluster::new(nodes, pods, policy, seed, most_moves)?;
+    let account = Account::new(schedule.window.clone());
+    let mut replay = Replay::new(cluster, pods, schedule, overflow, account);
+    replay.play(progress);
+    let waiting = replay.queue.all().map(|arrival| {
+        let arrival = schedule.arrivals[arrival];
+        (&pods[arrival.pod], arrival.at)
+    });
+    let closed = replay.watcher.close(&replay.cluster, waiting);
+    let is_early = |moment: &&Moment| moment.at < schedule.window.start;
+    Ok(TimedRun {
+        policy,
+        seed,
+        unit: schedule.unit,
+        all: closed.all,
+        by_class: closed.by_class,
+        moves: replay.cluster.moves(),
+        first_measured: closed.moments.iter().take_while(is_early).count(),
+        moments: closed.moments,
+        stranded: Stranded::of(&replay.cluster),
+    })
+}
+
+/// Whoever keeps the figures of a replay. Each call tells what has just happened.
+trait Watcher {
+    /// Time moves on to `now`.
+    fn pass(&mut self, _now: u64, _cluster: &SimCluster) {}
+    /// A pod came; it was placed, or not.
+    fn arrive(&mut self, pod: &TracePod, is_placed: bool, cluster: &SimCluster);
+    /// A pod that came at `since` was placed.
+    fn start(&mut self, _pod: &TracePod, _since: u64) {}
+    /// A pod ended.
+    fn end(&mut self, _pod: &TracePod) {}
+    /// A pod begins to wait.
+    fn wait(&mut self, _pod: &TracePod) {}
+    /// A pod waits no longer.
+    fn wait_over(&mut self, _pod: &TracePod) {}
+}
+
+/// A replay in progress.
+struct Replay<'w, W> {
+    cluster: SimCluster,
+    pods: &'w [TracePod],
+    schedule: &'w Schedule,
+    overflow: Overflow,
+    watcher: W,
+    /// The pods that will end, the next one on top: when, which arrival, where it runs.
+    ends: BinaryHeap<Reverse<(u64, usize, Seat)>>,
+    queue: Queue,
+}
+
+impl<'w, W: Watcher> Replay<'w, W> {
+    fn new(
+        cluster: SimCluster,
+        pods: &'w [TracePod],
+        schedule: &'w Schedule,
+        overflow: Overflow,
+        watcher: W,
+    ) -> Self {
+        let queue = Queue::new(if overflow == Overflow::Queued { pods } else { &[] });
+        Self { cluster, pods, schedule, overflow, watcher, ends: BinaryHeap::new(), queue }
+    }
+
+    fn play(&mut self, mut progress: impl FnMut(usize)) {
+        for (index, arrival) in self.schedule.arrivals.iter().enumerate() {
+            self.end_until(arrival.at);
+            self.watcher.pass(arrival.at, &self.cluster);
+            self.arrive(index, *arrival);
+            progress(index + 1);
+        }
+        self.end_until(self.schedule.window.end);
+    }
+
+    fn arrive(&mut self, index: usize, arrival: Arrival) {
+        let pod = &self.pods[arrival.pod];
+        self.cluster.meet(index, pod);
+        let is_hopeless = self.overflow == Overflow::Queued && self.queue.has_equal(arrival.pod);
+        let seat = if is_hopeless { None } else { self.cluster.place(index, pod) };
+        self.watcher.arrive(pod, seat.is_some(), &self.cluster);
+        match (seat, self.overflow) {
+            (Some(seat), _) => self.start(index, seat, arrival.at),
+            (None, Overflow::Lost) => {}
+            (None, Overflow::Queued) => {
+                self.queue.join(index, arrival.pod);
+                self.watcher.wait(pod);
+            }
+        }
+    }
+
+    fn start(&mut self, index: usize, seat: Seat, now: u64) {
+        let arrival = self.schedule.arrivals[index];
+        self.watcher.start(&self.pods[arrival.pod], arrival.at);
+        if let Some(end) = arrival.stays.and_then(|stays| now.checked_add(stays)) {
+            self.ends.push(Reverse((end, index, seat)));
+        }
+    }
+
+    /// Ends what ends up to `now`, and lets waiting pods have the room.
+    fn end_until(&mut self, now: u64) {
+        while let Some(Reverse((at, index, seat))) = self.next_end(now) {
+            self.watcher.pass(at, &self.cluster);
+            let node = self.cluster.end(index, seat);
+            self.watcher.end(&self.pods[self.schedule.arrivals[index].pod]);
+            self.fill(node, at);
+        }
+    }
+
+    fn next_end(&mut self, now: u64) -> Option<Reverse<(u64, usize, Seat)>> {
+        let is_due = self.ends.peek().is_some_and(|Reverse((at, ..))| *at <= now);
+        if is_due { self.ends.pop() } else { None }
+    }
+
+    /// Gives the room of a node to waiting pods, oldest first. A kind of pod that does not fit once
+    /// does not fit later either: room only shrinks by what is placed.
+    fn fill(&mut self, node: usize, now: u64) {
+        let mut fronts = self.queue.fronts();
+        while let Some((index, line)) = fronts.pop_first() {
+            let pod = &self.pods[self.schedule.arrivals[index].pod];
+            let Some(seat) = self.cluster.place_on(node, index, pod) else { continue };
+            self.watcher.wait_over(pod);
+            self.start(index, seat, now);
+            fronts.extend(self.queue.leave(line).map(|next| (next, line)));
+        }
+    }
+}
+
+impl Watcher for Run {
+    fn arrive(&mut self, pod: &TracePod, is_placed: bool, cluster: &SimCluster) {
+        let before = self.curve.percent_arrived();
+        self.curve.arrive(pod.demand_milli(), cluster.used_milli());
+        let now = self.curve.percent_arrived();
+        if !is_placed && self.first_lost.is_none() {
+            self.first_lost = usize::try_from(self.arrivals).ok();
+        }
+        self.arrivals += 1;
+        self.lost += u64::from(!is_placed);
+        self.lost_before_90 += u64::from(!is_placed && now < EARLY_LOAD);
+        if now > before {
+            self.samples.push(sample(cluster, &self.curve));
+        }
+        if before < FULL_LOAD && now >= FULL_LOAD {
+            self.stranded = Stranded::of(cluster);
+        }
+    }
+}
+
+impl Watcher for Account {
+    fn pass(&mut self, now: u64, cluster: &SimCluster) {
+        self.pass(now, cluster);
+    }
+
+    fn arrive(&mut self, pod: &TracePod, is_placed: bool, _cluster: &SimCluster) {
+        self.arrive(pod, is_placed);
+    }
+
+    fn start(&mut self, pod: &TracePod, since: u64) {
+        self.start(pod, since);
+    }
+
+    fn end(&mut self, pod: &TracePod) {
+        self.end(pod);
+    }
+
+    fn wait(&mut self, pod: &TracePod) {
+        self.wait(pod);
+    }
+
+    fn wait_over(&mut self, pod: &TracePod) {
+        self.wait_over(pod);
+    }
+}
+
+fn sample(cluster: &SimCluster, curve: &Curve) -> Sample {
+    let packing = cluster.packing();
+    Sample {
+        load_percent: curve.percent_arrived(),
+        fragmentation: packing.fragmentation(),
+        efficiency: packing.efficiency(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

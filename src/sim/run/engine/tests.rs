@@ -1,0 +1,248 @@
+use super::*;
+use crate::model::node_state::NodeLedger;
+use crate::model::policy::Policy;
+use crate::sim::trace::churn::{NodeOrder, churn};
+use crate::sim::trace::read::TraceNode;
+
+fn node(name: &str, gpus: u32, model: &str) -> TraceNode {
+    TraceNode {
+        name: name.to_owned(),
+        cpu_milli: 8000,
+        memory_mib: 8192,
+        gpus,
+        model: model.to_owned(),
+    }
+}
+
+/// A pod as `cpu_milli num_gpu gpu_milli models`.
+fn pod(name: usize, text: &str) -> TracePod {
+    let parts: Vec<&str> = text.split(' ').collect();
+    TracePod {
+        name: name.to_string(),
+        cpu_milli: parts[0].parse().unwrap(),
+        memory_mib: 1024,
+        num_gpu: parts[1].parse().unwrap(),
+        gpu_milli: parts[2].parse().unwrap(),
+        gpu_spec: parts[3..].iter().map(|model| (*model).to_owned()).collect(),
+        creation_time: None,
+        deletion_time: None,
+    }
+}
+
+fn run(nodes: &[TraceNode], pods: &[&str], policy: SimPolicy) -> Run {
+    let pods = pods.iter().enumerate().map(|(name, text)| pod(name, text)).collect();
+    replay(&Workload::as_is(nodes.to_vec(), pods), policy, 1, 0, |_| {}).unwrap()
+}
+
+#[test]
+fn no_policy_loses_a_pod_that_fits_nor_places_one_that_does_not() {
+    let nodes = [node("b", 2, "T4"), node("a", 1, "G2")];
+    let early = ["9000 0 0", "1000 1 600 T4", "1000 1 600 T4", "1000 1 1000 G2", "4000 0 0"];
+    let late = ["1000 1 500", "1000 2 1000", "1000 1 10 P100", "1000 1 400", "1000 1 400"];
+    let pods: Vec<&str> = early.iter().chain(&late).copied().collect();
+    for policy in SimPolicy::ALL {
+        let run = run(&nodes, &pods, policy);
+        assert_eq!((run.arrivals, run.lost, run.lost_before_90), (10, 4, 1), "{policy}");
+        assert_eq!((run.curve.at_100(), run.curve.last()), (Some(73.33), 100.0), "{policy}");
+    }
+}
+
+#[test]
+fn the_state_is_sampled_as_the_load_grows_and_at_the_end() {
+    let run = run(&[node("a", 2, "T4")], &["1000 1 500", "1000 1 1000", "0 0 0"], SimPolicy::Fgd);
+    let loads: Vec<u64> = run.samples.iter().map(|sample| sample.load_percent).collect();
+    assert_eq!(loads, [0, 25, 75]);
+    assert_eq!(run.fragmentation_at_100(), None);
+    assert_eq!((run.curve.last(), run.end.load_percent), (75.0, 75));
+    // One GPU is half full, one full; half a GPU is free, which the pod of half a GPU can use:
+    // the other two of the three typical pods cannot.
+    assert_eq!(run.end.efficiency, Share::from_millionths(750_000));
+    assert_eq!(run.end.fragmentation, Share::from_millionths(666_666));
+}
+
+#[test]
+fn the_upper_of_two_equal_nodes_is_taken() {
+    let nodes = [node("z", 1, "T4"), node("a", 1, "G2")];
+    for (second, lost) in [("1000 1 1000 G2", 0), ("1000 1 1000 T4", 1)] {
+        for policy in [SimPolicy::BestFit, SimPolicy::Product(Policy::BinPack)] {
+            let run = run(&nodes, &["1000 1 1000", second], policy);
+            assert_eq!(run.lost, lost, "{policy} {second}");
+        }
+    }
+}
+
+#[test]
+fn nothing_at_all_can_be_replayed() {
+    for policy in SimPolicy::ALL {
+        let empty = run(&[], &[], policy);
+        assert_eq!((empty.arrivals, empty.curve.at_100(), empty.samples.len()), (0, None, 1));
+        let nowhere = run(&[node("a", 0, "")], &["1000 1 1000", "1000 0 0"], policy);
+        assert_eq!((nowhere.arrivals, nowhere.lost, nowhere.curve.last()), (2, 1, 0.0));
+    }
+}
+
+#[test]
+fn a_node_with_too_many_gpus_is_refused() {
+    let workload = Workload::as_is(vec![node("a", 257, "T4")], Vec::new());
+    let refused = replay(&workload, SimPolicy::Fgd, 1, 0, |_| {}).unwrap_err();
+    assert!(refused.to_string().contains("`257` devices"), "{refused}");
+}
+
+/// A replay with times on these nodes. A pod as `at stays cpu_milli num_gpu gpu_milli models`; all is
+/// measured.
+fn timed(nodes: &[TraceNode], pods: &[&str], overflow: Overflow) -> (TimedRun, Vec<NodeLedger>) {
+    let times = |text: &str| {
+        let mut parts = text.splitn(3, ' ');
+        let mut time = || parts.next().unwrap().parse::<u64>().unwrap();
+        (time(), time(), parts.next().unwrap().to_owned())
+    };
+    let rows: Vec<(u64, u64, String)> = pods.iter().map(|text| times(text)).collect();
+    let arrival = |(pod, (at, stays, _)): (usize, &(u64, u64, String))| Arrival {
+        pod,
+        at: *at,
+        stays: Some(*stays),
+    };
+    let schedule = Schedule {
+        arrivals: rows.iter().enumerate().map(arrival).collect(),
+        window: 0..100,
+        unit: TimeUnit::Second,
+    };
+    let pods: Vec<TracePod> =
+        rows.iter().enumerate().map(|(name, (.., text))| pod(name, text)).collect();
+    let cluster = SimCluster::new(nodes, &pods, SimPolicy::Fgd, 1, 0).unwrap();
+    let account = Account::new(schedule.window.clone());
+    let mut replay = Replay::new(cluster, &pods, &schedule, overflow, account);
+    replay.play(|_| {});
+    replay.cluster.ledger().audit().unwrap();
+    let books = replay.cluster.ledger().nodes();
+    let nodes = nodes.to_vec();
+    let workload = TimedWorkload { nodes, pods: pods.clone(), schedule: schedule.clone() };
+    (replay_timed(&workload, SimPolicy::Fgd, 1, overflow, 0, |_| {}).unwrap(), books)
+}
+
+/// One GPU, three pods that want all of it at 0, 10 and 20, each for 40.
+const RUSH: [&str; 3] = ["0 40 0 1 1000", "10 40 0 1 1000", "20 40 0 1 1000"];
+
+#[test]
+fn what_fits_nowhere_is_lost_or_waits_for_its_turn() {
+    let nodes = [node("a", 1, "T4")];
+    let (lost, books) = timed(&nodes, &RUSH, Overflow::Lost);
+    assert_eq!((lost.all.arrivals, lost.all.blocked, lost.all.blocked_milli), (3, 2, 2000));
+    assert_eq!((lost.all.allocation.millionths(), lost.all.waiting), (400_000, Share::ZERO));
+    assert_eq!((lost.all.waits.max, lost.all.still_waiting), (0, 0));
+    assert!(books[0].reservations().is_empty(), "the pod that ended has left the books");
+
+    // The second runs from 40 to 80, the third from 80 on.
+    let (queued, books) = timed(&nodes, &RUSH, Overflow::Queued);
+    assert_eq!((queued.all.arrivals, queued.all.blocked), (3, 2));
+    assert_eq!(queued.all.allocation, Share::WHOLE);
+    // The second waits from 10 to 40, the third from 20 to 80.
+    assert_eq!(queued.all.waiting.millionths(), 900_000);
+    let waits = queued.all.waits;
+    assert_eq!((waits.p50, waits.p90, waits.p99, waits.max), (30, 60, 60, 60));
+    assert_eq!(books[0].reservations().len(), 1);
+    assert_eq!(queued.by_class[2], (PodClass::Whole, queued.all.clone()));
+}
+
+#[test]
+fn the_oldest_that_fits_goes_first_and_what_does_not_fit_holds_nobody_up() {
+    let nodes = [node("a", 2, "T4")];
+    // At 50 half a GPU is free: too little for the pod of two, enough for the youngest.
+    let pods = ["0 50 0 1 500", "0 90 0 1 1000", "0 90 0 1 500", "5 9 0 2 1000", "6 9 0 1 400"];
+    let (run, _) = timed(&nodes, &pods, Overflow::Queued);
+    let of = |class: PodClass| &run.by_class.iter().find(|(known, _)| *known == class).unwrap().1;
+    assert_eq!(of(PodClass::Fraction).waits.max, 44);
+    assert_eq!(of(PodClass::Several).waits.max, 85);
+    assert_eq!(run.all.still_waiting, 0);
+    // Of two equal pods the older is taken; the younger waits to the end.
+    let pods = ["0 90 0 2 1000", "5 90 0 1 1000", "6 90 0 2 1000", "7 90 0 1 1000"];
+    let (run, books) = timed(&nodes, &pods, Overflow::Queued);
+    assert_eq!((run.all.still_waiting, run.all.waits.max), (1, 94));
+    assert_eq!(books[0].reservations().len(), 2);
+}
+
+#[test]
+fn what_ends_makes_room_for_what_comes_at_that_moment() {
+    let pods = ["0 40 8000 1 1000", "40 9 8000 1 1000", "49 9 8000 0 0", "58 1 8000 0 0"];
+    let (run, books) = timed(&[node("a", 1, "T4")], &pods, Overflow::Lost);
+    assert_eq!(run.all.blocked, 0);
+    assert_eq!(run.by_class[0].1.arrivals, 2);
+    assert!(books[0].reservations().is_empty());
+    assert_eq!(books[0].host_free(), books[0].host_capacity());
+}
+
+#[test]
+fn the_cluster_is_looked_at_evenly_and_only_the_window_counts() {
+    let schedule = Schedule {
+        arrivals: vec![
+            Arrival { pod: 0, at: 0, stays: Some(600) },
+            Arrival { pod: 0, at: 0, stays: Some(600) },
+            Arrival { pod: 0, at: 500, stays: None },
+        ],
+        window: 400..800,
+        unit: TimeUnit::Second,
+    };
+    let nodes = vec![node("a", 2, "T4")];
+    let workload = TimedWorkload { nodes, pods: vec![pod(0, "0 1 1000")], schedule };
+    let run = replay_timed(&workload, SimPolicy::BestFit, 1, Overflow::Lost, 0, |_| {}).unwrap();
+    assert_eq!((run.all.arrivals, run.all.blocked), (1, 1));
+    assert_eq!(run.all.allocation.millionths(), 500_000, "both GPUs from 400 to 600");
+    let at: Vec<u64> = run.moments.iter().map(|moment| moment.at).collect();
+    assert_eq!((at.len(), at[1], at[80], run.first_measured), (81, 10, 800, 40));
+    let allocation = run.moments.iter().map(|moment| moment.allocation.millionths());
+    assert_eq!(allocation.filter(|share| *share == 1_000_000).count(), 60);
+    assert_eq!(run.stranded.cumulative(), [(0, 2)]);
+}
+
+#[test]
+fn whoever_waits_fits_nowhere() {
+    let nodes: Vec<TraceNode> = ["a", "b", "c", "d"]
+        .map(|name| node(name, 4, if name < "c" { "T4" } else { "G2" }))
+        .to_vec();
+    let kinds =
+        ["500 1 300", "900 1 700 T4", "2000 1 1000", "100 2 1000 G2", "800 4 1000", "3000 0 0"];
+    let pods: Vec<TracePod> =
+        kinds.iter().enumerate().map(|(name, text)| pod(name, text)).collect();
+    let workload = churn(nodes, pods, 1.5, NodeOrder::AsIs, 5).unwrap();
+    let mut waited = 0;
+    for length in (10..workload.schedule.arrivals.len()).step_by(7) {
+        let mut schedule = workload.schedule.clone();
+        schedule.arrivals.truncate(length);
+        schedule.window = 0..schedule.arrivals[length - 1].at + 1;
+        let (nodes, pods) = (&workload.nodes, &workload.pods);
+        let cluster = SimCluster::new(nodes, pods, SimPolicy::BestFit, 1, 0).unwrap();
+        let account = Account::new(schedule.window.clone());
+        let mut replay = Replay::new(cluster, pods, &schedule, Overflow::Queued, account);
+        replay.play(|_| {});
+        let waiting: Vec<usize> = replay.queue.all().collect();
+        for index in &waiting {
+            let pod = &pods[schedule.arrivals[*index].pod];
+            assert_eq!(replay.cluster.place(*index, pod), None, "{pod:?} after {length}");
+        }
+        replay.cluster.ledger().audit().unwrap();
+        waited += waiting.len();
+    }
+    assert!(waited > 50, "{waited} pods waited: too few to show anything");
+}
+
+#[test]
+fn moves_make_room_for_a_pod_that_fits_nowhere() {
+    // Two GPUs hold 0.4 each; a whole GPU needs one of them to move.
+    let nodes = [node("a", 1, "T4"), node("b", 1, "T4")];
+    let texts = ["1000 1 400 T4", "4000 1 700", "1000 1 300", "1000 1 1000"];
+    let pods: Vec<TracePod> = texts.iter().enumerate().map(|(at, text)| pod(at, text)).collect();
+    let workload = Workload::as_is(nodes.to_vec(), pods);
+    let lost = |most_moves| {
+        let run = replay(&workload, SimPolicy::Product(Policy::Spread), 1, most_moves, |_| {});
+        let run = run.unwrap();
+        (run.lost, run.moves)
+    };
+    assert_eq!(lost(0), (1, 0));
+    assert_eq!(lost(1), (1, 0), "0.3 has nowhere to go");
+    let texts = ["1000 1 400", "4000 1 400", "1000 1 1000"];
+    let pods: Vec<TracePod> = texts.iter().enumerate().map(|(at, text)| pod(at, text)).collect();
+    let workload = Workload::as_is(nodes.to_vec(), pods);
+    let spread = SimPolicy::Product(Policy::Spread);
+    let run = replay(&workload, spread, 1, 1, |_| {}).unwrap();
+    assert_eq!((run.lost, run.moves, run.curve.last()), (0, 1, 90.0));
+}

@@ -1,0 +1,197 @@
+//! The placement rules that the simulator can replay, under the names users type.
+//!
+//! The product's policies come first. The others are the yardsticks of the FGD paper (USENIX ATC'23,
+//! "Beware of Fragmentation"); they exist in the simulator only.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::model::policy::Policy;
+use crate::scoring::baseline::Baseline;
+use crate::scoring::strategy::Strategy;
+use crate::waste::term::Term;
+
+/// A placement rule of the simulator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SimPolicy {
+    /// A policy of the product as it serves pods. `fragmentation` learns the request mix from the
+    /// arrivals, as it does in a cluster.
+    Product(Policy),
+    /// `fragmentation` with the request mix known beforehand: what learning costs.
+    Foreknowing,
+    /// `fragmentation` without a part of it: what that is worth.
+    Without(Term),
+    /// The paper's policy. The request mix is known beforehand.
+    Fgd,
+    /// Least left of CPU and GPU.
+    BestFit,
+    /// Least dot product of free and asked.
+    DotProd,
+    /// Used GPUs first.
+    GpuPacking,
+    /// Nodes with pods of the same number of GPUs first.
+    GpuClustering,
+    /// By chance.
+    Random,
+}
+
+impl SimPolicy {
+    /// All of them, in the order of the documentation.
+    pub const ALL: [Self; 9] = [
+        Self::Product(Policy::Fragmentation),
+        Self::Product(Policy::BinPack),
+        Self::Product(Policy::Spread),
+        Self::Fgd,
+        Self::BestFit,
+        Self::DotProd,
+        Self::GpuPacking,
+        Self::GpuClustering,
+        Self::Random,
+    ];
+
+    /// What tells what a part of `fragmentation` is worth.
+    pub const ABLATIONS: [Self; 9] = [
+        Self::Foreknowing,
+        Self::Without(Term::ALL[0]),
+        Self::Without(Term::ALL[1]),
+        Self::Without(Term::ALL[2]),
+        Self::Without(Term::ALL[3]),
+        Self::Without(Term::ALL[4]),
+        Self::Without(Term::ALL[5]),
+        Self::Without(Term::ALL[6]),
+        Self::Without(Term::ALL[7]),
+    ];
+
+    /// The name users type.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Product(policy) => policy.name(),
+            Self::Foreknowing => "foreknowing",
+            Self::Without(Term::Holes) => "without-holes",
+            Self::Without(Term::HolePrices) => "without-hole-prices",
+            Self::Without(Term::Host) => "without-host",
+            Self::Without(Term::Pieces) => "without-pieces",
+            Self::Without(Term::Several) => "without-several",
+            Self::Without(Term::WholeNodes) => "without-whole-nodes",
+            Self::Without(Term::Scarce) => "without-scarce",
+            Self::Without(Term::Rare) => "without-rare",
+            Self::Fgd => "fgd",
+            Self::BestFit => "bestfit",
+            Self::DotProd => "dotprod",
+            Self::GpuPacking => "gpupacking",
+            Self::GpuClustering => "gpuclustering",
+            Self::Random => "random",
+        }
+    }
+
+    /// Where the rule gets the request mix from.
+    #[must_use]
+    pub fn mix_source(self) -> MixSource {
+        match self {
+            Self::Product(Policy::Fragmentation) | Self::Without(_) => MixSource::Arrivals,
+            Self::Foreknowing | Self::Fgd => MixSource::Population,
+            Self::Product(Policy::BinPack | Policy::Spread)
+            | Self::BestFit
+            | Self::DotProd
+            | Self::GpuPacking
+            | Self::GpuClustering
+            | Self::Random => MixSource::None,
+        }
+    }
+
+    /// The part of `fragmentation` that is left out.
+    #[must_use]
+    pub fn left_out(self) -> Option<Term> {
+        match self {
+            Self::Without(term) => Some(term),
+            _ => None,
+        }
+    }
+
+    /// The strategy for one question; `chance` is drawn only where the rule plays with it.
+    pub fn strategy(self, chance: impl FnOnce() -> u64) -> Strategy {
+        match self {
+            Self::Product(policy) => Strategy::Policy(policy),
+            Self::Foreknowing | Self::Without(_) => Strategy::Policy(Policy::Fragmentation),
+            Self::Fgd => Strategy::Baseline(Baseline::Fgd),
+            Self::BestFit => Strategy::Baseline(Baseline::BestFit),
+            Self::DotProd => Strategy::Baseline(Baseline::DotProd),
+            Self::GpuPacking => Strategy::Baseline(Baseline::GpuPacking),
+            Self::GpuClustering => Strategy::Baseline(Baseline::GpuClustering),
+            Self::Random => Strategy::Baseline(Baseline::Random { chance: chance() }),
+        }
+    }
+}
+
+/// Where a rule gets the request mix from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MixSource {
+    /// It needs none.
+    None,
+    /// From the pods that have arrived so far.
+    Arrivals,
+    /// From all pods of the trace, before the first one arrives.
+    Population,
+}
+
+impl fmt::Display for SimPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that no rule of the simulator has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "there is no policy `{name}`; choose from {}, {}",
+    SimPolicy::ALL.map(SimPolicy::name).join(", "),
+    SimPolicy::ABLATIONS.map(SimPolicy::name).join(", ")
+)]
+pub struct UnknownSimPolicy {
+    /// The offending name.
+    pub name: String,
+}
+
+impl FromStr for SimPolicy {
+    type Err = UnknownSimPolicy;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let mut known = Self::ALL.into_iter().chain(Self::ABLATIONS);
+        known
+            .find(|policy| policy.name() == name)
+            .ok_or_else(|| UnknownSimPolicy { name: name.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_read_back_and_another_one_is_answered_with_the_list() {
+        for policy in SimPolicy::ALL.into_iter().chain(SimPolicy::ABLATIONS) {
+            assert_eq!(policy.name().parse(), Ok(policy));
+        }
+        let refused = "FGD".parse::<SimPolicy>().unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "there is no policy `FGD`; choose from fragmentation, binpack, spread, fgd, bestfit, \
+             dotprod, gpupacking, gpuclustering, random, foreknowing, without-holes, \
+             without-hole-prices, without-host, without-pieces, without-several, \
+             without-whole-nodes, without-scarce, without-rare"
+        );
+    }
+
+    #[test]
+    fn chance_is_drawn_by_the_rule_that_plays_with_it_only() {
+        for policy in SimPolicy::ALL {
+            let mut drawn = false;
+            policy.strategy(|| {
+                drawn = true;
+                1
+            });
+            assert_eq!(drawn, policy == SimPolicy::Random, "{policy}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What holds tenants to their memory: what is intended, beside what was verified on the node.
+//!
+//! Verified is only what was read back, or what the hardware is: a limit that the driver confirms, the limits
+//! of clients of MPS whose daemon serves them, a MIG instance. Clients of MPS must co-operate: a program that
+//! does not want to be held is not, so such limits never count as isolation by hardware.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use litemap::LiteMap;
+
+use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
+use crate::hardware::pool::Protection as PoolGuard;
+use crate::hardware::units::{Demand, MemMib, Share, Timestamp};
+use crate::model::device_state::{DeviceBooks, DeviceUse};
+use crate::model::event::Effect;
+use crate::model::isolation::{DriverLimits, Mode};
+use crate::model::node_state::NodeLedger;
+use crate::model::reservation::ReservationState;
+
+/// How long processes of a pod may run before their intended protection must have been verified. Two
+/// regular lists of processes fall into it.
+pub const VERIFIED_WITHIN: Duration = Duration::from_secs(10);
+
+/// What an agent tells of a pod with processes on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// What the driver holds all its processes to, read back.
+    pub limit: Option<MemMib>,
+    /// Whether a process of it is known to have no limit.
+    pub is_unlimited: bool,
+    /// Whether a process of it is a client of MPS.
+    pub is_mps_client: bool,
+    /// What MPS holds all its processes to together, where each is a client of a daemon that serves.
+    pub mps_limit: Option<MemMib>,
+    /// Percent of the time since the last list in which its kernels ran; none where the driver does not say
+    /// whose kernels run.
+    pub busy_percent: Option<u8>,
+}
+
+/// The protection of one tenant of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protection {
+    /// What is meant to hold it.
+    pub intended: Mode,
+    /// What is known to hold it.
+    pub verified: Mode,
+}
+
+/// What the driver confirms of the tenants of one node, as of the last list of each device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Protections {
+    pub(crate) devices: LiteMap<DeviceId, LiteMap<PodUid, Seen>>,
+}
+
+/// One pod with processes on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) told: Told,
+    /// Since when its intended protection could have been verified and was not.
+    unverified: Option<Timestamp>,
+    /// Whether that was told.
+    pub(crate) is_told: bool,
+}
+
+impl Protections {
+    /// The protection of a pod that holds so much of a device.
+    pub fn of(
+        &self,
+        books: &DeviceBooks,
+        (uid, held): (&PodUid, Demand),
+        limits: DriverLimits,
+    ) -> Protection {
+        let device = &books.device().id;
+        let seen = self.devices.get(device).and_then(|pods| pods.get(uid));
+        protection(books, held, seen.map(|seen| seen.told).unwrap_or_default(), limits)
+    }
+
+    /// How many pods are kept, once for each device.
+    pub(crate) fn count(&self) -> usize {
+        self.devices.values().map(LiteMap::len).sum()
+    }
+
+    /// Forgets devices that the books do not have.
+    pub(crate) fn prune(&mut self, books: &NodeLedger) {
+        self.devices.retain(|id, _| books.devices().iter().any(|it| it.device().id == *id));
+    }
+
+    /// Takes in what the driver tells, for each device whose processes were listed.
+    pub(crate) fn take(
+        &mut self,
+        books: &NodeLedger,
+        (uses, told): (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, Told>>),
+        limits: DriverLimits,
+        now: Timestamp,
+    ) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for device in books.devices() {
+            let id = &device.device().id;
+            let list = uses.iter().find(|seen| seen.id == *id).and_then(|it| it.processes.as_ref());
+            let Some(list) = list else { continue };
+            let before = self.devices.remove(id).unwrap_or_default();
+            let mut all = LiteMap::with_capacity(device.tenants().len());
+            for (uid, held) in device.tenants() {
+                if !list.iter().any(|process| process.pod.as_ref() == Some(uid)) {
+                    continue;
+                }
+                let told = told.get(id).and_then(|pods| pods.get(uid)).copied().unwrap_or_default();
+                let earlier = before.get(uid);
+                let found = protection(device, *held, told, limits);
+                let is_promised = match found.intended {
+                    Mode::Driver => true,
+                    Mode::Mps => {
+                        limits == DriverLimits::OfClients
+                            || device.promised_guard() == PoolGuard::Mps
+                    }
+                    Mode::None | Mode::Mig | Mode::Whole => false,
+                };
+                let is_awaited = is_promised && found.verified != found.intended;
+                let since = earlier.and_then(|earlier| earlier.unverified).unwrap_or(now);
+                let mut seen = Seen {
+                    told,
+                    unverified: is_awaited.then_some(since),
+                    is_told: is_awaited && earlier.is_some_and(|earlier| earlier.is_told),
+                };
+                let reservation = books.reservation(uid);
+                let pod = reservation.filter(|it| it.state == ReservationState::Confirmed);
+                if let (true, false, Some(pod)) = (is_awaited, seen.is_told, pod)
+                    && now.since(since) >= VERIFIED_WITHIN
+                {
+                    seen.is_told = true;
+                    effects.push(Effect::Unprotected {
+                        node: books.name().clone(),
+                        device: id.clone(),
+                        pod: pod.pod.clone(),
+                        intended: found.intended,
+                        limit: told.limit.or(told.mps_limit),
+                    });
+                }
+                all.insert(uid.clone(), seen);
+            }
+            self.devices.insert(id.clone(), all);
+        }
+        effects
+    }
+}
+
+/// What protects a tenant that holds `held` of a device, by what the driver `told` of it. A tenant that
+/// has only a part of a MIG instance has neighbours like one that has a part of a GPU.
+pub(crate) fn protection(
+    books: &DeviceBooks,
+    held: Demand,
+    told: Told,
+    limits: DriverLimits,
+) -> Protection {
+    let both = |mode| Protection { intended: mode, verified: mode };
+    let has_all = held.share >= Share::WHOLE && held.memory >= books.capacity().memory;
+    match &books.device().kind {
+        DeviceKind::MigInstance { .. } if has_all => return both(Mode::Mig),
+        DeviceKind::Gpu if has_all => return both(Mode::Whole),
+        DeviceKind::MigInstance { .. } | DeviceKind::Gpu | DeviceKind::MigParent => {}
+    }
+    let is_gpu = books.device().kind == DeviceKind::Gpu;
+    let within = |limit: Option<MemMib>| limit.is_some_and(|limit| limit <= held.memory);
+    let (is_held, is_held_by_mps) = (within(told.limit), within(told.mps_limit));
+    let is_promised = is_gpu && limits == DriverLimits::Intended;
+    let intended = match books.promised_guard() {
+        PoolGuard::Driver => Mode::Driver,
+        _ if is_held => Mode::Driver,
+        PoolGuard::Mps => Mode::Mps,
+        _ if is_promised => Mode::Driver,
+        _ if limits == DriverLimits::OfClients || told.is_mps_client => Mode::Mps,
+        PoolGuard::None | PoolGuard::Hardware => Mode::None,
+    };
+    let verified = match (is_held, is_held_by_mps) {
+        (true, _) => Mode::Driver,
+        (false, true) => Mode::Mps,
+        (false, false) => Mode::None,
+    };
+    Protection { intended, verified }
+}
+
+/// How many tenants each mode is meant to protect, and is known to.
+pub type Census = BTreeMap<Mode, (u64, u64)>;
+
+#[cfg(test)]
+mod tests;

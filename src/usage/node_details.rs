@@ -1,0 +1,196 @@
+//! What agents say of their nodes beside the books: the driver, where devices sit, what ails them.
+//!
+//! For people to read. No device is given or refused because of it: whether a device may take tenants
+//! is its [`Health`](crate::hardware::device::Health), and which of several are near each other its
+//! [`Nearness`](crate::hardware::topology::Nearness); both are in the books.
+
+use std::collections::BTreeMap;
+
+use crate::hardware::device::{DeviceDetails, DeviceId, PodUid};
+use crate::hardware::pool::Protection as PoolGuard;
+use crate::hardware::units::{Demand, Timestamp};
+use crate::model::device_state::{DeviceBooks, DeviceUse, Evidence};
+use crate::model::event::Effect;
+use crate::model::isolation::{DriverLimits, Mode, Rules};
+use crate::model::node_state::NodeLedger;
+use crate::usage::history::Usages;
+use crate::usage::isolation::{Protections, Seen, Told, protection};
+use crate::usage::samples::Sightings;
+
+/// The driver of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Driver {
+    /// Its version, for instance `580.95.05`.
+    pub version: String,
+    /// Newest CUDA that it can run, for instance `13.0`.
+    pub cuda: Option<String>,
+}
+
+/// What ails a device, or did, and how its daemon of MPS is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// Why it takes no new tenants, as the agent names it.
+    pub ailment: Option<&'static str>,
+    /// Number of the newest Xid since the agent's start, an application's fault or its own.
+    pub last_xid: Option<u64>,
+    /// How its control daemon of MPS is, as the agent names it; none where nobody looks after one.
+    pub mps: Option<&'static str>,
+}
+
+impl Condition {
+    /// Whether its daemon of MPS takes no clients, so that they run unlimited or not at all.
+    pub fn is_mps_away(&self) -> bool {
+        matches!(self.mps, Some("absent" | "faulted"))
+    }
+}
+
+/// What an agent says of its node beside the books.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeDetails {
+    /// The driver.
+    pub driver: Option<Driver>,
+    /// Devices of which anything is known, by UUID.
+    pub devices: BTreeMap<DeviceId, DeviceDetails>,
+    /// Devices of which anything is to be told, by UUID.
+    pub conditions: BTreeMap<DeviceId, Condition>,
+    /// What pods were seen to use.
+    pub sightings: Sightings,
+    /// What the driver confirms of tenants.
+    pub protections: Protections,
+    /// What pods were seen to use over time.
+    pub usages: Usages,
+    /// The version of the books by which pods and devices were forgotten last.
+    pruned_at: u64,
+}
+
+/// The part of a report that belongs to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DetailsReport {
+    /// Driver and devices, when the report carries the inventory.
+    pub inventory: Option<(Option<Driver>, BTreeMap<DeviceId, DeviceDetails>)>,
+    /// Conditions of this moment.
+    pub conditions: BTreeMap<DeviceId, Condition>,
+    /// What the driver tells of pods, for each device whose processes were listed.
+    pub tenants: BTreeMap<DeviceId, BTreeMap<PodUid, Told>>,
+}
+
+impl NodeDetails {
+    /// How many pods are kept, in all its tables together.
+    pub(crate) fn entries(&self) -> usize {
+        self.usages.count() + self.sightings.count() + self.protections.count()
+    }
+
+    /// Takes in a report, after the books have. Lists of processes come with every fifth or so; without
+    /// one, only what the books no longer hold is forgotten, and that only when they have changed.
+    pub(crate) fn take(
+        &mut self,
+        (version, books): (u64, &NodeLedger),
+        (uses, report): (&[DeviceUse], DetailsReport),
+        rules: Rules,
+        now: Timestamp,
+    ) -> Vec<Effect> {
+        if let Some((driver, devices)) = report.inventory {
+            (self.driver, self.devices) = (driver, devices);
+        }
+        self.conditions = report.conditions;
+        if std::mem::replace(&mut self.pruned_at, version) != version {
+            self.sightings.prune(books);
+            self.usages.prune(books);
+            self.protections.prune(books);
+        }
+        let mut effects = Vec::new();
+        if uses.iter().any(|seen| seen.processes.is_some()) {
+            effects = self.sightings.take(books, uses, rules, now);
+            let seen = (uses, &report.tenants);
+            self.usages.take(books, seen, &self.sightings, now);
+            effects.extend(self.protections.take(books, seen, rules.limits, now));
+        }
+        effects
+    }
+}
+
+/// What is known now of the protection that a pool promises, of the devices where that is news.
+///
+/// It is missing where the driver has no limits at all or the daemon of MPS takes no clients, and where a
+/// tenant that should be held is known to be held by nothing, or to more than its share, for longer than
+/// [`VERIFIED_WITHIN`]. What cannot be read proves nothing.
+pub(crate) fn evidence(books: &NodeLedger, details: &NodeDetails) -> Vec<(DeviceId, Evidence)> {
+    let of = |device: &DeviceBooks| {
+        let id = &device.device().id;
+        let is_told_of = details.driver.is_some();
+        let can_limit = || details.devices.get(id).is_some_and(|known| known.can_limit_memory);
+        let condition = || details.conditions.get(id).copied().unwrap_or_default();
+        let (mode, is_hopeless) = match device.promised_guard() {
+            PoolGuard::Driver => (Mode::Driver, is_told_of && !can_limit()),
+            PoolGuard::Mps => (Mode::Mps, condition().is_mps_away()),
+            PoolGuard::None | PoolGuard::Hardware => return Evidence::Intended,
+        };
+        if is_hopeless {
+            return Evidence::Missing;
+        }
+        let listed = details.protections.devices.get(id);
+        let held = |(uid, demand): (&PodUid, &Demand)| {
+            let seen = listed?.get(uid)?;
+            let found = protection(device, *demand, seen.told, DriverLimits::Unused);
+            (found.intended == mode).then_some((seen, found.verified == mode))
+        };
+        let tenants: Vec<_> = device.tenants().iter().filter_map(held).collect();
+        let is_unheld = |told: &Told| match mode {
+            Mode::Mps => !told.is_mps_client || told.mps_limit.is_some(),
+            _ => told.is_unlimited || told.limit.is_some(),
+        };
+        let lacks = |seen: &Seen| seen.is_told && is_unheld(&seen.told);
+        if tenants.iter().any(|(seen, is_verified)| !is_verified && lacks(seen)) {
+            Evidence::Missing
+        } else if !tenants.is_empty() && tenants.iter().all(|(_, is_verified)| *is_verified) {
+            Evidence::Verified
+        } else {
+            Evidence::Intended
+        }
+    };
+    let found = books.devices().iter().map(|device| (device, of(device)));
+    let news = found.filter(|(device, found)| device.evidence() != *found);
+    news.map(|(device, found)| (device.device().id.clone(), found)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::units::{MemMib, Share};
+    use crate::ledger::fixture;
+    use crate::ledger::nodes::state::Ledger;
+    use std::time::Duration;
+
+    fn note(ledger: &Ledger, node: &str, report: DetailsReport) {
+        let rules = Rules {
+            tolerance: MemMib::ZERO,
+            limits: DriverLimits::Unused,
+            grace: Duration::ZERO,
+            max_limit: Share::WHOLE,
+        };
+        assert_eq!(ledger.note(node, (&[], report), rules, Timestamp::START), []);
+    }
+
+    #[test]
+    fn details_stay_until_the_next_inventory_and_conditions_until_the_next_report() {
+        let ledger = fixture::ledger("A");
+        let id = DeviceId::new("A").unwrap();
+        let driver = Driver { version: "580".to_owned(), cuda: None };
+        let sick = Condition { ailment: Some("xid"), last_xid: Some(79), mps: Some("idle") };
+        let details = DeviceDetails { minor: Some(3), ..DeviceDetails::default() };
+        let devices = BTreeMap::from([(id.clone(), details)]);
+        let report = DetailsReport {
+            inventory: Some((Some(driver.clone()), devices.clone())),
+            conditions: BTreeMap::from([(id.clone(), sick)]),
+            tenants: BTreeMap::new(),
+        };
+        note(&ledger, "n", report);
+        assert_eq!(ledger.details("n").conditions.get(&id), Some(&sick));
+        note(&ledger, "n", DetailsReport::default());
+        let now = ledger.details("n");
+        assert_eq!((now.driver, now.devices), (Some(driver), devices));
+        assert!(now.conditions.is_empty());
+        note(&ledger, "nobody", DetailsReport::default());
+        assert_eq!(ledger.details("nobody"), NodeDetails::default());
+    }
+}

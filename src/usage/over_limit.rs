@@ -1,0 +1,210 @@
+//! Which over-user to evict next, where the operator wants that: a decision, and nothing else.
+//!
+//! The worst first, one at a time on each device, only after several lists of processes in a row that
+//! show it above what it may use. Whoever is within its share is never chosen, nor is a pod that holds
+//! nothing: gpupack does not know whose it is.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::units::Timestamp;
+use crate::model::reservation::ReservationState;
+use crate::usage::samples::OverUser;
+
+/// Pause after the first refusal; it doubles with each further one. Disruption budgets change when
+/// replacements become ready, which takes some seconds at least.
+const FIRST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(300);
+
+/// What the API server said to an eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The pod is being ended, or is gone already.
+    Ending,
+    /// Not now: a disruption budget, or a fault.
+    Refused,
+    /// Not known.
+    Open,
+}
+
+/// Evictions that were asked for, of pods that are still booked.
+#[derive(Debug, Default)]
+pub struct Evictions {
+    asked: BTreeMap<PodUid, Asked>,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Asked {
+    /// The devices that the pod holds, and the one that it uses too much of.
+    devices: BTreeSet<DeviceId>,
+    /// What came of it; none while it is under way.
+    answer: Option<Answer>,
+    /// When it may be asked for again.
+    again: Timestamp,
+    /// How often it was refused.
+    refusals: u32,
+}
+
+impl Asked {
+    /// Whether the pod may be about to end.
+    fn may_be_ending(&self) -> bool {
+        self.answer != Some(Answer::Refused)
+    }
+
+    /// Whether asking again makes sense `now`.
+    fn is_due(&self, now: Timestamp) -> bool {
+        matches!(self.answer, Some(Answer::Refused | Answer::Open)) && now >= self.again
+    }
+}
+
+impl Evictions {
+    /// The over-users to evict `now`: at most one per device, the worst first. They count as asked for
+    /// until [`Evictions::settle`] says what came of it.
+    ///
+    /// `is_booked` tells whether a pod still holds anything. A pod that a disruption budget holds does
+    /// not shield the next one, which uses too much as well.
+    pub fn choose(
+        &mut self,
+        mut over: Vec<OverUser>,
+        after_sightings: u32,
+        is_booked: impl Fn(&PodUid) -> bool,
+        now: Timestamp,
+    ) -> Vec<OverUser> {
+        self.asked.retain(|uid, _| is_booked(uid));
+        over.sort_by_key(|it| (Reverse(it.seen.excess()), it.pod().uid.clone()));
+        let mut chosen = Vec::new();
+        for candidate in over {
+            let is_sure = candidate.is_current
+                && is_booked(&candidate.pod().uid)
+                && candidate.held.state == ReservationState::Confirmed
+                && candidate.seen.lists_over >= after_sightings.max(1);
+            let uid = &candidate.pod().uid;
+            if !is_sure || self.asked.get(uid).is_some_and(|asked| !asked.is_due(now)) {
+                continue;
+            }
+            let held = candidate.held.placement.devices.iter().map(|placed| placed.id.clone());
+            let devices: BTreeSet<_> = held.chain([candidate.device.clone()]).collect();
+            let is_busy = self.asked.iter().any(|(other, asked)| {
+                other != uid && asked.may_be_ending() && !asked.devices.is_disjoint(&devices)
+            });
+            if is_busy {
+                continue;
+            }
+            let refusals = self.asked.get(uid).map_or(0, |asked| asked.refusals);
+            let asked = Asked { devices, answer: None, again: now, refusals };
+            self.asked.insert(uid.clone(), asked);
+            chosen.push(candidate);
+        }
+        chosen
+    }
+
+    /// Notes what came of an eviction.
+    pub fn settle(&mut self, uid: &PodUid, answer: Answer, now: Timestamp) {
+        let Some(asked) = self.asked.get_mut(uid) else { return };
+        asked.answer = Some(answer);
+        match answer {
+            Answer::Ending => {}
+            Answer::Refused | Answer::Open => {
+                let pause = FIRST_PAUSE.saturating_mul(1 << asked.refusals.min(8)).min(PAUSE_MAX);
+                asked.again = now.plus(pause);
+                asked.refusals = asked.refusals.saturating_add(1);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::device::NodeName;
+    use crate::hardware::units::{HostAmount, MemMib};
+    use crate::ledger::fixture::{bound, seconds, uid};
+    use crate::model::reservation::Reservation;
+    use crate::usage::samples::Use;
+
+    /// `p` on `A` with so much more than its 500 MiB, in so many lists.
+    fn over(pod: &str, device: &str, excess: u64, lists_over: u32) -> OverUser {
+        let fact = bound(pod, "n", device, 500_000);
+        OverUser {
+            node: NodeName::new("n"),
+            device: DeviceId::new(device).unwrap(),
+            seen: Use { used: MemMib::new(500 + excess), allowed: MemMib::new(500), lists_over },
+            held: Reservation {
+                pod: fact.pod,
+                placement: fact.placement.unwrap(),
+                host: HostAmount::ZERO,
+                state: ReservationState::Confirmed,
+                request: fact.request,
+            },
+            is_current: true,
+        }
+    }
+
+    fn chosen(evictions: &mut Evictions, over: Vec<OverUser>, at: u64) -> String {
+        let chosen = evictions.choose(over, 2, |_| true, seconds(at));
+        chosen.iter().map(|it| it.pod().name.to_string()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn the_worst_is_first_and_one_at_a_time_on_each_device() {
+        let mut evictions = Evictions::default();
+        let all = || {
+            vec![over("p", "A", 10, 9), over("q", "A", 20, 2), over("r", "B", 5, 2)]
+                .into_iter()
+                .chain([over("s", "C", 99, 1)])
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(chosen(&mut evictions, all(), 0), "q r", "`s` was seen once");
+        assert_eq!(chosen(&mut evictions, all(), 9), "", "under way");
+        evictions.settle(&uid("q"), Answer::Ending, seconds(9));
+        evictions.settle(&uid("r"), Answer::Ending, seconds(9));
+        assert_eq!(chosen(&mut evictions, all(), 999), "", "`q` and `r` are still ending");
+        let gone = evictions.choose(all(), 2, |pod| *pod != uid("q"), seconds(1_000));
+        assert_eq!(gone.len(), 1);
+        assert_eq!(*gone[0].pod().name, *"p", "`q` is gone");
+    }
+
+    #[test]
+    fn a_refusal_is_respected_for_longer_and_longer() {
+        let mut evictions = Evictions::default();
+        let only = || vec![over("p", "A", 10, 2)];
+        let mut asked = Vec::new();
+        for second in 0..1_000 {
+            if chosen(&mut evictions, only(), second) == "p" {
+                evictions.settle(&uid("p"), Answer::Refused, seconds(second));
+                asked.push(second);
+            }
+        }
+        assert_eq!(asked, [0, 10, 30, 70, 150, 310, 610, 910]);
+        let both = vec![over("p", "A", 10, 2), over("q", "A", 5, 2)];
+        assert_eq!(chosen(&mut evictions, both, 1_000), "q", "`p` does not shield `q`");
+    }
+
+    #[test]
+    fn an_open_question_keeps_the_device_and_is_asked_again() {
+        let mut evictions = Evictions::default();
+        let both = || vec![over("p", "A", 10, 2), over("q", "A", 5, 2)];
+        assert_eq!(chosen(&mut evictions, both(), 0), "p");
+        evictions.settle(&uid("p"), Answer::Open, seconds(0));
+        assert_eq!(chosen(&mut evictions, both(), 9), "", "`p` may be ending");
+        assert_eq!(chosen(&mut evictions, both(), 10), "p");
+        evictions.settle(&uid("nobody"), Answer::Open, seconds(0));
+    }
+
+    #[test]
+    fn old_news_and_pods_that_are_not_bound_for_certain_are_left_alone() {
+        let mut evictions = Evictions::default();
+        let silent = OverUser { is_current: false, ..over("p", "A", 10, 9) };
+        let mut ending = over("q", "A", 10, 9);
+        ending.held.state =
+            ReservationState::Draining { since: Timestamp::START, clean_reports: 0, shown: None };
+        let mut assumed = over("r", "A", 10, 9);
+        assumed.held.state = ReservationState::Assumed { since: Timestamp::START };
+        assert_eq!(chosen(&mut evictions, vec![silent, ending, assumed], 0), "");
+    }
+}

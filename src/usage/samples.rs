@@ -1,0 +1,281 @@
+//! What pods were seen to use of each device, beside what they hold of it: over-users, and foreign use.
+//!
+//! Lists of processes are the only source: each list of a device is one sighting of everybody on it.
+//! Nothing here frees or takes room; the books take what is used outside of them off what may be placed
+//! by themselves. What the driver cannot say of a process makes nobody an over-user.
+
+use std::time::Duration;
+
+use litemap::LiteMap;
+
+use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::units::{MemMib, Share, Timestamp};
+use crate::model::device_state::{DeviceBooks, DeviceUse};
+use crate::model::event::Effect;
+use crate::model::isolation::Rules;
+use crate::model::node_state::{NodeLedger, NodeState};
+use crate::model::request::Limit;
+use crate::model::reservation::{PodRef, Reservation, ReservationState};
+
+/// What was seen on the devices of one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sightings {
+    /// As of the last list of each device, by UUID.
+    pub(crate) devices: LiteMap<DeviceId, OnDevice>,
+}
+
+/// What the last list of processes of a device shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OnDevice {
+    /// Pods that hold anything on the node, as far as the driver can say what they use.
+    pub pods: LiteMap<PodUid, Use>,
+    /// Used by processes of no pod that holds anything on the node.
+    pub foreign: MemMib,
+    /// Whether the limit of each pod that holds some of the device counts, be it in the list or not: a list
+    /// that leaves a pod out, or does not know what it uses, takes no grace from it.
+    limit_states: LiteMap<PodUid, LimitState>,
+}
+
+/// What one pod uses of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Use {
+    /// Memory of all its processes.
+    pub used: MemMib,
+    /// What it may use: what it holds, or its limit where that is more and counts now.
+    pub allowed: MemMib,
+    /// Lists, one after the other up to the last, that show more than that and the tolerance.
+    pub lists_over: u32,
+}
+
+/// Whether the limit of a pod counts: until borrowing is built, only while it has no neighbors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum LimitState {
+    /// Others were there before it.
+    #[default]
+    Shared,
+    /// It is alone.
+    Alone,
+    /// Others came; until then it may go down to what it holds.
+    Until(Timestamp),
+}
+
+impl LimitState {
+    /// What follows on `self` at the next list.
+    fn next(self, is_alone: bool, now: Timestamp, grace: Duration) -> Self {
+        match self {
+            _ if is_alone => Self::Alone,
+            Self::Alone => Self::Until(now.plus(grace)),
+            Self::Shared | Self::Until(_) => self,
+        }
+    }
+
+    /// Whether a limit counts.
+    fn tolerates(self, now: Timestamp) -> bool {
+        match self {
+            Self::Shared => false,
+            Self::Alone => true,
+            Self::Until(end) => now < end,
+        }
+    }
+}
+
+impl Use {
+    /// What it uses beyond what it may.
+    pub fn excess(&self) -> MemMib {
+        self.used.checked_sub(self.allowed).unwrap_or(MemMib::ZERO)
+    }
+}
+
+/// A pod that uses more of a device than it may, beyond the tolerance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverUser {
+    /// Its node.
+    pub node: NodeName,
+    /// The device.
+    pub device: DeviceId,
+    /// What it uses there.
+    pub seen: Use,
+    /// What it holds.
+    pub held: Reservation,
+    /// Whether the node's agent reports in time, so that this is news.
+    pub is_current: bool,
+}
+
+/// What is used outside of the books, in the whole cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outside {
+    /// Pods that use more of a device than they may.
+    pub over_users: u64,
+    /// What they use beyond it.
+    pub excess: MemMib,
+    /// Used by processes of no pod that holds anything on the node.
+    pub foreign: MemMib,
+}
+
+impl Sightings {
+    /// What the last list of a device shows; none before the first.
+    pub fn on(&self, device: &DeviceId) -> Option<&OnDevice> {
+        self.devices.get(device)
+    }
+
+    /// What the last list of each device shows, by UUID.
+    pub fn devices(&self) -> impl Iterator<Item = (&DeviceId, &OnDevice)> {
+        self.devices.iter()
+    }
+
+    /// How many pods are kept, once for each device.
+    pub(crate) fn count(&self) -> usize {
+        self.devices.values().map(|on| on.pods.len().max(on.limit_states.len())).sum()
+    }
+
+    /// Forgets devices and pods that the books do not have.
+    pub(crate) fn prune(&mut self, books: &NodeLedger) {
+        let has = |id: &DeviceId| books.devices().iter().any(|known| known.device().id == *id);
+        self.devices.retain(|id, _| has(id));
+        for (_, on) in self.devices.iter_mut() {
+            on.pods.retain(|uid, _| books.reservation(uid).is_some());
+            on.limit_states.retain(|uid, _| books.reservation(uid).is_some());
+        }
+    }
+
+    /// Takes in the lists of a report. Use within the tolerance of what is allowed is nobody's fault.
+    pub(crate) fn take(
+        &mut self,
+        books: &NodeLedger,
+        uses: &[DeviceUse],
+        rules: Rules,
+        now: Timestamp,
+    ) -> Vec<Effect> {
+        let tolerance = rules.tolerance;
+        // What is kept shares the texts of the books: those of a report are of no use beyond it.
+        let device = |id: &DeviceId| {
+            let mut devices = books.devices().iter().map(|known| &known.device().id);
+            devices.find(|known| *known == id).cloned()
+        };
+        let mut effects = Vec::new();
+        for seen in uses {
+            let (Some(id), Some(list)) = (device(&seen.id), &seen.processes) else { continue };
+            let before = self.devices.remove(&id);
+            let limit_states = limit_states(books, &id, before.as_ref(), (now, rules.grace));
+            let before = before.unwrap_or_default();
+            let most = list.len().min(books.reservations().len());
+            let pods = LiteMap::with_capacity(most);
+            let mut on = OnDevice { pods, foreign: MemMib::ZERO, limit_states };
+            let mut unknown = Vec::new();
+            for process in list {
+                let holder = process.pod.as_ref().and_then(|uid| books.reservation(uid));
+                let holder = holder.map(|held| &held.pod.uid);
+                let sum = match holder {
+                    Some(uid) => &mut on.pods.entry(uid.clone()).or_default().used,
+                    None => &mut on.foreign,
+                };
+                match process.memory {
+                    Some(memory) => *sum = sum.checked_add(memory).unwrap_or(BEYOND),
+                    None => unknown.extend(holder.cloned()),
+                }
+            }
+            on.pods.retain(|uid, _| !unknown.contains(uid));
+            for (uid, used) in &mut on.pods {
+                let Some(held) = books.reservation(uid) else { continue };
+                let is_tolerated = on.limit_states.get(uid).is_some_and(|it| it.tolerates(now));
+                let most = if is_tolerated { rules.max_limit } else { Share::ZERO };
+                used.allowed = allowed(books, held, &seen.id, most);
+                let earlier = before.pods.get(uid).map_or(0, |earlier| earlier.lists_over);
+                if used.excess() > tolerance {
+                    used.lists_over = earlier.saturating_add(1);
+                }
+                if used.lists_over == 1 && !is_ending(held) {
+                    effects.push(Effect::Overuse {
+                        node: books.name().clone(),
+                        device: seen.id.clone(),
+                        pod: held.pod.clone(),
+                        used: used.used,
+                        allowed: used.allowed,
+                    });
+                }
+            }
+            if on.foreign > tolerance && before.foreign <= tolerance {
+                effects.push(Effect::Foreign {
+                    node: books.name().clone(),
+                    device: seen.id.clone(),
+                    used: on.foreign,
+                });
+            }
+            self.devices.insert(id, on);
+        }
+        effects
+    }
+
+    /// The over-users among the pods that `books` still hold, by device and UID.
+    pub(crate) fn over_users(&self, books: &NodeLedger) -> Vec<OverUser> {
+        let mut all = Vec::new();
+        for (device, on) in &self.devices {
+            for (uid, seen) in on.pods.iter().filter(|(_, seen)| seen.lists_over > 0) {
+                let Some(held) = books.reservation(uid) else { continue };
+                all.push(OverUser {
+                    node: books.name().clone(),
+                    device: device.clone(),
+                    seen: *seen,
+                    held: held.clone(),
+                    is_current: books.state() == NodeState::Reporting,
+                });
+            }
+        }
+        all
+    }
+}
+
+impl OverUser {
+    /// The pod.
+    pub fn pod(&self) -> &PodRef {
+        &self.held.pod
+    }
+}
+
+/// More than any device has: what use comes to that leaves the range of the type.
+pub(crate) const BEYOND: MemMib = MemMib::new(u64::MAX);
+
+/// Whether a pod has ended, so that nobody need be told what it uses.
+fn is_ending(held: &Reservation) -> bool {
+    matches!(held.state, ReservationState::Draining { .. })
+}
+
+/// Whether the limits of all tenants of a device count at this list, from what was so `before` it.
+fn limit_states(
+    books: &NodeLedger,
+    device: &DeviceId,
+    before: Option<&OnDevice>,
+    (now, grace): (Timestamp, Duration),
+) -> LiteMap<PodUid, LimitState> {
+    let on_it = books.devices().iter().find(|known| known.device().id == *device);
+    let Some(tenants) = on_it.map(DeviceBooks::tenants) else { return LiteMap::new() };
+    let is_alone = tenants.len() == 1;
+    let state = |uid: &PodUid| match before {
+        // Who was there before the first list may have been alone until now.
+        None => LimitState::Alone,
+        Some(before) => before.limit_states.get(uid).copied().unwrap_or_default(),
+    };
+    tenants.keys().map(|uid| (uid.clone(), state(uid).next(is_alone, now, grace))).collect()
+}
+
+/// What a pod may use of a device: what it holds there, or the limit it asked for where that is more, but by
+/// that no more than the share `most` of it. Of a device on which it holds nothing it may use nothing.
+fn allowed(books: &NodeLedger, held: &Reservation, device: &DeviceId, most: Share) -> MemMib {
+    let on_it = books.devices().iter().find(|known| known.device().id == *device);
+    let (Some(books), Some(booked)) =
+        (on_it, on_it.and_then(|known| known.tenants().get(&held.pod.uid)))
+    else {
+        return MemMib::ZERO;
+    };
+    let capacity = books.capacity().memory;
+    let limit = held.request.as_ref().and_then(|request| request.limit);
+    let limit = match limit {
+        None => MemMib::ZERO,
+        Some(Limit::Fraction(share)) => share.min(Share::WHOLE).of(capacity),
+        Some(Limit::Memory(memory)) => memory,
+    };
+    booked.memory.max(limit.min(most.of(capacity)))
+}
+
+#[cfg(test)]
+mod tests;

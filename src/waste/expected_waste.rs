@@ -1,0 +1,270 @@
+//! What is to be expected of free room: how much of it will end as waste, given what is asked for.
+//!
+//! Estimates, not books: here, in `outlook`, `holes` and `prices` numbers are floating. They use only
+//! operations that IEEE 754 rounds exactly and the functions of the `libm` crate, so they are equal on every
+//! machine. Every waste is in GPUs.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use crate::hardware::device_class::{ClassId, ClassKind, DeviceClasses};
+use crate::hardware::units::{Demand, HostAmount, MilliCpu};
+use crate::model::request::{Amount, GpuRequest};
+use crate::waste::demand::{Expected, Kind};
+use crate::waste::mix_rows::MixRows;
+use crate::waste::numbers::{fixed, float, gpus};
+use crate::waste::request_mix::{RequestType, Tally};
+use crate::waste::residual::Holes;
+use crate::waste::scarcity::{Prices, Scarcity};
+use crate::waste::supply::{Census, Supply};
+use crate::waste::term::Term;
+
+/// GPUs of waste that a wasted GPU in holes counts for.
+const HOLE: f64 = 5.0;
+
+/// The same for GPU share that processor time and memory of the node will not serve.
+const HOST: f64 = 2.0;
+
+/// Load by CPU over load by GPUs from which CPU is taken to end first: 1, and two standard deviations of
+/// what a window of the mix tells of it (0.01 to 0.02 on the public trace).
+const CPU_SHORT: f64 = 1.05;
+
+/// Half cores up to which the rest of processor time is tabled: 256 cores.
+const HALF_CORES: usize = 512;
+
+/// What the mix says about the use of free room.
+#[derive(Clone, Debug)]
+pub(crate) struct Forecast {
+    pub(crate) holes: Holes,
+    needs: Vec<FourNeeds>,
+    /// Requests of several devices, each weighed by its part of the GPU demand.
+    pub(crate) requests_of_several: MixRows,
+    /// Part of all GPU demand that comes in requests of several devices.
+    several_part: f64,
+    scarcity: Scarcity,
+    pressure: Pressure,
+    /// What is judged without.
+    left_out: Option<Term>,
+}
+
+/// A request for all GPUs of the largest node, where that has several.
+fn whole_node(census: &Census) -> Option<RequestType> {
+    let count = u32::try_from(census.largest())
+        .ok()
+        .filter(|count| *count > 1)
+        .and_then(NonZeroU32::new)?;
+    let request = GpuRequest::several(Amount::Whole, count);
+    Some(RequestType::new(Some(&request), MilliCpu::ZERO))
+}
+
+/// What parts of the GPU demand need of the node beside each GPU. Four side by side, so that four sums
+/// grow at once; the last ones may be of no part.
+#[derive(Clone, Copy, Debug, Default)]
+struct FourNeeds {
+    part: [f64; 4],
+    gpus_per_cpu: [f64; 4],
+    gpus_per_memory: [f64; 4],
+}
+
+/// How processor time is best left free where it ends before the GPUs do: in small pieces.
+#[derive(Clone, Debug)]
+struct Pressure {
+    /// How much that counts: zero where there is enough.
+    weight: f64,
+    /// GPUs per thousandth of a core, over the cluster.
+    gpus_per_cpu: f64,
+    /// By half cores: what pods without a GPU leave unused of so much, in thousandths of a core.
+    rest: Vec<f64>,
+}
+
+impl Forecast {
+    /// The forecast for `types`; none where they ask for no GPU, or no GPU is there to be shared. What is
+    /// `left_out` counts for nothing.
+    pub(crate) fn new(
+        types: &[(RequestType, Tally)],
+        classes: &DeviceClasses,
+        census: &Census,
+        left_out: Option<Term>,
+    ) -> Option<Self> {
+        let kinds: Vec<Kind<'_>> =
+            types.iter().map(|(kind, tally)| kind_of(kind, *tally, classes, census)).collect();
+        let demand: f64 = kinds.iter().map(|kind| kind.weight * kind.gpus).sum();
+        if demand <= 0.0 {
+            return None;
+        }
+        let is_several = |kind: &&GpuRequest| kind.count.get() > 1;
+        let several: Vec<(&RequestType, u64)> = types
+            .iter()
+            .zip(&kinds)
+            .filter(|(_, kind)| kind.request.filter(is_several).is_some())
+            .map(|((of, _), kind)| {
+                (of, fixed(kind.weight * kind.gpus / demand, 1e6).unsigned_abs())
+            })
+            .collect();
+        let whole_node = whole_node(census);
+        let requests = kinds.iter().map(|kind| kind.weight).sum();
+        let expected = Expected::after(requests, left_out);
+        let several = several.into_iter().map(|(kind, part)| (kind, expected.known(part)));
+        let prior = whole_node.as_ref().map(|kind| (kind, expected.prior()));
+        let several = MixRows::of(several.chain(prior), classes);
+        Some(Self {
+            holes: Holes::new(types, classes, left_out),
+            needs: needs(&kinds, demand, census),
+            several_part: float(several.total) / 1e6,
+            requests_of_several: several,
+            scarcity: Scarcity::new(&kinds, demand, classes, census, expected, left_out),
+            pressure: Pressure::new(&kinds, demand, census),
+            left_out,
+        })
+    }
+
+    /// What the cluster is short of, with what is free of it now.
+    pub(crate) fn prices(&self, supply: &Supply, has_gpu: bool) -> Prices {
+        self.scarcity.prices(supply, has_gpu)
+    }
+
+    /// Waste of a device with this left, in GPUs; see [`Holes::waste`].
+    pub(crate) fn hole(&self, class: ClassId, left: Demand) -> f64 {
+        match self.left_out {
+            Some(Term::Holes) => 0.0,
+            _ => HOLE * self.holes.waste(class, left).unwrap_or(0.0),
+        }
+    }
+
+    /// Waste by what is free of the host beside `free` millionths of GPUs.
+    pub(crate) fn host(&self, free: u64, host: HostAmount) -> f64 {
+        let cpu = float(host.cpu.milli());
+        let waste = match self.left_out {
+            Some(Term::Host) => 0.0,
+            _ => HOST * self.unserved(float(free) / 1e6, cpu, float(host.memory.mib())),
+        };
+        match self.left_out {
+            Some(Term::Pieces) => waste,
+            _ => waste + self.pressure.waste(cpu),
+        }
+    }
+
+    /// Room that requests of several devices cannot use, weighed by their part of the demand.
+    pub(crate) fn several(&self, fragments: i128) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "estimates need no more than 53 bits")]
+        let fragments = fragments as f64;
+        fragments / float(self.requests_of_several.total.max(1)) / 1e6 * self.several_part
+    }
+
+    /// GPUs of `free` that stay unused for want of processor time or memory: the mean over the demand,
+    /// each part of it taken as if it were alone on the node.
+    fn unserved(&self, free: f64, cpu: f64, memory: f64) -> f64 {
+        if free <= 0.0 {
+            return 0.0;
+        }
+        let (cpu, memory) = (cpu / free, memory / free);
+        // Always in the same order, so that the sum is the same on every machine. Nothing here can be
+        // "no number", which `f64::min` and `max` would look out for.
+        let mut sums = [0.0; 4];
+        for four in &self.needs {
+            for (lane, sum) in sums.iter_mut().enumerate() {
+                let by_cpu = cpu * four.gpus_per_cpu[lane];
+                let by_memory = memory * four.gpus_per_memory[lane];
+                let served = if by_cpu < by_memory { by_cpu } else { by_memory };
+                let unserved = 1.0 - served;
+                *sum += four.part[lane] * if unserved > 0.0 { unserved } else { 0.0 };
+            }
+        }
+        free * (sums[0] + sums[1] + (sums[2] + sums[3]))
+    }
+}
+
+/// The needs of GPU demand. Those that differ by less than a quarter are put together, so that there
+/// are a few dozen at most.
+fn needs(kinds: &[Kind<'_>], demand: f64, census: &Census) -> Vec<FourNeeds> {
+    let gpus = float(census.gpus());
+    let (cpu, memory) = census.host();
+    let usual = ((cpu / gpus).max(1.0), (memory / gpus).max(1.0));
+    let grid = |value: f64, usual: f64| fixed(4.0 * libm::log(value / usual), 1.0);
+    let mut sums: BTreeMap<(i64, i64), (f64, f64, f64)> = BTreeMap::new();
+    for kind in kinds.iter().filter(|kind| kind.gpus > 0.0) {
+        let part = kind.weight * kind.gpus / demand;
+        let cpu = (kind.cpu / kind.gpus).max(usual.0 * 1e-9);
+        let memory = (kind.memory / kind.gpus).max(usual.1 * 1e-9);
+        let sum = sums.entry((grid(cpu, usual.0), grid(memory, usual.1))).or_default();
+        sum.0 += part;
+        sum.1 += part * cpu;
+        sum.2 += part * memory;
+    }
+    let sums: Vec<(f64, f64, f64)> = sums.into_values().collect();
+    let mut needs = vec![FourNeeds::default(); sums.len().div_ceil(4)];
+    for (at, (part, cpu, memory)) in sums.into_iter().enumerate() {
+        let (four, lane) = (&mut needs[at / 4], at % 4);
+        four.part[lane] = part;
+        four.gpus_per_cpu[lane] = part / cpu;
+        four.gpus_per_memory[lane] = part / memory;
+    }
+    needs
+}
+
+impl Pressure {
+    fn new(kinds: &[Kind<'_>], demand: f64, census: &Census) -> Self {
+        let gpus_per_cpu = float(census.gpus()) / census.host().0.max(1.0);
+        let asked: f64 = kinds.iter().map(|kind| kind.weight * kind.cpu).sum();
+        let load = asked / demand * gpus_per_cpu;
+        let weight = (40.0 * (load - CPU_SHORT)).clamp(0.0, 2.0);
+        Self { weight, gpus_per_cpu, rest: rest(kinds) }
+    }
+
+    /// Waste by `cpu` thousandths of a core that are free on one node.
+    fn waste(&self, cpu: f64) -> f64 {
+        let gpus = cpu * self.gpus_per_cpu;
+        let half_cores = fixed(libm::floor(cpu / 500.0), 1.0);
+        let rest = usize::try_from(half_cores).unwrap_or(0).min(HALF_CORES);
+        self.weight * (gpus * gpus / 4.0 - self.rest[rest] * self.gpus_per_cpu)
+    }
+}
+
+/// By half cores that are free: what pods without a GPU leave unused of them, if all are of one type;
+/// the mean over the types by the processor time they ask for.
+fn rest(kinds: &[Kind<'_>]) -> Vec<f64> {
+    let mut rest = vec![0.0; HALF_CORES + 1];
+    let without = || kinds.iter().filter(|kind| kind.request.is_none() && kind.cpu > 0.0);
+    let all: f64 = without().map(|kind| kind.weight * kind.cpu).sum();
+    for kind in without() {
+        let part = kind.weight * kind.cpu / all;
+        for (free, rest) in
+            (0..).map(|half_cores: u32| f64::from(half_cores) * 500.0).zip(&mut rest)
+        {
+            *rest += part * (free - libm::floor(free / kind.cpu) * kind.cpu);
+        }
+    }
+    rest
+}
+
+fn kind_of<'a>(
+    kind: &'a RequestType,
+    tally: Tally,
+    classes: &DeviceClasses,
+    census: &Census,
+) -> Kind<'a> {
+    let request = kind.gpu.as_ref();
+    let share = classes.map(|class| {
+        let demand = request.and_then(|request| request.demand_on(class).ok());
+        demand.filter(|_| class.kind == ClassKind::Gpu).map(|demand| gpus(demand.share))
+    });
+    let (mut sum, mut there) = (0.0, 0.0);
+    for (shape, nodes) in census.shapes() {
+        if let Some(share) = share.of(shape.class) {
+            let devices = float(nodes * shape.gpus);
+            sum += devices * share;
+            there += devices;
+        }
+    }
+    let devices = request.map_or(0.0, |request| f64::from(request.count.get()));
+    Kind {
+        request,
+        cpu: float(kind.cpu.milli()),
+        memory: float(tally.memory) / float(tally.pods.max(1)),
+        weight: float(tally.pods),
+        gpus: if there > 0.0 { devices * sum / there } else { 0.0 },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+//! What free room is expected to be worth.
+
+use super::*;
+use crate::model::device_state::ClaimRule;
+use crate::scoring::context::{KeptOutlook, Scene, Taken};
+use crate::scoring::{fixture, node_waste};
+
+fn forecast(node: &str, mix: &str) -> Forecast {
+    let (node, classes) = fixture::node(node);
+    fixture::compiled(mix, &node, &classes).forecast.expect("the mix asks for GPUs")
+}
+
+fn close(found: f64, expected: f64) {
+    assert!((found - expected).abs() < 1e-9, "{found}, not {expected}");
+}
+
+#[test]
+fn share_that_processor_time_will_not_serve_is_the_mean_over_the_demand() {
+    let four = "A:1000/1000 B:1000/1000 C:1000/1000 D:1000/1000";
+    for (mix, cpu, unserved) in [
+        ("1 whole cpu=8000", 32_000.0, 0.0),
+        ("1 whole cpu=8000", 16_000.0, 2.0),
+        ("1 whole cpu=8000", 0.0, 4.0),
+        // half a GPU with four cores needs the same per GPU
+        ("1 fraction=0.5 cpu=4000", 16_000.0, 2.0),
+        // by demand: each whole GPU weighs as much as two halves
+        ("1 whole cpu=8000; 2 fraction=0.5 cpu=2000", 16_000.0, 1.0),
+        // of several GPUs too
+        ("1 whole count=2 cpu=16000", 16_000.0, 2.0),
+        // a pod without GPU needs nothing beside GPUs
+        ("1 whole cpu=8000; 5 cpu=64000", 16_000.0, 2.0),
+    ] {
+        close(forecast(four, mix).unserved(4.0, cpu, 1e9), unserved);
+    }
+    close(forecast(four, "1 whole cpu=8000").unserved(0.0, 0.0, 0.0), 0.0);
+}
+
+#[test]
+fn nothing_is_expected_before_the_first_request_for_a_gpu() {
+    let (node, classes) = fixture::node("A:1000/1000");
+    for mix in ["", "3 cpu=1000", "1 mig=1g.5gb"] {
+        assert!(fixture::compiled(mix, &node, &classes).forecast.is_none(), "{mix}");
+    }
+    let (mig, classes) = fixture::node("A=1g.5gb:500/500");
+    assert!(fixture::compiled("1 whole", &mig, &classes).forecast.is_none(), "nothing to share");
+}
+
+/// The position of the device that a request gets.
+fn taken(node: &str, mix: &str, request: &str) -> usize {
+    let (node, classes) = fixture::node(node);
+    let mix = fixture::compiled(mix, &node, &classes);
+    let ask = fixture::ask(request, &classes);
+    let rooms = node.rooms(ClaimRule::Respected);
+    let fits: Vec<Taken> = (0..)
+        .zip(rooms)
+        .filter_map(|(at, room)| Some((at, crate::model::fit::fit(&ask, room).ok()?)))
+        .collect();
+    let host_free = node.host_room(ClaimRule::Respected);
+    let outlook = KeptOutlook::new();
+    let scene = Scene { node: &node, rooms, ask: &ask, fits: &fits, host_free, outlook: &outlook };
+    node_waste::choose(&mix.forecast.unwrap(), &scene, &mix.typical).1[0].0
+}
+
+#[test]
+fn holes_are_kept_for_those_who_fill_them() {
+    let mix = "3 fraction=0.7; 3 fraction=0.3";
+    assert_eq!(taken("A:1000/1000 B:300/1000 C:700/1000", mix, "fraction=0.3"), 1);
+    assert_eq!(taken("A:1000/1000 B:300/1000 C:700/1000", mix, "fraction=0.7"), 2);
+    // half a GPU fits neither hole, so a hole that nobody needs whole is the place for it
+    assert_eq!(taken("A:1000/1000 B:600/1000 C:700/1000", mix, "fraction=0.5"), 1);
+}
+
+#[test]
+fn processor_time_under_pressure_is_left_in_small_pieces() {
+    let pressure =
+        |weight| Pressure { weight, gpus_per_cpu: 1e-4, rest: vec![0.0; HALF_CORES + 1] };
+    let (one, two) = (40_000.0, 20_000.0);
+    let apart = pressure(2.0);
+    assert!(apart.waste(two) + apart.waste(two) < apart.waste(one));
+    close(pressure(2.0).waste(0.0), 0.0);
+    assert!(pressure(2.0).waste(1e12).is_finite(), "more cores than the table has");
+}
+
+#[test]
+fn pods_without_gpu_leave_what_they_cannot_use() {
+    let (node, classes) = fixture::node("A:1000/1000");
+    let forecast = fixture::compiled("1 whole; 1 cpu=4000", &node, &classes).forecast.unwrap();
+    for (half_cores, rest) in [(0, 0.0), (3, 1500.0), (8, 0.0), (11, 1500.0)] {
+        close(forecast.pressure.rest[half_cores], rest);
+    }
+}

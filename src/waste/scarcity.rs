@@ -1,0 +1,193 @@
+//! What the cluster is short of: two kinds of prices, for all nodes alike, from what is free now.
+//!
+//! A place is judged on its node alone, and that judgement is kept until the node changes. What the
+//! whole cluster runs out of enters as a factor afterwards, so that one booking anywhere changes all
+//! ranks without a node being looked at again.
+
+use std::collections::BTreeMap;
+
+use crate::hardware::device_class::{ClassId, DeviceClasses};
+use crate::waste::demand::{Expected, Kind};
+use crate::waste::numbers::{fixed, float};
+use crate::waste::supply::{Census, Supply};
+use crate::waste::term::Term;
+
+/// Price of room for requests of several devices when all that is free of it is needed.
+const SEVERAL: f64 = 30.0;
+
+/// Price of a class of devices when all that is free of it is needed.
+const SCARCE: f64 = 10.0;
+
+/// Part of the cluster's GPUs below which the nodes that can hold a request are few.
+const FEW: f64 = 0.25;
+
+/// Requests among which one is expected that fills a whole node, of any shape there is.
+const ONE_IN: f64 = 2000.0;
+
+/// A tenth of a GPU, in millionths: added to free room, so that nothing is divided by zero.
+const ROUND: f64 = 1e5;
+
+/// How a place changes the worth of the node's free room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worth {
+    /// Expected waste that it avoids, in millionths of a GPU.
+    pub gain: i64,
+    /// Room for requests of several devices that it spares, in millionths of a GPU.
+    pub spared: i64,
+    /// Class of the devices it takes; for a pod without GPU, of those it stands beside.
+    pub class: ClassId,
+    /// Share that it takes, or that a pod without GPU stands beside, in millionths of a GPU.
+    pub share: i64,
+}
+
+/// The prices of the moment, in thousandths of a GPU per GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prices {
+    several: i64,
+    by_class: Vec<i64>,
+}
+
+impl Prices {
+    #[cfg(test)]
+    pub(crate) fn of(several: i64, by_class: &[i64]) -> Self {
+        Self { several, by_class: by_class.to_vec() }
+    }
+
+    /// What a place costs, in billionths of a GPU: less is better.
+    #[inline]
+    pub fn cost(&self, worth: &Worth) -> i64 {
+        let scarce = self.by_class.get(worth.class.position()).copied().unwrap_or(0);
+        scarce * worth.share - 1000 * worth.gain - self.several * worth.spared
+    }
+}
+
+/// The demand that not every node can serve.
+#[derive(Clone, Debug)]
+pub(crate) struct Scarcity {
+    /// Parts of all GPU demand by number of devices, for more than one.
+    by_count: Vec<(usize, f64)>,
+    bound: Vec<Bound>,
+    /// What is judged without.
+    left_out: Option<Term>,
+}
+
+/// Demand that only some classes of devices can serve.
+#[derive(Clone, Debug)]
+struct Bound {
+    classes: Vec<usize>,
+    part: f64,
+    /// Because few nodes are large enough, not for the models it accepts.
+    is_by_size: bool,
+}
+
+impl Scarcity {
+    /// What of `kinds`, together asking for `demand` GPUs, not every node of the census can serve.
+    pub(crate) fn new(
+        kinds: &[Kind<'_>],
+        demand: f64,
+        classes: &DeviceClasses,
+        census: &Census,
+        expected: Expected,
+        left_out: Option<Term>,
+    ) -> Self {
+        let mut by_count: BTreeMap<usize, f64> = BTreeMap::new();
+        let mut sets: BTreeMap<(Vec<usize>, bool), f64> = BTreeMap::new();
+        for kind in kinds {
+            let Some(request) = kind.request else { continue };
+            let part = kind.weight * kind.gpus / demand;
+            let count = usize::try_from(request.count.get()).unwrap_or(usize::MAX);
+            if count > 1 {
+                *by_count.entry(count).or_default() += part;
+            }
+            let accepts = classes.map(|class| request.demand_on(class).is_ok());
+            let accepted = classes_of(census, |shape| *accepts.of(shape.class));
+            let large = classes_of(census, |shape| {
+                let memory = float(shape.host.memory.mib());
+                *accepts.of(shape.class)
+                    && shape.gpus >= u64::from(request.count.get())
+                    && float(shape.host.cpu.milli()) >= kind.cpu
+                    && memory >= kind.memory
+            });
+            if large.is_few(census) {
+                let is_by_size = large.classes != accepted.classes;
+                *sets.entry((large.classes, is_by_size)).or_default() += part;
+            } else if accepted.is_partial(census) {
+                *sets.entry((accepted.classes, false)).or_default() += part;
+            }
+        }
+        for (full, _) in census.shapes().filter(|_| left_out != Some(Term::Rare)) {
+            let alike = classes_of(census, |shape| {
+                let host = (full.host.cpu, full.host.memory);
+                shape.gpus >= full.gpus && shape.host.cpu >= host.0 && shape.host.memory >= host.1
+            });
+            if alike.is_few(census) {
+                let pods: f64 = kinds.iter().map(|kind| kind.weight).sum();
+                let part = pods / ONE_IN * float(full.gpus) / demand;
+                *sets.entry((alike.classes, true)).or_default() += part;
+            }
+        }
+        expected.by_count(census, &mut by_count);
+        let bound = sets.into_iter().map(|((classes, is_by_size), part)| Bound {
+            classes,
+            part,
+            is_by_size,
+        });
+        Self { by_count: by_count.into_iter().collect(), bound: bound.collect(), left_out }
+    }
+
+    /// The prices for a pod with or without a GPU request. One without takes no model away, but it
+    /// may take the processor time that few large nodes have.
+    pub(crate) fn prices(&self, supply: &Supply, has_gpu: bool) -> Prices {
+        let free = float(supply.free());
+        let need = |(count, part): &(usize, f64)| {
+            part * free / (float(supply.on_nodes_with(*count)) + ROUND)
+        };
+        let short = self.by_count.iter().map(need).fold(0.0, f64::max).min(1.0);
+        let mut by_class: Vec<f64> = Vec::new();
+        for bound in self.bound.iter().filter(|bound| has_gpu || bound.is_by_size) {
+            let there: f64 = bound.classes.iter().map(|class| float(supply.of_class(*class))).sum();
+            for class in &bound.classes {
+                by_class.resize(by_class.len().max(class + 1), 0.0);
+                by_class[*class] += bound.part * free / (there + ROUND);
+            }
+        }
+        let unless = |term, factor| if self.left_out == Some(term) { 0.0 } else { factor };
+        let scarce = unless(Term::Scarce, SCARCE);
+        let several = unless(Term::Several, SEVERAL);
+        let price = |short: &f64| fixed(scarce * short.min(1.0), 1e3);
+        Prices {
+            several: fixed(several * short * short * short, 1e3),
+            by_class: by_class.iter().map(price).collect(),
+        }
+    }
+}
+
+/// Classes of devices on some of the nodes.
+struct Part {
+    classes: Vec<usize>,
+    gpus: f64,
+}
+
+fn classes_of(census: &Census, is_in: impl Fn(&crate::waste::supply::NodeShape) -> bool) -> Part {
+    let (mut classes, mut gpus) = (Vec::new(), 0.0);
+    for (shape, nodes) in census.shapes().filter(|(shape, _)| is_in(shape)) {
+        classes.push(shape.class.position());
+        gpus += float(nodes * shape.gpus);
+    }
+    classes.sort_unstable();
+    classes.dedup();
+    Part { classes, gpus }
+}
+
+impl Part {
+    fn is_few(&self, census: &Census) -> bool {
+        !self.classes.is_empty() && self.gpus < FEW * float(census.gpus())
+    }
+
+    fn is_partial(&self, census: &Census) -> bool {
+        !self.classes.is_empty() && self.gpus < float(census.gpus())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! When what becomes dear.
+
+use super::*;
+use crate::model::node_state::NodeLedger;
+use crate::scoring::fixture;
+use crate::waste::compiled_mix::CompiledMix;
+use crate::waste::supply::NodeSupply;
+
+/// A cluster of the nodes of these texts, all of one table of classes.
+fn cluster(nodes: &[&str]) -> (Vec<NodeLedger>, DeviceClasses, Census, Supply) {
+    let mut classes = DeviceClasses::default();
+    let (mut census, mut supply) = (Census::default(), Supply::default());
+    let mut made = Vec::new();
+    for text in nodes {
+        let node = fixture::node_of(text, &mut classes);
+        census.count(&node);
+        supply.replace(&NodeSupply::default(), &NodeSupply::of(&node));
+        made.push(node);
+    }
+    (made, classes, census, supply)
+}
+
+fn prices(nodes: &[&str], mix: &str, has_gpu: bool) -> Prices {
+    let (_, classes, census, supply) = cluster(nodes);
+    CompiledMix::of(&fixture::mix(mix), &classes, &census).prices(&supply, has_gpu)
+}
+
+const PAIR: &str = "A:1000/1000 B:1000/1000";
+const SPLIT: &str = "A:900/1000 B:1000/1000";
+
+#[test]
+fn room_for_several_devices_is_dear_when_it_is_nearly_all_needed() {
+    let price = |nodes: &[&str]| prices(nodes, "100000 whole count=2; 200000 whole", true).several;
+    let (plenty, some, none) =
+        (price(&[PAIR, PAIR, PAIR]), price(&[PAIR, PAIR, SPLIT]), price(&[SPLIT, SPLIT]));
+    assert!(plenty < some && some < none, "{plenty}, {some}, {none}");
+    assert_eq!(none, 30_000, "it is never dearer than that");
+    assert_eq!(prices(&[SPLIT], "1000000 whole", true).several, 0, "nobody asks for several");
+    let early = prices(&[SPLIT], "10 whole", true).several;
+    assert!(early > 0, "before much is known, somebody may");
+}
+
+#[test]
+fn a_model_is_dear_to_all_when_some_accept_nothing_else() {
+    let nodes = ["A:1000/1000@T4 B:1000/1000@T4", "C:1000/1000@A100"];
+    let bound = prices(&nodes, "1 whole model=A100; 1 whole", true);
+    assert!(bound.by_class[1] > 0 && bound.by_class[0] == 0, "{bound:?}");
+    let free = prices(&nodes, "2 whole", true);
+    assert!(free.by_class.iter().all(|price| *price < bound.by_class[1]), "{free:?}");
+    // a pod without GPU takes no model away
+    let without = prices(&nodes, "1 whole model=A100; 1 whole", false);
+    assert!(without.by_class.get(1).is_none_or(|price| *price < bound.by_class[1]), "{without:?}");
+}
+
+#[test]
+fn a_place_costs_its_waste_and_what_it_takes_of_the_scarce() {
+    let worth = Worth { gain: 5, spared: 2, class: ClassId::default(), share: 3 };
+    let free = Prices::default();
+    assert_eq!(free.cost(&worth), -5_000);
+    let dear = Prices { several: 10, by_class: vec![100] };
+    assert_eq!(dear.cost(&worth), 3 * 100 - 5_000 - 2 * 10);
+}

@@ -1,0 +1,153 @@
+//! What the cluster as a whole has, and has free: what no single node knows.
+//!
+//! The [`Census`] changes when nodes come and go, the [`Supply`] with every booking. Both count GPUs
+//! that may be shared and take new tenants. MIG instances are too unlike GPUs in size to be counted among
+//! them, shared or not.
+
+use std::collections::BTreeMap;
+
+use crate::hardware::device::DeviceKind;
+use crate::hardware::device_class::ClassId;
+use crate::hardware::units::HostAmount;
+use crate::model::device_state::DeviceBooks;
+use crate::model::node_state::NodeLedger;
+use crate::waste::numbers::float;
+
+/// Nodes with this many wholly free GPUs or more are counted together.
+const MOST_WHOLE: usize = 16;
+
+fn shareable(node: &NodeLedger) -> impl Iterator<Item = &DeviceBooks> {
+    let devices = if node.placeable().is_ok() { node.devices() } else { &[] };
+    devices.iter().filter(|books| books.is_placeable() && books.device().kind == DeviceKind::Gpu)
+}
+
+/// Nodes that are alike when they are empty.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeShape {
+    /// Class of its first GPU. Nodes with GPUs of several classes are rare.
+    pub class: ClassId,
+    /// Its GPUs.
+    pub gpus: u64,
+    /// All its processor time and memory.
+    pub host: HostAmount,
+}
+
+/// The nodes by shape.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    shapes: BTreeMap<NodeShape, u64>,
+}
+
+impl Census {
+    /// Counts a node; one that takes no pods now counts for nothing.
+    pub fn count(&mut self, node: &NodeLedger) {
+        let mut gpus = shareable(node);
+        let Some(first) = gpus.next() else { return };
+        let gpus = 1 + gpus.count();
+        let shape = NodeShape {
+            class: first.class(),
+            gpus: u64::try_from(gpus).expect("a node has few devices"),
+            host: node.host_capacity(),
+        };
+        *self.shapes.entry(shape).or_default() += 1;
+    }
+
+    /// GPUs of all nodes.
+    pub fn gpus(&self) -> u64 {
+        self.shapes().map(|(shape, nodes)| nodes * shape.gpus).sum()
+    }
+
+    /// GPUs of the node that has the most.
+    pub fn largest(&self) -> u64 {
+        self.shapes().map(|(shape, _)| shape.gpus).max().unwrap_or(0)
+    }
+
+    /// Processor time of all nodes, in thousandths of a core, and their memory in MiB: an estimate.
+    pub(crate) fn host(&self) -> (f64, f64) {
+        self.shapes().fold((0.0, 0.0), |(cpu, memory), (shape, nodes)| {
+            let host = shape.host;
+            (
+                cpu + float(nodes) * float(host.cpu.milli()),
+                memory + float(nodes) * float(host.memory.mib()),
+            )
+        })
+    }
+
+    /// The shapes, each with its number of nodes.
+    pub fn shapes(&self) -> impl Iterator<Item = (&NodeShape, u64)> {
+        self.shapes.iter().map(|(shape, nodes)| (shape, *nodes))
+    }
+}
+
+/// What one node adds to the [`Supply`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeSupply {
+    free: Vec<(ClassId, u64)>,
+    whole: usize,
+}
+
+impl NodeSupply {
+    /// The node as it is now. Claims do not count: they last for milliseconds.
+    pub fn of(node: &NodeLedger) -> Self {
+        let mut supply = Self::default();
+        for books in shareable(node) {
+            let free = books.free_of_bookings();
+            let millionths = free.share.millionths();
+            match supply.free.iter_mut().find(|(class, _)| *class == books.class()) {
+                Some((_, sum)) => *sum += millionths,
+                None => supply.free.push((books.class(), millionths)),
+            }
+            supply.whole += usize::from(free == books.capacity());
+        }
+        supply
+    }
+
+    fn total(&self) -> u64 {
+        self.free.iter().map(|(_, millionths)| *millionths).sum()
+    }
+}
+
+/// Free share of the cluster's GPUs, in millionths of a GPU: by class, and by how many GPUs of their
+/// node are wholly free.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Supply {
+    by_class: Vec<u64>,
+    by_whole: [u64; MOST_WHOLE + 1],
+}
+
+impl Supply {
+    /// Replaces what a node adds.
+    ///
+    /// # Panics
+    /// When `before` was never added: our own arithmetic is broken.
+    pub fn replace(&mut self, before: &NodeSupply, after: &NodeSupply) {
+        for (class, millionths) in &after.free {
+            let known = self.by_class.len().max(class.position() + 1);
+            self.by_class.resize(known, 0);
+            self.by_class[class.position()] += millionths;
+        }
+        self.by_whole[after.whole.min(MOST_WHOLE)] += after.total();
+        let less = |sum: &mut u64, part: u64| {
+            *sum = sum.checked_sub(part).expect("only what was added is taken away");
+        };
+        for (class, millionths) in &before.free {
+            less(&mut self.by_class[class.position()], *millionths);
+        }
+        less(&mut self.by_whole[before.whole.min(MOST_WHOLE)], before.total());
+    }
+
+    /// Free share of all GPUs.
+    pub fn free(&self) -> u64 {
+        self.by_whole.iter().sum()
+    }
+
+    /// Free share of the GPUs of a class.
+    pub fn of_class(&self, class: usize) -> u64 {
+        self.by_class.get(class).copied().unwrap_or(0)
+    }
+
+    /// Free share of the nodes that have at least `gpus` wholly free GPUs.
+    pub fn on_nodes_with(&self, gpus: usize) -> u64 {
+        self.by_whole[gpus.min(MOST_WHOLE)..].iter().sum()
+    }
+}

@@ -6,10 +6,7 @@
 //! (a Binding that names node and device in one write); both meet only in the [`ledger`].
 //!
 //! Read this file from top to bottom: **each file imports only files that stand above it here.** The
-//! test `rules` holds the code to that.
-
-pub(crate) mod causes;
-pub mod clock;
+//! test `layering` holds the code to that.
 
 /// What a node owns: GPUs, MIG instances, their classes, and where they sit. Pure values.
 pub mod hardware {
@@ -122,6 +119,9 @@ pub mod ledger {
         pub(crate) mod suggestions;
     }
 }
+
+pub(crate) mod causes;
+pub mod clock;
 
 /// The configuration file.
 pub mod config {

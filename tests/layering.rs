@@ -1,5 +1,5 @@
-//! Holds the code against the import table of `docs/ARCHITECTURE.md`: layers look only downwards, and
-//! what each may use is written down once, there.
+//! Holds the code to the order in `src/lib.rs`: a file imports only files that stand above it there. So
+//! there are no import circles, neither of files nor of folders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,103 +7,58 @@ use source::{SourceFile, Word, files, words};
 
 mod source;
 
-/// The document with the tables.
-const ARCHITECTURE: &str = include_str!("../docs/ARCHITECTURE.md");
+/// Most Rust files in one folder of `src`: beyond them it is two rooms.
+const MOST_IN_A_FOLDER: usize = 12;
 
-/// Heading of the table of modules.
-const MODULES: &str = "Module";
+/// What decides is pure: no file of these folders mentions any of these words, tests aside.
+const PURE: [&str; 6] = ["hardware", "model", "waste", "scoring", "usage", "ledger"];
 
-/// Heading of the table of foreign crates and other words that are bound to places.
-const WORDS: &str = "Word";
-
-/// Words that a layer may not even mention, each with the reason. Tests inside it may.
-const UNSAYABLE: [(&str, &[&str], &str); 2] = [
-    (
-        "src/packing/",
-        &[
-            "tokio",
-            "async",
-            "await",
-            "Instant",
-            "SystemTime",
-            "rand",
-            "rand_chacha",
-            "tracing",
-            "Mutex",
-            "RwLock",
-            "DashMap",
-            "serde",
-            "serde_json",
-            "axum",
-            "kube",
-            "k8s_openapi",
-            "f32",
-        ],
-        "packing is pure: values in, verdict out",
-    ),
-    (
-        "src/ledger/",
-        &[
-            "tokio",
-            "async",
-            "await",
-            "Instant",
-            "SystemTime",
-            "rand",
-            "rand_chacha",
-            "serde",
-            "serde_json",
-            "axum",
-            "kube",
-            "k8s_openapi",
-        ],
-        "the ledger knows no wire format, no clock, no chance and never waits for I/O",
-    ),
+/// Clocks, chance, input and output, and formats.
+const IMPURE: [&str; 13] = [
+    "tokio",
+    "async",
+    "await",
+    "Instant",
+    "SystemTime",
+    "rand",
+    "rand_chacha",
+    "serde",
+    "serde_json",
+    "axum",
+    "kube",
+    "k8s_openapi",
+    "f32",
 ];
 
-/// Modules (rows) with what each may use, in the order of the rows.
-type Table = Vec<(String, BTreeSet<String>)>;
+/// Where `src/lib.rs` lists each file, as its path of modules.
+type Order = BTreeMap<Vec<String>, usize>;
 
-/// Reads the Markdown table whose first column has this heading.
-fn table(document: &str, heading: &str) -> Table {
-    let start = format!("| {heading} |");
-    let rows = document.lines().skip_while(|line| !line.starts_with(&start));
-    let rows = rows.skip(2).take_while(|line| line.starts_with('|'));
-    rows.map(|row| {
-        let mut cells = row.trim_matches('|').split('|');
-        let mut ticked = || {
-            let cell = cells.next().unwrap_or_default();
-            cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>()
-        };
-        let name = ticked().pop().unwrap_or_default();
-        (name, ticked().into_iter().collect())
-    })
-    .collect()
+/// The files that `lib.rs` lists, fixtures of tests left out.
+fn order(lib: &[Word]) -> Order {
+    let text = |at: usize| lib.get(at).map_or("", |word| word.text.as_str());
+    let mut rooms: Vec<String> = Vec::new();
+    let mut found = Order::new();
+    for at in 0..lib.len() {
+        match text(at) {
+            "mod" if text(at + 2) == "{" => rooms.push(text(at + 1).to_owned()),
+            "mod" if !is_of_tests(lib, at) => {
+                let path = rooms.iter().cloned().chain([text(at + 1).to_owned()]).collect();
+                found.insert(path, found.len());
+            }
+            "}" => {
+                rooms.pop();
+            }
+            _ => {}
+        }
+    }
+    found
 }
 
-/// The Rust files that the map of the document names: the first cells of the table of files.
-fn mapped_files(document: &str) -> BTreeSet<&str> {
-    let rows = document.lines().skip_while(|line| !line.starts_with("| File |"));
-    let rows = rows.take_while(|line| line.starts_with('|'));
-    let cells = rows.filter_map(|row| row.split('|').nth(1));
-    let ticked = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
-    ticked.filter(|path| path.ends_with(".rs")).collect()
-}
-
-/// The Rust files of the product.
-fn product(files: &[SourceFile]) -> impl Iterator<Item = &SourceFile> {
-    files.iter().filter(|file| file.path.starts_with("src/") && file.path.ends_with(".rs"))
-}
-
-/// The top-level module that a file of `src` belongs to; `lib` for the list of modules itself.
-fn module_of(path: &str) -> &str {
-    let path = path.strip_prefix("src/").expect("a path below src");
-    path.split('/').next().unwrap_or_default().trim_end_matches(".rs")
-}
-
-/// Depth of a file in the tree of modules: 1 for `src/clock.rs`, 2 for `src/ledger/books.rs`.
-fn depth_of(path: &str) -> usize {
-    path.split('/').count() - 1
+/// Whether the `mod` at `at` has the attribute `#[cfg(test)]`, whatever its visibility and other attributes.
+fn is_of_tests(words: &[Word], at: usize) -> bool {
+    let before = words[..at].iter().rev().map(|word| word.text.as_str());
+    let own: Vec<&str> = before.take_while(|word| ![";", "{", "}"].contains(word)).collect();
+    own.windows(4).any(|run| run == [")", "test", "(", "cfg"])
 }
 
 /// The words of a file outside its test modules.
@@ -111,20 +66,9 @@ fn without_tests(words: &[Word]) -> Vec<&Word> {
     let mut kept = Vec::new();
     let mut at = 0;
     while at < words.len() {
-        let is_tests = matches!(&words[at..], [first, second, third, ..]
-            if first.text == "mod" && second.text == "tests" && third.text == "{");
-        if is_tests {
-            let mut open = 0_usize;
-            for word in &words[at + 2..] {
-                at += 1;
-                match word.text.as_str() {
-                    "{" => open += 1,
-                    "}" if open == 1 => break,
-                    "}" => open -= 1,
-                    _ => {}
-                }
-            }
-            at += 2;
+        let is_block = words.get(at + 2).is_some_and(|word| word.text == "{");
+        if words[at].text == "mod" && is_block && is_of_tests(words, at) {
+            at = end_of_block(words, at + 2);
         } else {
             kept.push(&words[at]);
             at += 1;
@@ -133,194 +77,171 @@ fn without_tests(words: &[Word]) -> Vec<&Word> {
     kept
 }
 
-/// The top-level modules that a file uses: what follows `crate::` (or `gpupack::` in `main`), also in
-/// braces, and what follows enough `super`s to reach the top.
-fn imports(path: &str, words: &[&Word]) -> BTreeMap<String, usize> {
-    let text = |at: usize| words.get(at).map_or("", |word| word.text.as_str());
-    let mut found = BTreeMap::new();
-    let mut inner: Vec<bool> = Vec::new();
+/// Where the block that opens at `at` is over.
+fn end_of_block(words: &[Word], at: usize) -> usize {
+    let mut open = 0_usize;
+    for (end, word) in words.iter().enumerate().skip(at) {
+        match word.text.as_str() {
+            "{" => open += 1,
+            "}" if open == 1 => return end + 1,
+            "}" => open -= 1,
+            _ => {}
+        }
+    }
+    words.len()
+}
+
+/// The paths below the crate that a text names, trees of `use` unfolded, each with its line.
+fn paths(words: &[&Word]) -> Vec<(Vec<String>, usize)> {
+    let mut found = Vec::new();
     for at in 0..words.len() {
-        match text(at) {
-            "{" => inner.push(at >= 2 && text(at - 2) == "mod"),
-            "}" => {
-                inner.pop();
-            }
-            "crate" | "gpupack" if text(at + 1) == "::" => {
-                first_names(words, at + 2, &mut found);
-            }
-            "super" if at < 2 || text(at - 2) != "super" => {
-                let supers = (0..).take_while(|n| text(at + 2 * n) == "super").count();
-                let depth = depth_of(path) + inner.iter().filter(|is_mod| **is_mod).count();
-                if supers >= depth {
-                    first_names(words, at + 2 * supers, &mut found);
-                }
-            }
-            _ => {}
+        let is_path = words.get(at + 1).is_some_and(|word| word.text == "::");
+        if words[at].text == "crate" && is_path {
+            unfold(words, at + 2, &mut Vec::new(), &mut found);
         }
     }
     found
 }
 
-/// The name at `at`, or the first names in the braces there.
-fn first_names(words: &[&Word], at: usize, found: &mut BTreeMap<String, usize>) {
-    let Some(first) = words.get(at) else { return };
-    if first.text != "{" {
-        found.insert(first.text.clone(), first.line);
-        return;
-    }
-    let mut open = 0_usize;
-    let mut is_first = true;
-    for word in &words[at..] {
-        match word.text.as_str() {
-            "{" => open += 1,
-            "}" if open == 1 => return,
-            "}" => open -= 1,
-            "," if open == 1 => is_first = true,
-            name if open == 1 && is_first => {
-                found.insert(name.to_owned(), word.line);
-                is_first = false;
+/// Reads the path or the tree of `use` at `at`, which continues `path`; returns where it is over.
+fn unfold(
+    words: &[&Word],
+    mut at: usize,
+    path: &mut Vec<String>,
+    found: &mut Vec<(Vec<String>, usize)>,
+) -> usize {
+    let own = path.len();
+    while let Some(word) = words.get(at) {
+        if word.text == "{" {
+            at += 1;
+            while words.get(at).is_some_and(|word| word.text != "}") {
+                at = if words[at].text == "," { at + 1 } else { unfold(words, at, path, found) };
             }
-            _ => {}
+            path.truncate(own);
+            return at + 1;
         }
+        path.push(word.text.clone());
+        at += 1;
+        if words.get(at).is_none_or(|next| next.text != "::") {
+            found.push((path.clone(), word.line));
+            break;
+        }
+        at += 1;
     }
+    while words.get(at).is_some_and(|word| word.text == "as") {
+        at += 2;
+    }
+    path.truncate(own);
+    at
 }
 
-/// Modules that `lib.rs` declares at its top, test modules left out.
-fn declared(words: &[Word]) -> BTreeSet<String> {
-    let mut open = 0_usize;
-    let mut found = BTreeSet::new();
-    for (at, word) in words.iter().enumerate() {
-        match word.text.as_str() {
-            "{" => open += 1,
-            "}" => open -= 1,
-            "mod" if open == 0 => {
-                found.insert(words[at + 1].text.clone());
-            }
-            _ => {}
-        }
-    }
-    found
+/// The listed file that a path leads into.
+fn file_of<'a>(order: &'a Order, path: &[String]) -> Option<(&'a Vec<String>, usize)> {
+    (1..=path.len()).find_map(|length| {
+        order.get_key_value(&path[..length]).map(|(file, position)| (file, *position))
+    })
 }
 
-/// Everything in which the code differs from the table.
-fn differences(
-    table: &Table,
-    declared: &BTreeSet<String>,
-    used: &BTreeMap<String, BTreeMap<String, String>>,
-) -> Vec<String> {
+/// The path of modules of a file of `src`.
+fn modules_of(path: &str) -> Vec<String> {
+    let path = path.trim_start_matches("src/").trim_end_matches(".rs");
+    path.split('/').map(str::to_owned).collect()
+}
+
+/// The Rust files of the library but `lib.rs`.
+fn library(files: &[SourceFile]) -> impl Iterator<Item = &SourceFile> {
+    let tops = ["src/lib.rs", "src/main.rs"];
+    files.iter().filter(move |file| {
+        file.path.starts_with("src/")
+            && file.path.ends_with(".rs")
+            && !tops.contains(&file.path.as_str())
+    })
+}
+
+/// What a listed file imports that stands below it, and ways to name it that do not show where it stands.
+fn upward(order: &Order, path: &str, text: &str) -> Vec<String> {
+    let Some(own) = order.get(&modules_of(path)) else { return Vec::new() };
+    let words = words(text);
+    let words = without_tests(&words);
     let mut faults = Vec::new();
-    let rows: BTreeMap<_, _> = table.iter().map(|(name, allowed)| (name, allowed)).collect();
-    for missing in declared.iter().filter(|module| !rows.contains_key(module)) {
-        faults.push(format!("`{missing}` is declared in lib.rs and missing in the table"));
-    }
-    for (position, (module, allowed)) in table.iter().enumerate() {
-        if module != "main" && !declared.contains(module) {
-            faults.push(format!("`{module}` is in the table and not in lib.rs"));
-        }
-        let none = BTreeMap::new();
-        let used = used.get(module).unwrap_or(&none);
-        for (import, place) in used.iter().filter(|(import, _)| !allowed.contains(*import)) {
-            faults.push(format!("{place}: `{module}` may not use `{import}`"));
-        }
-        for stale in allowed.iter().filter(|import| !used.contains_key(*import)) {
-            faults.push(format!("the table lets `{module}` use `{stale}`, and nobody does"));
-        }
-        let below: BTreeSet<_> = table[position + 1..].iter().map(|(name, _)| name).collect();
-        for upwards in allowed.iter().filter(|import| !below.contains(import)) {
-            faults.push(format!("`{module}` looks up or sideways at `{upwards}`"));
+    for (import, line) in paths(&words) {
+        match file_of(order, &import) {
+            Some((_, position)) if position <= *own => {}
+            Some((file, _)) => faults.push(format!(
+                "{path}:{line}: `{}` stands below it in src/lib.rs",
+                file.join("::")
+            )),
+            None => faults.push(format!("{path}:{line}: `{}` is no file", import.join("::"))),
         }
     }
+    let relative = words.iter().filter(|word| word.text == "super");
+    faults.extend(relative.map(|word| format!("{path}:{}: begin paths with `crate`", word.line)));
     faults
 }
 
-/// Places where a word stands that is bound to other places.
-fn strays(table: &Table, path: &str, words: &[Word]) -> Vec<String> {
-    let mut faults = Vec::new();
-    for (word, places) in table {
-        if places.iter().any(|place| path.starts_with(place.as_str())) {
-            continue;
-        }
-        for found in words.iter().filter(|found| found.text == *word) {
-            faults.push(format!("{path}:{}: `{word}` belongs to {places:?} alone", found.line));
-        }
-    }
-    faults
-}
-
-/// Words that a layer may not mention.
-fn unsayable(path: &str, words: &[&Word]) -> Vec<String> {
-    let mut faults = Vec::new();
-    for (layer, banned, reason) in UNSAYABLE.iter().filter(|row| path.starts_with(row.0)) {
-        for word in words.iter().filter(|word| banned.contains(&word.text.as_str())) {
-            faults.push(format!("{path}:{}: `{}` in {layer}: {reason}", word.line, word.text));
-        }
-    }
-    faults
-}
-
-#[test]
-fn modules_use_what_the_table_allows_and_nothing_else() {
-    let modules = table(ARCHITECTURE, MODULES);
-    let mut used: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
-    let mut in_lib = BTreeSet::new();
-    for file in product(&files()) {
-        let words = words(&file.text);
-        let module = module_of(&file.path);
-        if module == "lib" {
-            in_lib = declared(&words);
-            continue;
-        }
-        let words: Vec<&Word> = words.iter().collect();
-        for (import, line) in imports(&file.path, &words) {
-            if import != module {
-                let place = format!("{}:{line}", file.path);
-                used.entry(module.to_owned()).or_default().entry(import).or_insert(place);
-            }
-        }
-    }
-    let faults = differences(&modules, &in_lib, &used);
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
-}
-
-#[test]
-fn the_map_names_every_file_and_no_other() {
+fn tree() -> Order {
     let files = files();
-    let is_mapped = |path: &&str| !path.ends_with("/tests.rs") && !path.ends_with("/fixture.rs");
-    let exist: BTreeSet<&str> = product(&files)
-        .filter_map(|file| file.path.strip_prefix("src/"))
-        .filter(is_mapped)
+    let lib = files.iter().find(|file| file.path == "src/lib.rs").expect("there is a library");
+    order(&words(&lib.text))
+}
+
+#[test]
+fn a_file_imports_only_files_above_it() {
+    let order = tree();
+    let faults: Vec<String> =
+        library(&files()).flat_map(|file| upward(&order, &file.path, &file.text)).collect();
+    assert!(order.len() > 100 && faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn every_file_is_listed_or_a_test_of_one_that_is() {
+    let order = tree();
+    let files = files();
+    let texts: BTreeMap<&str, &str> =
+        library(&files).map(|file| (file.path.as_str(), file.text.as_str())).collect();
+    let is_test = |path: &str| {
+        let (folder, name) = path.trim_end_matches(".rs").rsplit_once('/').unwrap_or_default();
+        let parent = texts.get(format!("{folder}.rs").as_str());
+        parent.is_some_and(|text| {
+            let words = words(text);
+            (0..words.len()).any(|at| {
+                let is_it = words.get(at + 1).is_some_and(|word| word.text == name);
+                words[at].text == "mod" && is_it && is_of_tests(&words, at)
+            })
+        }) || name == "fixture"
+    };
+    let lost: Vec<&&str> = texts
+        .keys()
+        .filter(|path| !order.contains_key(&modules_of(path)) && !is_test(path))
         .collect();
-    let mapped = mapped_files(ARCHITECTURE);
-    let missing: Vec<_> = exist.difference(&mapped).collect();
-    let stale: Vec<_> = mapped.difference(&exist).collect();
-    assert!(missing.is_empty() && stale.is_empty(), "lacks {missing:?}, still has {stale:?}");
+    assert!(lost.is_empty(), "not in src/lib.rs: {lost:?}");
 }
 
 #[test]
-fn foreign_crates_and_special_words_stay_in_their_places() {
-    let bound = table(ARCHITECTURE, WORDS);
-    let mut faults = Vec::new();
-    let mut found = BTreeSet::new();
-    for file in files().iter().filter(|file| file.path.ends_with(".rs")) {
-        let words = words(&file.text);
-        found.extend(words.iter().map(|word| word.text.clone()));
-        let is_product = file.path.starts_with("src/");
-        let bound = bound.iter().filter(|(word, _)| is_product || word == "unsafe");
-        faults.extend(strays(&bound.cloned().collect(), &file.path, &words));
+fn a_folder_has_a_dozen_files_at_most() {
+    let files = files();
+    let mut folders: BTreeMap<&str, usize> = BTreeMap::new();
+    for (folder, _) in library(&files).filter_map(|file| file.path.rsplit_once('/')) {
+        *folders.entry(folder).or_default() += 1;
     }
-    let stale = bound.iter().filter(|(word, _)| !found.contains(word));
-    faults.extend(stale.map(|(word, _)| format!("the table binds `{word}`, and nobody uses it")));
-    assert!(!bound.is_empty() && faults.is_empty(), "{}", faults.join("\n"));
+    folders.retain(|_, count| *count > MOST_IN_A_FOLDER);
+    assert_eq!(folders, BTreeMap::new(), "make two rooms of it");
 }
 
 #[test]
-fn pure_layers_mention_nothing_impure() {
+fn what_decides_mentions_nothing_impure() {
+    let impure = BTreeSet::from(IMPURE);
     let mut faults = Vec::new();
-    for file in product(&files()) {
-        if file.path.ends_with("/tests.rs") || file.path.ends_with("/fixture.rs") {
+    for file in library(&files()) {
+        let modules = modules_of(&file.path);
+        let is_test = modules.iter().any(|module| module == "tests" || module == "fixture");
+        if is_test || !PURE.contains(&modules[0].as_str()) {
             continue;
         }
-        faults.extend(unsayable(&file.path, &without_tests(&words(&file.text))));
+        let words = words(&file.text);
+        let found = without_tests(&words);
+        let found = found.iter().filter(|word| impure.contains(word.text.as_str()));
+        faults.extend(found.map(|word| format!("{}:{}: `{}`", file.path, word.line, word.text)));
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
@@ -329,9 +250,10 @@ fn pure_layers_mention_nothing_impure() {
 mod scanner {
     use super::*;
 
-    fn imported(path: &str, text: &str) -> Vec<String> {
-        let words = words(text);
-        imports(path, &words.iter().collect::<Vec<_>>()).into_keys().collect()
+    fn upward_of(path: &str, text: &str) -> usize {
+        let lib =
+            "pub mod a; /// R\n pub mod r { pub mod b; #[cfg(test)] mod f; pub(crate) mod c; }";
+        upward(&order(&words(lib)), path, text).len()
     }
 
     #[test]
@@ -346,67 +268,34 @@ mod scanner {
     }
 
     #[test]
-    fn imports_are_found_in_every_form() {
-        let path = "src/ledger/books.rs";
-        assert_eq!(imported(path, "use crate::clock::Clock;"), ["clock"]);
-        assert_eq!(imported(path, "use crate::{a, b::{c, d}, e::f};"), ["a", "b", "e"]);
-        assert_eq!(imported(path, "let x = crate::sim::go();"), ["sim"]);
-        assert_eq!(imported(path, "use super::reports::X; use super::super::config;"), ["config"]);
-        assert_eq!(imported(path, "mod t { use super::super::x; }"), Vec::<String>::new());
-        assert_eq!(imported(path, "mod t { use super::super::super::y; }"), ["y"]);
-        assert_eq!(imported(path, "pub(crate) fn f() {} // crate::z"), Vec::<String>::new());
-        assert_eq!(imported("src/main.rs", "use gpupack::cli;"), ["cli"]);
-        assert_eq!(imported("src/clock.rs", "use super::config;"), ["config"]);
+    fn files_are_listed_in_order_without_those_of_tests() {
+        let text = "pub mod a; #[cfg(test)] pub(crate) mod t; mod r { #[cfg(x)] pub mod b; }";
+        let found: Vec<String> = order(&words(text)).keys().map(|path| path.join("/")).collect();
+        assert_eq!(found, ["a", "r/b"]);
     }
 
     #[test]
-    fn the_map_is_read_from_the_first_cells() {
-        let text =
-            "`no.rs`\n| File | Duty |\n|---|---|\n| `a.rs`, `b/c.rs` | like `d.rs` |\n\n| `e.rs` |";
-        assert_eq!(mapped_files(text), BTreeSet::from(["a.rs", "b/c.rs"]));
-    }
-
-    #[test]
-    fn tests_inside_a_file_are_left_out() {
-        let words = words("fn a() {} mod tests { fn b() { { } } } fn c() {}");
-        let kept: Vec<_> = without_tests(&words).iter().map(|word| word.text.as_str()).collect();
-        assert_eq!(kept.concat(), "fna(){}fnc(){}");
-    }
-
-    #[test]
-    fn every_kind_of_difference_is_told() {
-        let text = "| Module | May use |\n|---|---|\n| `top` | `low`, `old` |\n| `gone` | |\n\
-                    | `low` | `top` |\n\nrest";
-        let modules = table(text, "Module");
-        let declared = BTreeSet::from(["top", "low", "new"].map(str::to_owned));
-        let place = |text: &str| (text.to_owned(), "f:1".to_owned());
-        let used = BTreeMap::from([
-            ("top".to_owned(), BTreeMap::from([place("low"), place("new")])),
-            ("low".to_owned(), BTreeMap::from([place("top")])),
-        ]);
-        assert_eq!(
-            differences(&modules, &declared, &used),
-            [
-                "`new` is declared in lib.rs and missing in the table",
-                "f:1: `top` may not use `new`",
-                "the table lets `top` use `old`, and nobody does",
-                "`top` looks up or sideways at `old`",
-                "`gone` is in the table and not in lib.rs",
-                "`low` looks up or sideways at `top`",
-            ]
-        );
-        assert_eq!(super::declared(&words("pub mod a; mod b { pub mod c; }")).len(), 2);
-    }
-
-    #[test]
-    fn words_out_of_place_are_told() {
-        let bound =
-            table("| Word | Only in |\n|---|---|\n| `unsafe` | `src/agent/nvml.rs` |", "Word");
-        let words = words("fn f() { unsafe { Mutex } }");
-        assert_eq!(strays(&bound, "src/agent/nvml.rs", &words), Vec::<String>::new());
-        assert_eq!(strays(&bound, "src/agent/run.rs", &words).len(), 1);
-        let words: Vec<_> = words.iter().collect();
-        assert_eq!(unsayable("src/packing/fit.rs", &words).len(), 1);
-        assert_eq!(unsayable("src/ledger/books.rs", &words), Vec::<String>::new());
+    fn an_import_from_below_is_seen_in_every_form() {
+        for fault in [
+            "use crate::r::c::X;",
+            "use crate::{a, r::{b, c}};",
+            "use crate::r::{b::{X, Y as Z}, c::W};",
+            "fn f() { crate::r::c::g() }",
+            "use crate::unknown::X;",
+            "use super::c::X;",
+        ] {
+            assert_eq!(upward_of("src/r/b.rs", fault), 1, "{fault}");
+        }
+        for fine in [
+            "use crate::a::X; use crate::r::b::Y;",
+            "use crate::{a::{X, Y}, r::b::{self, Z}};",
+            "// use crate::r::c::X;",
+            "#[cfg(test)] mod tests { use crate::r::c::X; use super::*; } fn f() {}",
+            "pub(crate) fn f() {}",
+        ] {
+            assert_eq!(upward_of("src/r/b.rs", fine), 0, "{fine}");
+        }
+        assert_eq!(upward_of("src/r/c.rs", "use crate::r::b::X;"), 0);
+        assert_eq!(upward_of("src/r/b/tests.rs", "use crate::r::c::X;"), 0, "tests look anywhere");
     }
 }

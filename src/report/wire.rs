@@ -2,7 +2,7 @@
 //!
 //! The agent says what the node owns (inventory) and how it is used; the reply carries the node's
 //! bookings, so that the agent needs no watch of its own. Both sides import these types; the
-//! extender turns a report into the vocabulary of [`crate::packing`] by
+//! extender turns a report into the words of [`crate::model`] by
 //! [`Report::from_json`], and nothing unchecked goes further.
 //!
 //! A conversation: the agent says hello (no session, full inventory), the reply issues a session

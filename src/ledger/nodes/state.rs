@@ -1,5 +1,5 @@
 //! The books of all nodes, and the locks around them. What is done with them stands beside:
-//! `facts`, `commands`, `questions`, `reports`, `reading`.
+//! in the folders `query`, `change`, `usage` and `suggest`.
 //!
 //! Everything is behind `&self`: one short lock per node, no lock across I/O. What a call changed
 //! beyond the books is returned as [`Effect`]s; the caller tells the world.

@@ -166,6 +166,35 @@ async fn a_refusal_counts_once_the_watch_shows_that_the_pod_asks_for_a_gpu_now()
 }
 
 #[tokio::test]
+async fn a_refusal_counts_once_the_watch_shows_that_a_faulty_request_was_corrected() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "much"})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let set = |memory: &str| {
+        fake.world(|world| {
+            let annotations = &mut world.pod.as_mut().unwrap().annotations;
+            annotations.insert("gpu-memory".to_owned(), memory.to_owned());
+        });
+    };
+    let counts = || (bed.app.waiting.refused_count(), bed.app.waiting.count());
+    set("99999");
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
+    assert_eq!(counts(), (0, 1));
+    bed.watch(&fake);
+    assert_eq!(counts(), (1, 1), "room that appears is looked for");
+    // The request changes again, and what kube-scheduler asks about that is seen before the change is.
+    set("1000");
+    bed.watch(&fake);
+    assert_ne!(bed.filter(&pod_of(&fake)).await, json!([]));
+    assert_eq!(counts(), (0, 1));
+    set("99999");
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
+    bed.watch(&fake);
+    assert_eq!(counts(), (1, 1));
+}
+
+#[tokio::test]
 async fn a_refused_request_is_told_once_the_watch_shows_the_pod() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "7"})).await;

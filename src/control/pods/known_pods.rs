@@ -87,9 +87,11 @@ impl App {
     }
 
     /// Whether what became of a question may be noted with the pods that wait. A pod that the watch shows
-    /// without a GPU may ask for one since: like one that it does not show yet, it counts once it is shown so.
+    /// without a GPU, or with a faulty request, may ask for one since: like one that it does not show yet, it
+    /// counts once it is shown so.
     fn may_wait(&self, uid: &PodUid, question: &Question) -> bool {
-        self.without_gpu.contains(uid) || self.may_note(uid, Some(question))
+        let is_faulty = || self.pending.get(uid).is_some_and(|pod| pod.request.is_err());
+        self.without_gpu.contains(uid) || is_faulty() || self.may_note(uid, Some(question))
     }
 
     /// Notes that a pod is asked about: what it held back before is seen again, and its request is learnt from.

@@ -93,8 +93,9 @@ impl Wakes {
     pub fn step(&mut self, waiting: &WaitingPods, ledger: &Ledger, now: Timestamp) -> Step {
         let mut step = Step::default();
         self.nodes.retain(|_, chain| chain.goes_on(waiting, ledger, &mut step, now));
+        self.gather_late(waiting);
         self.follow(|uid| waiting.is_sending(uid), || waiting.changes(CHANGES_AT_ONCE));
-        self.catch_up(waiting, ledger, now);
+        self.catch_up(ledger, now);
         let due = self.nodes.iter().filter(|(_, chain)| chain.last.is_none() && chain.due <= now);
         let mut due: Vec<_> = due.map(|(node, chain)| (chain.due, node.clone())).collect();
         due.sort(); // nobody waits for ever, however many come
@@ -129,16 +130,17 @@ impl Wakes {
         }
     }
 
-    /// Looks for room that appeared after a pod was refused and before the watch showed it: there may be no
-    /// chain for it any more.
-    fn catch_up(&mut self, waiting: &WaitingPods, ledger: &Ledger, now: Timestamp) {
-        loop {
-            let late = waiting.late(CHANGES_AT_ONCE);
-            if late.is_empty() {
-                break;
-            }
+    /// Takes over the late pods, before the changes: all of them are among the changes that follow, so that
+    /// the room which is looked for once finds them.
+    fn gather_late(&mut self, waiting: &WaitingPods) {
+        while let Some(late) = waiting.late(CHANGES_AT_ONCE) {
             self.late.extend(late);
         }
+    }
+
+    /// Looks for room that appeared after a pod was refused and before the watch showed it: there may be no
+    /// chain for it any more.
+    fn catch_up(&mut self, ledger: &Ledger, now: Timestamp) {
         for _ in 0..LATE_AT_ONCE {
             let Some(pods) = self.late.pop_first() else { return };
             if let Some(node) = ledger.node_with_room(&pods) {

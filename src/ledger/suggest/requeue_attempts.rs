@@ -28,12 +28,15 @@ impl WaitingPods {
     /// What up to `most` pods ask, each pod once, that were refused before the watch showed them and can be
     /// requeued: pods were requeued for room that has appeared in between without them. A pod whose question is
     /// still being answered stays for a later call, since the answer may be that room.
-    pub fn late(&self, most: usize) -> Vec<Group> {
+    pub fn late(&self, most: usize) -> Option<Vec<Group>> {
         let Pods { late, by_uid, .. } = &mut *self.pods();
         let is_answered = |uid: &PodUid| by_uid.get(uid).is_none_or(|state| state.is_answered);
         let taken = late.extract_if(.., |uid| is_answered(uid)).take(most);
-        let candidates = taken.filter_map(|uid| by_uid.get(&uid).and_then(WaitingState::candidate));
-        candidates.map(|candidate| candidate.into_group().1).collect()
+        let taken: Vec<PodUid> = taken.collect();
+        let candidate = |uid| by_uid.get(uid).and_then(WaitingState::candidate);
+        let candidates = taken.iter().filter_map(candidate);
+        let groups = candidates.map(|candidate| candidate.into_group().1).collect();
+        (!taken.is_empty()).then_some(groups)
     }
 
     /// Lets every pod be a changed one: whoever followed the changes has lost them.

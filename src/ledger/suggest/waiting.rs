@@ -228,8 +228,14 @@ impl WaitingPods {
             (state.refused, state.asked) = (None, None);
         }
         let has_changed = state.waiting != waiting;
+        let is_other = !was_unseen && state.waiting.question != waiting.question;
         state.waiting = waiting;
-        if is_asked && state.refused.is_some() {
+        if is_other {
+            // kube-scheduler may have asked this already, before it was shown: its answer did not count.
+            state.refused.get_or_insert_default();
+            (state.asked, state.is_answered) = (None, true);
+        }
+        if is_other || (is_asked && state.refused.is_some()) {
             pods.late.insert(uid.clone());
         }
         if was_unseen {

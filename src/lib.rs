@@ -461,11 +461,9 @@ pub mod cli {
 
     /// `gpupack demo`
     pub mod demo {
-        pub(crate) mod board;
         pub(crate) mod pods;
         pub(crate) mod scheduler;
         pub(crate) mod drive;
-        pub(crate) mod view;
         pub(crate) mod summary;
         pub mod command;
     }

@@ -146,10 +146,11 @@ fn a_demo_can_be_replayed() {
         .unwrap();
     let lines = BufReader::new(demo.0.stdout.take().unwrap()).lines();
     let mut lines = lines.map_while(Result::ok);
-    let page = lines.find_map(|line| line.trim().strip_prefix("page ").map(str::to_owned)).unwrap();
+    let first = lines.next().unwrap();
+    let page = first.strip_prefix("page: ").and_then(|rest| rest.split(' ').next()).unwrap();
     lines.find(|line| line.starts_with("base load placed")).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let (nodes, pods, said) = written(&folder, &["--from", page.trim()]);
+    let (nodes, pods, said) = written(&folder, &["--from", page]);
     assert_eq!(nodes.iter().map(|node| node.gpus).sum::<u32>(), 12);
     let demand: u64 = pods.iter().map(TracePod::demand_milli).sum();
     assert!((6_000..=9_000).contains(&demand), "0.6 of 12 GPUs, written as {demand}: {said}");

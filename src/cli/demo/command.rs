@@ -1,6 +1,7 @@
 //! `gpupack demo`: the extender at work without Kubernetes. A fleet on paper, a stream of pods, and a
 //! caller that does what kube-scheduler does, over real HTTP.
 
+use std::convert::Infallible;
 use std::io;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
@@ -22,13 +23,11 @@ use crate::agent::simulated::fleet::Fleet;
 use crate::agent::simulated::probe::SimulatedProbe;
 use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
-use crate::cli::demo::board::Board;
-use crate::cli::demo::drive::{Arrivals, Drive};
+use crate::cli::base::plain::Output;
+use crate::cli::demo::drive::{Arrivals, Drive, Figures};
 use crate::cli::demo::pods::pools;
 use crate::cli::demo::scheduler::Scheduler;
-use crate::cli::demo::summary::Summary;
-use crate::cli::demo::view;
-use crate::cli::demo::view::Look;
+use crate::cli::demo::summary::{Summary, progress};
 use crate::clock::Clock;
 use crate::config::file::Config;
 use crate::control::shared::app::{App, Truth};
@@ -51,6 +50,9 @@ const STALE_AFTER: Duration = Duration::from_secs(120);
 
 /// How long the first reports may take.
 const FIRST_REPORTS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Time between two lines of progress.
+const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
 /// How long calls on their way may take at the end.
 const GRACE: Duration = Duration::from_secs(2);
@@ -102,20 +104,11 @@ pub struct DemoArgs {
     #[arg(long)]
     once: bool,
     /// Form of the summary; with json nothing else goes to stdout
-    #[arg(long, value_enum, default_value_t = Output::Table)]
+    #[arg(long, value_enum, default_value_t)]
     output: Output,
     /// Verbosity and looks of the log lines.
     #[command(flatten)]
     log: LogArgs,
-}
-
-/// Form of the summary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// For people
-    Table,
-    /// For programs
-    Json,
 }
 
 fn fill(text: &str) -> Result<Share, String> {
@@ -151,11 +144,13 @@ impl DemoArgs {
         }
     }
 
-    fn look(&self) -> Look {
-        match self.output {
-            Output::Table => Look::of_stdout(),
-            Output::Json => Look::Nothing,
-        }
+    /// Says how the demo goes; not on stdout where that is for programs. Whether it is read does not
+    /// matter to the demo.
+    fn say(&self, text: &str) {
+        let _ = match self.output {
+            Output::Table => writeln!(io::stdout(), "{text}"),
+            Output::Json => writeln!(io::stderr(), "{text}"),
+        };
     }
 }
 
@@ -179,7 +174,7 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let listen = listener.local_addr()?;
     let base = format!("http://{}", own_address(listen));
     let app = Arc::new(app(args, listen, clock));
-    let board = Arc::new(Board::default());
+    let figures = watch::Sender::new(Figures::default());
     let (stop, stopped) = watch::channel(false);
     let service = Service::new(Arc::clone(&app), set_log_level);
     let serving = tokio::spawn(serve(service, listener, stopped.clone()));
@@ -190,29 +185,27 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
         asked.await;
         told.send_replace(true);
     });
-    greet(args, &base, listen);
-
-    let mut filled_after = Duration::ZERO;
-    let result = {
-        let life = live(args, &app, &board, &base, &stopped, &mut filled_after);
-        tokio::select! {
-            result = life => result,
-            () = view::show(&app, &board, args.look()) => Ok(()),
-        }
+    let end = if args.once { "" } else { "; Ctrl-C ends the demo" };
+    args.say(&format!("page: {base}/ ({} nodes, seed {}{end})", args.nodes, args.seed));
+    if !listen.ip().is_loopback() {
+        args.say("Anyone who reaches this address can change the demo's ledger.");
+    }
+    let result = tokio::select! {
+        result = live(args, &app, &figures, &base, &stopped) => result,
+        never = show_progress(args, &app, &figures) => match never {},
     };
-    let summary = Summary::of(&app, &board, args.seed, filled_after);
+    let summary = Summary::of(&app, &figures.borrow(), args.seed);
     stop.send_replace(true);
     let _ = tokio::time::timeout(GRACE, serving).await;
     let _ = beating.await;
     result?;
     let text = match args.output {
-        Output::Table => summary.to_text(&board.figures()),
+        Output::Table => format!("\n{}", summary.to_text()),
         Output::Json => serde_json::to_string_pretty(&summary)? + "\n",
     };
-    // Where stdout is gone, there is nobody left to tell.
-    let _ = view::print(&text);
+    let _ = write!(io::stdout(), "{text}");
     if !summary.faults.is_empty() {
-        bail!("the books do not add up, please report this: {}", summary.faults.join("; "));
+        bail!("the ledger does not add up, please report this: {}", summary.faults.join("; "));
     }
     Ok(())
 }
@@ -230,10 +223,9 @@ fn app(args: &DemoArgs, listen: SocketAddr, clock: Clock) -> App {
 async fn live(
     args: &DemoArgs,
     app: &Arc<App>,
-    board: &Arc<Board>,
+    figures: &watch::Sender<Figures>,
     base: &str,
     stopped: &watch::Receiver<bool>,
-    filled_after: &mut Duration,
 ) -> Result<()> {
     let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
     let fleet = Fleet::mixed(count(args.nodes), count(args.gpus_per_node), args.seed);
@@ -245,9 +237,9 @@ async fn live(
     app.ledger.set_listed(app.clock.now());
     app.set_fenced();
     let names: Vec<String> = fleet.nodes.iter().map(|node| node.name.clone()).collect();
-    let scheduler = Scheduler::new(base.to_owned(), &names, args.seed, app.clock);
+    let scheduler = Scheduler::new(base.to_owned(), &names, args.seed);
     let mut drive =
-        Drive::new(Arc::clone(app), Arc::clone(board), scheduler, args.seed, stopped.clone());
+        Drive::new(Arc::clone(app), figures.clone(), scheduler, args.seed, stopped.clone());
     if args.pools {
         drive.ask_of_pools();
     }
@@ -276,10 +268,11 @@ async fn live(
             all_reported(app).await?;
             drive.fill(target).await?;
         }
-        *filled_after = app.clock.precise();
+        let filled_after = app.clock.precise();
+        figures.send_modify(|figures| figures.filled_after = filled_after);
         if !args.once {
             filled.notify_one();
-            tell_filled(args, app);
+            args.say(&format!("base load placed after {:.1} s", filled_after.as_secs_f64()));
         }
         drive.run(args.arrivals()).await
     };
@@ -338,28 +331,12 @@ fn own_address(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-/// Says where the page is and how to stop. Not on stdout where that is for programs.
-fn greet(args: &DemoArgs, base: &str, listen: SocketAddr) {
-    let mut text = format!(
-        "gpupack demo: {} nodes with {} GPUs each, seed {}\n  page    {base}/\n  state   \
-         {base}/v1/state   metrics {base}/metrics\n",
-        args.nodes, args.gpus_per_node, args.seed
-    );
-    if !listen.ip().is_loopback() {
-        text += "  Anyone who reaches this address can change the demo's books.\n";
-    }
-    text += if args.once { "\n" } else { "  Ctrl-C ends the demo with a summary.\n\n" };
-    let _ = match args.output {
-        Output::Table => view::print(&text),
-        Output::Json => io::stderr().lock().write_all(text.as_bytes()),
-    };
-}
-
-/// Says in plain output that load tools may begin.
-fn tell_filled(args: &DemoArgs, app: &App) {
-    if args.look() == Look::Lines {
-        let seconds = app.clock.precise().as_secs_f64();
-        let _ = view::print(&format!("base load placed {seconds:.1} s after the start\n"));
+/// Says now and then how it goes.
+async fn show_progress(args: &DemoArgs, app: &App, figures: &watch::Sender<Figures>) -> Infallible {
+    loop {
+        tokio::time::sleep(PROGRESS_EVERY).await;
+        let pods = figures.borrow().pods;
+        args.say(&progress(app, &pods));
     }
 }
 

@@ -8,17 +8,17 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::agent::simulated::fleet::FleetNode;
-use crate::cli::demo::board::Board;
 use crate::cli::demo::pods::{DemoPod, Draw, PodStream};
 use crate::cli::demo::scheduler::{Scheduler, Verdict};
 use crate::control::shared::app::App;
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Share;
 use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::model::rejection::Misfit;
+use crate::model::node_state::NodeLedger;
 use crate::waste::request_mix::WINDOW;
 
 /// Pods in a row without a place after which the fleet counts as full.
@@ -38,6 +38,35 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Shortest mean life of a pod, so that a small demo can be read.
 const LIFE_MIN: Duration = Duration::from_secs(10);
+
+/// What became of the pods.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) pods: PodCounts,
+    /// Last refusal of each pod that waits or was refused, by its UID.
+    pub(crate) reasons: BTreeMap<String, String>,
+    /// Most devices that were overallocated at once on a node that a pod was just bound to.
+    pub(crate) overbooked_max: usize,
+    /// From the start until the base load was placed.
+    pub(crate) filled_after: Duration,
+}
+
+/// How many pods came, and where they are.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct PodCounts {
+    pub(crate) arrived: u64,
+    pub(crate) placed: u64,
+    /// Of the placed ones: the base load of a large fleet.
+    pub(crate) placed_without_http: u64,
+    pub(crate) waiting: u64,
+    /// Their request is faulty and will never be placed.
+    pub(crate) refused: u64,
+    pub(crate) ended: u64,
+    /// They were deleted after waiting for long.
+    pub(crate) withdrawn: u64,
+    /// Binds that failed although filter had said yes.
+    pub(crate) bind_conflicts: u64,
+}
 
 /// The pods that come after the base load.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,7 +89,7 @@ struct Waiting {
 /// The demo's cluster.
 pub(crate) struct Drive {
     app: Arc<App>,
-    board: Arc<Board>,
+    figures: watch::Sender<Figures>,
     stream: PodStream,
     scheduler: Scheduler,
     random: ChaCha8Rng,
@@ -86,14 +115,14 @@ impl Drive {
     /// A cluster in which nothing runs.
     pub(crate) fn new(
         app: Arc<App>,
-        board: Arc<Board>,
+        figures: watch::Sender<Figures>,
         scheduler: Scheduler,
         seed: u64,
         stop: watch::Receiver<bool>,
     ) -> Self {
         Self {
             app,
-            board,
+            figures,
             stream: PodStream::new(seed),
             scheduler,
             random: ChaCha8Rng::seed_from_u64(seed ^ 1),
@@ -186,11 +215,10 @@ impl Drive {
         let Some((_, node)) = ranked.min() else { return Ok(false) };
         self.app.ledger.reserve(&seen.pod, node, &question, self.app.clock.now())?;
         self.app.ledger.confirm(&seen.pod.uid);
-        {
-            let pods = &mut self.board.figures().pods;
-            pods.arrived += 1;
-            pods.placed_without_http += 1;
-        }
+        self.figures.send_modify(|figures| {
+            figures.pods.arrived += 1;
+            figures.pods.placed_without_http += 1;
+        });
         self.bound(&pod.uid, node);
         Ok(true)
     }
@@ -249,14 +277,14 @@ impl Drive {
 
     /// A new pod: tried at once. Returns whether it was bound.
     async fn arrive(&mut self, pod: DemoPod) -> Result<bool> {
-        self.board.figures().pods.arrived += 1;
+        self.figures.send_modify(|figures| figures.pods.arrived += 1);
         let since = self.app.clock.precise();
         self.attempt(Waiting { pod, since, pause: BACK_OFF.0 }).await
     }
 
     /// Tries to schedule a pod; it waits when there is no room. Returns whether it was bound.
     async fn attempt(&mut self, waiting: Waiting) -> Result<bool> {
-        let verdict = self.scheduler.schedule(&waiting.pod, &self.board).await?;
+        let verdict = self.scheduler.schedule(&waiting.pod).await?;
         let uid = waiting.pod.uid.clone();
         let is_bound = match verdict {
             Verdict::Bound { node } => {
@@ -264,29 +292,29 @@ impl Drive {
                 true
             }
             Verdict::NoNode(reasons) => {
-                match self.closest(&uid) {
-                    Some(misfit) => self.wait(waiting, misfit.reason().to_owned()),
+                // As `explain` shows it.
+                let pod = self.app.waiting.pod(&PodUid::new(uid.as_str()));
+                match pod.and_then(|pod| Some(pod.closest()?.0.reason().to_owned())) {
+                    Some(reason) => self.wait(waiting, reason),
                     None => self.refuse(uid, reasons),
                 }
                 false
             }
             Verdict::Conflict { error } => {
-                self.board.figures().pods.bind_conflicts += 1;
+                self.figures.send_modify(|figures| figures.pods.bind_conflicts += 1);
                 self.wait(waiting, error);
                 false
             }
         };
-        self.board.figures().pods.waiting = u64::try_from(self.waiting.len()).unwrap_or(u64::MAX);
+        let waits = u64::try_from(self.waiting.len()).unwrap_or(u64::MAX);
+        self.figures.send_modify(|figures| figures.pods.waiting = waits);
         Ok(is_bound)
     }
 
-    /// The closest misfit of a pod that waits, as `explain` shows it.
-    fn closest(&self, uid: &str) -> Option<Misfit> {
-        self.app.waiting.pod(&PodUid::new(uid))?.closest().map(|(misfit, _)| misfit)
-    }
-
     fn wait(&mut self, waiting: Waiting, reason: String) {
-        self.board.figures().reasons.insert(waiting.pod.uid.clone(), reason);
+        self.figures.send_modify(|figures| {
+            figures.reasons.insert(waiting.pod.uid.clone(), reason);
+        });
         self.tries += 1;
         let at = self.app.clock.precise() + waiting.pause;
         let pause = (waiting.pause * 2).min(BACK_OFF.1);
@@ -296,27 +324,25 @@ impl Drive {
     /// A pod whose request is faulty: its owner takes it away.
     fn refuse(&self, uid: String, reasons: BTreeMap<String, usize>) {
         let reason = reasons.into_keys().next().unwrap_or_else(|| "no node is known".to_owned());
-        let mut figures = self.board.figures();
-        figures.pods.refused += 1;
-        figures.reasons.insert(uid, reason);
+        self.figures.send_modify(|figures| {
+            figures.pods.refused += 1;
+            figures.reasons.insert(uid, reason);
+        });
     }
 
     /// Counts a bound pod, looks whether its node holds more than it has, and sets its end.
     fn bound(&mut self, uid: &str, node: &str) {
         let books = self.app.ledger.node(node);
-        let overbooked = books.as_ref().map_or(0, |node| {
-            node.devices().iter().filter(|device| device.is_overbooked()).count()
-        });
+        let overbooked = books.as_ref().map_or(0, overbooked);
         let uid_of_pod = PodUid::new(uid);
         let held = books.as_ref().and_then(|node| node.reservation(&uid_of_pod));
         let devices = held.iter().flat_map(|held| &held.placement.devices);
         self.booked_millionths += devices.map(|d| d.demand.share.millionths()).sum::<u64>();
-        {
-            let mut figures = self.board.figures();
+        self.figures.send_modify(|figures| {
             figures.pods.placed += 1;
             figures.reasons.remove(uid);
             figures.overbooked_max = figures.overbooked_max.max(overbooked);
-        }
+        });
         match self.life {
             None => self.running.push(uid_of_pod),
             Some(life) => self.set_end(uid_of_pod, life),
@@ -347,7 +373,7 @@ impl Drive {
             && let Some(Reverse((_, uid))) = self.ends.pop()
         {
             self.app.outbox.push(self.app.ledger.end_pod(&uid, self.app.clock.now()));
-            self.board.figures().pods.ended += 1;
+            self.figures.send_modify(|figures| figures.pods.ended += 1);
         }
     }
 
@@ -365,12 +391,17 @@ impl Drive {
             let uid = PodUid::new(waiting.pod.uid.as_str());
             self.app.outbox.push(self.app.ledger.end_pod(&uid, self.app.clock.now()));
             self.app.settle_pod(&uid);
-            let waits = u64::try_from(self.waiting.len()).unwrap_or(u64::MAX);
-            let mut figures = self.board.figures();
-            figures.pods.withdrawn += 1;
-            figures.pods.waiting = waits;
-            figures.reasons.remove(&waiting.pod.uid);
+            self.figures.send_modify(|figures| {
+                figures.pods.withdrawn += 1;
+                figures.pods.waiting -= 1;
+                figures.reasons.remove(&waiting.pod.uid);
+            });
         }
         Ok(())
     }
+}
+
+/// How many devices of a node are overallocated.
+pub(crate) fn overbooked(node: &NodeLedger) -> usize {
+    node.devices().iter().filter(|device| device.is_overbooked()).count()
 }

@@ -36,11 +36,8 @@ pub(crate) enum Draw {
 /// One pod of the stream.
 #[derive(Clone, Debug)]
 pub(crate) struct DemoPod {
-    /// Its UID.
     pub(crate) uid: String,
-    /// Its namespace.
     pub(crate) namespace: &'static str,
-    /// Its name.
     pub(crate) name: String,
     /// The Pod object.
     pub(crate) json: String,

@@ -21,10 +21,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::cli::demo::board::Board;
 use crate::cli::demo::pods::DemoPod;
-use crate::clock::Clock;
-use crate::metrics::labels::Verb;
 
 /// Longest time for one call, as a usual `httpTimeout` of kube-scheduler.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -33,17 +30,11 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// It is bound.
-    Bound {
-        /// The node.
-        node: String,
-    },
+    Bound { node: String },
     /// No node fits; the constant reasons with the number of nodes.
     NoNode(BTreeMap<String, usize>),
     /// A node was chosen, but bind refused.
-    Conflict {
-        /// Why.
-        error: String,
-    },
+    Conflict { error: String },
 }
 
 /// The caller of the verbs.
@@ -54,7 +45,6 @@ pub(crate) struct Scheduler {
     all_nodes: String,
     /// Decides between nodes of equal score.
     random: ChaCha8Rng,
-    clock: Clock,
 }
 
 #[derive(Deserialize)]
@@ -82,21 +72,21 @@ struct BindAnswer {
 
 impl Scheduler {
     /// A scheduler of these nodes that calls the extender at `base`.
-    pub(crate) fn new(base: String, nodes: &[String], seed: u64, clock: Clock) -> Self {
+    pub(crate) fn new(base: String, nodes: &[String], seed: u64) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         let http = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector);
         let all_nodes = serde_json::to_string(nodes).expect("a list of texts cannot fail");
-        Self { http, base, all_nodes, random: ChaCha8Rng::seed_from_u64(seed), clock }
+        Self { http, base, all_nodes, random: ChaCha8Rng::seed_from_u64(seed) }
     }
 
-    /// Asks for a place for `pod` and binds it there. The time of each call goes to `board`.
+    /// Asks for a place for `pod` and binds it there.
     ///
     /// # Errors
     /// An answer that kube-scheduler could not read either, or none.
-    pub(crate) async fn schedule(&mut self, pod: &DemoPod, board: &Board) -> Result<Verdict> {
+    pub(crate) async fn schedule(&mut self, pod: &DemoPod) -> Result<Verdict> {
         let asked = question(&pod.json, &self.all_nodes);
-        let body = self.call(Verb::Filter, asked, board).await?;
+        let body = self.call("filter", asked).await?;
         let answer: FilterAnswer<'_> =
             serde_json::from_slice(&body).context("the answer to filter cannot be read")?;
         if !answer.error.is_empty() {
@@ -108,7 +98,7 @@ impl Scheduler {
             [] => return Ok(Verdict::NoNode(reasons(answer.failed_and_unresolvable_nodes)?)),
             [only] => (*only).to_owned(),
             _ => {
-                let body = self.call(Verb::Prioritize, question(&pod.json, names), board).await?;
+                let body = self.call("prioritize", question(&pod.json, names)).await?;
                 let scores: Vec<Score<'_>> = serde_json::from_slice(&body)
                     .context("the answer to prioritize cannot be read")?;
                 self.best(&scores)?
@@ -117,7 +107,7 @@ impl Scheduler {
         let asked = serde_json::json!({
             "PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node,
         });
-        let body = self.call(Verb::Bind, asked.to_string(), board).await?;
+        let body = self.call("bind", asked.to_string()).await?;
         let answer: BindAnswer =
             serde_json::from_slice(&body).context("the answer to bind cannot be read")?;
         Ok(match answer.error {
@@ -137,14 +127,11 @@ impl Scheduler {
         Ok(ties[self.random.random_range(0..ties.len())].to_owned())
     }
 
-    /// One call, timed from its first byte to the last byte of its answer.
-    async fn call(&self, verb: Verb, body: String, board: &Board) -> Result<Bytes> {
-        let label = verb.label();
-        let request = Request::post(format!("{}/v1/{label}", self.base))
+    async fn call(&self, verb: &str, body: String) -> Result<Bytes> {
+        let request = Request::post(format!("{}/v1/{verb}", self.base))
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
             .context("the call cannot be made")?;
-        let started = self.clock.precise();
         let exchange = async {
             let answer = self.http.request(request).await?;
             let status = answer.status();
@@ -153,11 +140,10 @@ impl Scheduler {
         };
         let (status, body) = tokio::time::timeout(TIMEOUT, exchange)
             .await
-            .with_context(|| format!("{label} does not answer"))?
-            .with_context(|| format!("{label} cannot be called"))?;
-        board.called(verb, self.clock.precise().saturating_sub(started));
+            .with_context(|| format!("{verb} does not answer"))?
+            .with_context(|| format!("{verb} cannot be called"))?;
         if !status.is_success() {
-            bail!("{label} answers with {status}: {}", String::from_utf8_lossy(&body));
+            bail!("{verb} answers with {status}: {}", String::from_utf8_lossy(&body));
         }
         Ok(body)
     }

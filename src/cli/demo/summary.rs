@@ -1,163 +1,134 @@
-//! The end of a demo: what became of the pods, how full the fleet is, whether the books are right.
+//! What the demo says of itself: a line of progress, and at the end what became of the pods, how well
+//! they are packed and whether the ledger is right.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::cli::demo::board::{Board, Figures, Latency, PodCounts};
-use crate::cli::demo::view::{decimal, latencies, percent};
+use crate::cli::demo::drive::{Figures, PodCounts, overbooked};
+use crate::cli::simulate::figures::percent;
 use crate::control::shared::app::App;
-use crate::hardware::units::{MemMib, Share};
-use crate::metrics::labels::Verb;
+use crate::hardware::units::Share;
 use crate::server::views::inspect::PackingView;
 
 /// Reasons that a summary for people names.
-const NAMED_REASONS: usize = 8;
+const NAMED_REASONS: usize = 5;
 
 /// Everything at the end of a demo.
 #[derive(Debug, Serialize)]
 pub(crate) struct Summary {
-    /// Nodes of the fleet.
-    pub(crate) nodes: u64,
-    /// Seed of fleet and stream.
-    pub(crate) seed: u64,
-    /// What became of the pods.
-    pub(crate) pods: PodCounts,
-    /// Pods that wait or were refused, by reason.
-    pub(crate) not_placed: Vec<NotPlaced>,
-    /// How full and fragmented the fleet is.
-    pub(crate) packing: PackingView,
-    /// Whole HTTP calls of filter.
-    pub(crate) filter: Latency,
-    /// Whole HTTP calls of prioritize.
-    pub(crate) prioritize: Latency,
-    /// Whole HTTP calls of bind.
-    pub(crate) bind: Latency,
-    /// Most GPUs ever seen with more booked than they have.
-    pub(crate) overbooked_max: usize,
-    /// What is wrong with the books; nothing if all is well.
+    nodes: usize,
+    seed: u64,
+    pods: PodCounts,
+    /// Why pods wait or were refused, the most frequent reason first.
+    not_placed: Vec<NotPlaced>,
+    packing: PackingView,
+    overbooked_max: usize,
+    /// What is wrong with the ledger.
     pub(crate) faults: Vec<String>,
-    /// Milliseconds from the start until the base load was placed.
-    pub(crate) filled_after_ms: u64,
-    /// Milliseconds from the start to the end.
-    pub(crate) ended_after_ms: u64,
+    filled_after_ms: u128,
+    ended_after_ms: u128,
 }
 
-/// Pods that wait or were refused for one reason.
-#[derive(Debug, Serialize)]
-pub(crate) struct NotPlaced {
-    /// The reason.
-    pub(crate) reason: String,
-    /// How many pods.
-    pub(crate) pods: usize,
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct NotPlaced {
+    reason: String,
+    pods: usize,
 }
 
 impl Summary {
     /// The summary of a demo as it is now.
-    pub(crate) fn of(app: &App, board: &Board, seed: u64, filled_after: Duration) -> Self {
-        let figures = board.figures().clone();
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let not_placed = figures.by_reason().into_iter();
+    pub(crate) fn of(app: &App, figures: &Figures, seed: u64) -> Self {
+        let nodes = app.ledger.nodes();
+        let now = nodes.iter().map(overbooked).max();
+        let overbooked_max = figures.overbooked_max.max(now.unwrap_or(0));
+        let mut faults: Vec<String> =
+            app.ledger.audit().err().unwrap_or_default().iter().map(ToString::to_string).collect();
+        if overbooked_max > 0 {
+            faults.push(format!("{overbooked_max} GPUs of one node were overallocated at once"));
+        }
         Self {
-            nodes: u64::try_from(app.ledger.node_states().len()).unwrap_or(u64::MAX),
+            nodes: nodes.len(),
             seed,
             pods: figures.pods,
-            not_placed: not_placed
-                .map(|(reason, pods)| NotPlaced { reason: reason.to_owned(), pods })
-                .collect(),
+            not_placed: not_placed(&figures.reasons),
             packing: PackingView::of(&app.ledger.packing()),
-            filter: figures.latency(Verb::Filter),
-            prioritize: figures.latency(Verb::Prioritize),
-            bind: figures.latency(Verb::Bind),
-            overbooked_max: figures.overbooked_max,
-            faults: faults(app, figures.overbooked_max),
-            filled_after_ms: millis(filled_after),
-            ended_after_ms: millis(app.clock.precise()),
+            overbooked_max,
+            faults,
+            filled_after_ms: figures.filled_after.as_millis(),
+            ended_after_ms: app.clock.precise().as_millis(),
         }
     }
 
     /// For people.
-    pub(crate) fn to_text(&self, figures: &Figures) -> String {
-        let (pods, packing) = (self.pods, &self.packing);
-        let mut text = format!(
-            "\nSummary after {} s ({} nodes, {} GPUs, seed {})\n",
-            decimal(self.ended_after_ms, 1_000),
-            self.nodes,
-            packing.devices,
-            self.seed
-        );
-        let by = match pods.placed_without_http {
-            0 => String::new(),
-            direct => format!(" ({direct} of them as base load, without HTTP)"),
+    pub(crate) fn to_text(&self) -> String {
+        let Self { pods, packing, seed, nodes, .. } = self;
+        let PackingView { devices: gpus, occupied, .. } = packing;
+        let percent = |part| format!("{:.1} %", percent(Share::from_millionths(part)));
+        let audit = match self.faults.as_slice() {
+            [] => "every sum is right, no GPU was overallocated".to_owned(),
+            faults => format!("FAULT: {}", faults.join("; ")),
         };
         let rows = [
-            ("pods arrived", pods.arrived.to_string()),
-            ("placed", format!("{}{by}", pods.placed)),
-            ("still waiting", pods.waiting.to_string()),
-            ("refused", format!("{} (faulty requests)", pods.refused)),
-            ("ended, gave up", format!("{}, {}", pods.ended, pods.withdrawn)),
-            ("bind conflicts", pods.bind_conflicts.to_string()),
-            (
-                "GPUs",
-                format!(
-                    "{} occupied, {} empty, at most {} overbooked",
-                    packing.occupied,
-                    packing.devices - packing.occupied,
-                    self.overbooked_max
-                ),
-            ),
-            ("allocation", format!("{} %", percent(packing.allocation_millionths))),
-            ("packing efficiency", format!("{} %", percent(packing.efficiency_millionths))),
-            ("fragmentation", format!("{} %", percent(packing.fragmentation_millionths))),
+            ("fleet", format!("{nodes} nodes, {gpus} GPUs, {occupied} occupied, seed {seed}")),
+            ("pods", format!("{} arrived, {}", pods.arrived, outcome(pods))),
+            ("allocation", percent(packing.allocation_millionths)),
+            ("packing efficiency", percent(packing.efficiency_millionths)),
+            ("fragmentation", percent(packing.fragmentation_millionths)),
+            ("audit", audit),
         ];
+        let mut text = String::new();
         for (name, value) in rows {
-            let _ = writeln!(text, "  {name:<20}{value}");
+            let _ = writeln!(text, "{name:<20}{value}");
         }
         if !self.not_placed.is_empty() {
-            text.push_str("\n  why pods wait or were refused\n");
+            text.push_str("why pods wait or were refused\n");
         }
-        for entry in self.not_placed.iter().take(NAMED_REASONS) {
-            let _ = writeln!(text, "  {:>6}  {}", entry.pods, entry.reason);
+        for NotPlaced { reason, pods } in self.not_placed.iter().take(NAMED_REASONS) {
+            let _ = writeln!(text, "{pods:>6}  {reason}");
         }
-        if self.not_placed.len() > NAMED_REASONS {
-            let _ = writeln!(text, "          and {} more", self.not_placed.len() - NAMED_REASONS);
-        }
-        text.push_str("\n  whole HTTP calls\n");
-        text.push_str(&latencies(figures));
-        match self.faults.as_slice() {
-            [] => text.push_str("\n  books audited: every sum is right, no GPU is overbooked\n"),
-            faults => faults.iter().for_each(|fault| {
-                let _ = writeln!(text, "\n  FAULT: {fault}");
-            }),
+        if let Some(more @ 1..) = self.not_placed.len().checked_sub(NAMED_REASONS) {
+            let _ = writeln!(text, "        and {more} more reasons");
         }
         text
     }
 }
 
-/// What is wrong with the books: their sums worked out anew, and beside that the reservations of
-/// each device added up here and held against its capacity.
-fn faults(app: &App, overbooked_max: usize) -> Vec<String> {
-    let mut faults: Vec<String> =
-        app.ledger.audit().err().unwrap_or_default().iter().map(ToString::to_string).collect();
-    for node in app.ledger.nodes() {
-        let placed = || node.reservations().values().flat_map(|held| &held.placement.devices);
-        for books in node.devices() {
-            let device = books.device();
-            let here = || placed().filter(|placed| placed.id == device.id);
-            let memory: u64 = here().map(|placed| placed.demand.memory.mib()).sum();
-            let share: u64 = here().map(|placed| placed.demand.share.millionths()).sum();
-            if MemMib::new(memory) > device.capacity() || share > Share::WHOLE.millionths() {
-                faults.push(format!(
-                    "{} of node {} holds {memory} MiB and {share} millionths",
-                    device.id,
-                    node.name()
-                ));
-            }
-        }
+/// How it goes, in one line.
+pub(crate) fn progress(app: &App, pods: &PodCounts) -> String {
+    let seconds = app.clock.precise().as_secs();
+    let efficiency = percent(app.ledger.packing().efficiency());
+    format!("{seconds} s: pods {}; packing efficiency {efficiency:.1} %", outcome(pods))
+}
+
+fn outcome(pods: &PodCounts) -> String {
+    let PodCounts { placed, waiting, refused, withdrawn, .. } = pods;
+    format!("{placed} placed, {waiting} waiting, {refused} refused, {withdrawn} gave up")
+}
+
+fn not_placed(reasons: &BTreeMap<String, String>) -> Vec<NotPlaced> {
+    let mut counts: BTreeMap<&String, usize> = BTreeMap::new();
+    for reason in reasons.values() {
+        *counts.entry(reason).or_default() += 1;
     }
-    if overbooked_max > 0 {
-        faults.push(format!("{overbooked_max} GPUs of one node were overbooked at one time"));
+    let rows = counts.into_iter().map(|(reason, pods)| NotPlaced { reason: reason.clone(), pods });
+    let mut rows: Vec<NotPlaced> = rows.collect();
+    rows.sort_by_key(|row| Reverse(row.pods));
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_counted_by_pod_and_sorted_by_frequency() {
+        let reasons = [("a", "z"), ("b", "y"), ("c", "y"), ("d", "x")];
+        let reasons = reasons.map(|(uid, reason)| (uid.to_owned(), reason.to_owned())).into();
+        let rows = not_placed(&reasons);
+        let rows: Vec<_> = rows.iter().map(|row| (row.reason.as_str(), row.pods)).collect();
+        assert_eq!(rows, [("y", 2), ("x", 1), ("z", 1)]);
     }
-    faults
 }

@@ -1,7 +1,6 @@
 //! The rows of `gpupack top`: cells of nodes, GPUs and tenants.
 
 use crate::cli::base::plain::Mood;
-use crate::cli::demo::view::decimal;
 use crate::cli::top::state::{GpuItem, NodeItem, TenantItem};
 
 /// Cells of the bar that shows the tenants of a GPU.
@@ -170,7 +169,8 @@ fn used(used_mib: Option<u64>, capacity_mib: u64) -> String {
 }
 
 fn gib(mib: u64) -> String {
-    format!("{}Gi", decimal(mib, 1_024))
+    let tenths = mib.saturating_mul(10).saturating_add(512) / 1_024;
+    format!("{}.{}Gi", tenths / 10, tenths % 10)
 }
 
 /// Eight cells: each tenant has as many as its share comes to, at least one while there are cells left.

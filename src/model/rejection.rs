@@ -1,5 +1,7 @@
 //! Why a request does not fit: the reason, what is missing, and what an operator could do about it.
 
+use std::cmp::Reverse;
+
 use crate::hardware::units::{MemMib, MilliCpu, Share};
 
 /// Why a request does not fit, and by how much; an answer, not an error.
@@ -80,6 +82,53 @@ pub enum Misfit {
     },
 }
 
+/// All that is said of one reason.
+struct Row {
+    label: usize,
+    lack: &'static str,
+    closeness: u8,
+    reason: &'static str,
+    amount: Amount,
+    missing: &'static str,
+    suggestion: Option<&'static str>,
+    is_curable_by_room: bool,
+}
+
+/// How much is missing, or how many devices there are.
+enum Amount {
+    None,
+    Memory(MemMib),
+    Share(Share),
+    Cpu(MilliCpu),
+    Devices(u32),
+}
+
+impl Row {
+    /// A row: position in [`Misfit::LABELS`], what is lacking, how close to a fit (larger is closer), reason.
+    const fn of(label: usize, lack: &'static str, closeness: u8, reason: &'static str) -> Self {
+        let (amount, suggestion, is_curable_by_room) = (Amount::None, None, false);
+        let missing = reason;
+        Self { label, lack, closeness, reason, amount, missing, suggestion, is_curable_by_room }
+    }
+
+    /// What is missing; the text has `{}` for the amount.
+    const fn missing(self, amount: Amount, missing: &'static str) -> Self {
+        Self { amount, missing, ..self }
+    }
+
+    /// What an operator could do.
+    const fn suggest(self, suggestion: &'static str) -> Self {
+        Self { suggestion: Some(suggestion), ..self }
+    }
+
+    /// Room that another pod leaves could cure this.
+    const fn curable_by_room(self) -> Self {
+        Self { is_curable_by_room: true, ..self }
+    }
+}
+
+const SEE_TO_THE_AGENT: &str = "see to the gpupack agent of the nodes that do not report";
+
 impl Misfit {
     /// All labels that [`Misfit::label`] can give, for metrics that must exist from the start.
     pub const LABELS: [&'static str; 22] = [
@@ -107,32 +156,109 @@ impl Misfit {
         "small_share",
     ];
 
+    /// All that is said of this reason; whoever adds a reason adds a row.
+    #[inline(always)] // filter compares refusals for each device: only numbers are left of it there
+    #[expect(clippy::too_many_lines, reason = "a table")]
+    const fn row(self) -> Row {
+        match self {
+            Self::UnknownNode => {
+                Row::of(0, "agent", 0, "node is not known to gpupack: no agent has reported it")
+                    .suggest(SEE_TO_THE_AGENT)
+            }
+            Self::NodeGone => Row::of(1, "node", 1, "node was deleted"),
+            Self::NeverReported => {
+                Row::of(2, "agent", 2, "the node's gpupack agent has not reported yet")
+                    .suggest(SEE_TO_THE_AGENT)
+            }
+            Self::Silent => Row::of(3, "agent", 3, "the node's gpupack agent is silent")
+                .suggest(SEE_TO_THE_AGENT),
+            Self::NoDevices => Row::of(4, "GPU", 4, "node has no GPU"),
+            Self::Kind => Row::of(6, "kind", 5, "node has no device of the kind asked for"),
+            Self::Model => Row::of(5, "model", 6, "GPU model is excluded by the pod"),
+            Self::NoReplicas => Row::of(7, "kind", 7, "node's pool has no replica slots")
+                .suggest("configure the nodes' pool with `replicas`"),
+            Self::PartOfGpu => {
+                Row::of(8, "isolation", 8, "part of a GPU has no isolation by hardware")
+            }
+            Self::TooLarge { over } => {
+                Row::of(11, "memory", 9, "request exceeds the memory of every GPU of the node")
+                    .missing(Amount::Memory(over), "{} more than the largest GPU has")
+            }
+            Self::SmallShare { short } => Row::of(21, "memory", 9, "insufficient memory per share")
+                .missing(Amount::Memory(short), "{} for the least share that is given")
+                .suggest(
+                    "raise `gpu-fraction`, or choose larger GPUs by `gpupack.dev/gpu-model`: the \
+                    operator gives no share with less memory than `min_memory_mib`",
+                ),
+            Self::TooFewDevices { suitable } => {
+                Row::of(12, "devices", 10, "node has fewer suitable GPUs than are asked for")
+                    .missing(Amount::Devices(suitable), "only {} suitable GPUs exist there")
+            }
+            Self::Unprotected => Row::of(
+                9,
+                "isolation",
+                11,
+                "node's pool holds no tenant of a shared GPU to its memory",
+            )
+            .suggest("configure the nodes' pool with `protection`"),
+            Self::UnverifiedGuard => {
+                Row::of(10, "isolation", 12, "protection of the node's GPUs does not hold").suggest(
+                    "see `protection_evidence` of the node in /v1/state: its driver is too old for \
+                    memory limits, or sets none for tenants that should have one",
+                )
+            }
+            Self::Unhealthy => Row::of(13, "health", 13, "every suitable GPU is unhealthy"),
+            Self::KubeletOwned => {
+                Row::of(14, "kubelet", 14, "every suitable GPU is handed out by kubelet itself")
+            }
+            Self::UnheldTenant => Row::of(
+                15,
+                "isolation",
+                15,
+                "something on every protected GPU is not held to its memory",
+            )
+            .suggest("wait until what nothing holds there has left")
+            .curable_by_room(),
+            Self::ProtectedTenant => Row::of(
+                16,
+                "isolation",
+                16,
+                "tenants of the GPU accept only neighbours held to their memory",
+            )
+            .suggest(
+                "wait until the tenants that want protection have left, or give the pool its \
+                    `protection` back",
+            )
+            .curable_by_room(),
+            Self::Memory { short } => {
+                Row::of(19, "memory", 17, "no single GPU has enough free memory")
+                    .missing(Amount::Memory(short), "{} of GPU memory")
+                    .curable_by_room()
+            }
+            Self::Share { short } => {
+                Row::of(18, "compute", 18, "no single GPU has enough free compute share")
+                    .missing(Amount::Share(short), "{} of a GPU's compute share")
+                    .curable_by_room()
+            }
+            Self::DevicesTaken { fitting } => {
+                Row::of(17, "devices", 19, "too few GPUs of the node have enough room at once")
+                    .missing(Amount::Devices(fitting), "only {} GPUs have room at once")
+                    .curable_by_room()
+            }
+            Self::HostMemory { short } => {
+                Row::of(20, "main memory", 20, "node has too little free memory")
+                    .missing(Amount::Memory(short), "{} of main memory")
+                    .curable_by_room()
+            }
+            Self::Cpu { short } => Row::of(20, "CPU", 21, "node has too little free CPU")
+                .missing(Amount::Cpu(short), "{} of CPU")
+                .curable_by_room(),
+        }
+    }
+
     /// Position of the label in [`Misfit::LABELS`].
     pub fn position(&self) -> usize {
-        match self {
-            Self::UnknownNode => 0,
-            Self::NodeGone => 1,
-            Self::NeverReported => 2,
-            Self::Silent => 3,
-            Self::NoDevices => 4,
-            Self::Model => 5,
-            Self::Kind => 6,
-            Self::NoReplicas => 7,
-            Self::PartOfGpu => 8,
-            Self::Unprotected => 9,
-            Self::UnverifiedGuard => 10,
-            Self::UnheldTenant => 15,
-            Self::ProtectedTenant => 16,
-            Self::TooLarge { .. } => 11,
-            Self::TooFewDevices { .. } => 12,
-            Self::Unhealthy => 13,
-            Self::KubeletOwned => 14,
-            Self::DevicesTaken { .. } => 17,
-            Self::Share { .. } => 18,
-            Self::Memory { .. } => 19,
-            Self::Cpu { .. } | Self::HostMemory { .. } => 20,
-            Self::SmallShare { .. } => 21,
-        }
+        self.row().label
     }
 
     /// Short name for metrics; a closed set.
@@ -143,186 +269,50 @@ impl Misfit {
     /// Constant text for kube-scheduler: it never holds a number, since a reason that changes makes
     /// kube-scheduler retry the pod at full speed.
     pub fn reason(self) -> &'static str {
-        match self {
-            Self::UnknownNode => "node is not known to gpupack: no agent has reported it",
-            Self::NodeGone => "node was deleted",
-            Self::NeverReported => "the node's gpupack agent has not reported yet",
-            Self::Silent => "the node's gpupack agent is silent",
-            Self::NoDevices => "node has no GPU",
-            Self::Model => "GPU model is excluded by the pod",
-            Self::Kind => "node has no device of the kind asked for",
-            Self::NoReplicas => "node's pool has no replica slots",
-            Self::PartOfGpu => "part of a GPU has no isolation by hardware",
-            Self::Unprotected => "node's pool holds no tenant of a shared GPU to its memory",
-            Self::UnverifiedGuard => "protection of the node's GPUs does not hold",
-            Self::UnheldTenant => "something on every protected GPU is not held to its memory",
-            Self::ProtectedTenant => {
-                "tenants of the GPU accept only neighbours held to their memory"
-            }
-            Self::TooLarge { .. } => "request exceeds the memory of every GPU of the node",
-            Self::SmallShare { .. } => "insufficient memory per share",
-            Self::TooFewDevices { .. } => "node has fewer suitable GPUs than are asked for",
-            Self::Unhealthy => "every suitable GPU is unhealthy",
-            Self::KubeletOwned => "every suitable GPU is handed out by kubelet itself",
-            Self::DevicesTaken { .. } => "too few GPUs of the node have enough room at once",
-            Self::Share { .. } => "no single GPU has enough free compute share",
-            Self::Memory { .. } => "no single GPU has enough free memory",
-            Self::Cpu { .. } => "node has too little free CPU",
-            Self::HostMemory { .. } => "node has too little free memory",
-        }
+        self.row().reason
     }
 
     /// What is missing, with its amount, for people.
     pub fn missing(self) -> String {
-        match self {
-            Self::TooLarge { over } => format!("{over} more than the largest GPU has"),
-            Self::SmallShare { short } => format!("{short} for the least share that is given"),
-            Self::TooFewDevices { suitable } => {
-                format!("only {suitable} suitable GPUs exist there")
-            }
-            Self::DevicesTaken { fitting } => format!("only {fitting} GPUs have room at once"),
-            Self::Share { short } => format!("{short} of a GPU's compute share"),
-            Self::Memory { short } => format!("{short} of GPU memory"),
-            Self::Cpu { short } => format!("{}m of CPU", short.milli()),
-            Self::HostMemory { short } => format!("{short} of main memory"),
-            Self::UnknownNode
-            | Self::NodeGone
-            | Self::NeverReported
-            | Self::Silent
-            | Self::NoDevices
-            | Self::Model
-            | Self::Kind
-            | Self::NoReplicas
-            | Self::PartOfGpu
-            | Self::Unprotected
-            | Self::UnverifiedGuard
-            | Self::Unhealthy
-            | Self::KubeletOwned
-            | Self::UnheldTenant
-            | Self::ProtectedTenant => self.reason().to_owned(),
-        }
+        let Row { amount, missing, .. } = self.row();
+        let amount = match amount {
+            Amount::None => String::new(),
+            Amount::Memory(memory) => memory.to_string(),
+            Amount::Share(share) => share.to_string(),
+            Amount::Cpu(cpu) => format!("{}m", cpu.milli()),
+            Amount::Devices(devices) => devices.to_string(),
+        };
+        missing.replace("{}", &amount)
     }
 
     /// What is lacking, in a word or two; a closed set.
     pub fn lack(self) -> &'static str {
-        match self {
-            Self::UnknownNode | Self::NeverReported | Self::Silent => "agent",
-            Self::NodeGone => "node",
-            Self::NoDevices => "GPU",
-            Self::Model => "model",
-            Self::Kind | Self::NoReplicas => "kind",
-            Self::PartOfGpu
-            | Self::Unprotected
-            | Self::UnverifiedGuard
-            | Self::UnheldTenant
-            | Self::ProtectedTenant => "isolation",
-            Self::TooFewDevices { .. } | Self::DevicesTaken { .. } => "devices",
-            Self::Unhealthy => "health",
-            Self::KubeletOwned => "kubelet",
-            Self::Share { .. } => "compute",
-            Self::TooLarge { .. } | Self::SmallShare { .. } | Self::Memory { .. } => "memory",
-            Self::Cpu { .. } => "CPU",
-            Self::HostMemory { .. } => "main memory",
-        }
+        self.row().lack
     }
 
     /// What an operator could do about it, for people; none where that is for the books to say
     /// (see the ledger's remedies).
     pub fn mend(self) -> Option<&'static str> {
-        match self {
-            Self::UnknownNode | Self::NeverReported | Self::Silent => {
-                Some("see to the gpupack agent of the nodes that do not report")
-            }
-            Self::NoReplicas => Some("configure the nodes' pool with `replicas`"),
-            Self::Unprotected => Some("configure the nodes' pool with `protection`"),
-            Self::UnverifiedGuard => Some(
-                "see `protection_evidence` of the node in /v1/state: its driver is too old for memory \
-                 limits, or sets none for tenants that should have one",
-            ),
-            Self::SmallShare { .. } => Some(
-                "raise `gpu-fraction`, or choose larger GPUs by `gpupack.dev/gpu-model`: the operator \
-                 gives no share with less memory than `min_memory_mib`",
-            ),
-            Self::UnheldTenant => Some("wait until what nothing holds there has left"),
-            Self::ProtectedTenant => Some(
-                "wait until the tenants that want protection have left, or give the pool its \
-                 `protection` back",
-            ),
-            Self::NodeGone
-            | Self::NoDevices
-            | Self::Model
-            | Self::Kind
-            | Self::PartOfGpu
-            | Self::TooLarge { .. }
-            | Self::TooFewDevices { .. }
-            | Self::Unhealthy
-            | Self::KubeletOwned
-            | Self::DevicesTaken { .. }
-            | Self::Share { .. }
-            | Self::Memory { .. }
-            | Self::Cpu { .. }
-            | Self::HostMemory { .. } => None,
-        }
+        self.row().suggestion
     }
 
     /// Whether room that another pod leaves could cure this.
     pub fn is_curable_by_room(self) -> bool {
-        match self {
-            Self::DevicesTaken { .. }
-            | Self::Share { .. }
-            | Self::Memory { .. }
-            | Self::UnheldTenant
-            | Self::ProtectedTenant
-            | Self::Cpu { .. }
-            | Self::HostMemory { .. } => true,
-            Self::UnknownNode
-            | Self::NodeGone
-            | Self::NeverReported
-            | Self::Silent
-            | Self::NoDevices
-            | Self::Model
-            | Self::Kind
-            | Self::NoReplicas
-            | Self::PartOfGpu
-            | Self::Unprotected
-            | Self::UnverifiedGuard
-            | Self::TooLarge { .. }
-            | Self::SmallShare { .. }
-            | Self::TooFewDevices { .. }
-            | Self::Unhealthy
-            | Self::KubeletOwned => false,
-        }
+        self.row().is_curable_by_room
     }
 
     /// How close this is to a fit, larger is closer: the kind of obstacle first, then how little is
     /// missing.
-    pub fn closeness(self) -> (u8, std::cmp::Reverse<u64>) {
-        let (kind, missing) = match self {
-            Self::UnknownNode => (0, 0),
-            Self::NodeGone => (1, 0),
-            Self::NeverReported => (2, 0),
-            Self::Silent => (3, 0),
-            Self::NoDevices => (4, 0),
-            Self::Kind => (5, 0),
-            Self::Model => (6, 0),
-            Self::NoReplicas => (7, 0),
-            Self::PartOfGpu => (8, 0),
-            Self::TooLarge { over } => (9, over.mib()),
-            Self::SmallShare { short } => (9, short.mib()),
-            Self::TooFewDevices { suitable } => (10, u64::from(u32::MAX - suitable)),
-            Self::Unprotected => (11, 0),
-            Self::UnverifiedGuard => (12, 0),
-            Self::Unhealthy => (13, 0),
-            Self::KubeletOwned => (14, 0),
-            Self::UnheldTenant => (15, 0),
-            Self::ProtectedTenant => (16, 0),
-            Self::Memory { short } => (17, short.mib()),
-            Self::Share { short } => (18, short.millionths()),
-            Self::DevicesTaken { fitting } => (19, u64::from(u32::MAX - fitting)),
-            Self::HostMemory { short } => (20, short.mib()),
-            Self::Cpu { short } => (21, short.milli()),
+    pub fn closeness(self) -> (u8, Reverse<u64>) {
+        let Row { closeness, amount, .. } = self.row();
+        let missing = match amount {
+            Amount::None => 0,
+            Amount::Memory(memory) => memory.mib(),
+            Amount::Share(share) => share.millionths(),
+            Amount::Cpu(cpu) => cpu.milli(),
+            Amount::Devices(devices) => u64::from(u32::MAX - devices),
         };
-        (kind, std::cmp::Reverse(missing))
+        (closeness, Reverse(missing))
     }
 
     /// The one of two misfits that a smaller change would cure.

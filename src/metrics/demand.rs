@@ -1,8 +1,8 @@
 //! Families of the demand: what waits, how long placing took, and what teams hold and use.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use prometheus::{CounterVec, GaugeVec, HistogramVec, IntGaugeVec};
 
 use crate::hardware::device::PoolName;
@@ -217,7 +217,7 @@ impl DemandFamilies {
 
     /// Adds what the pods of a namespace and priority class held and used.
     pub(crate) fn used(&self, namespace: &str, class: &str, used: TeamUse) {
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.names.lock();
         let namespace = names.0.label(namespace, MOST_NAMESPACES);
         let class = names.1.label(class, MOST_CLASSES);
         let gpu_seconds = 1e-9;
@@ -236,7 +236,7 @@ impl DemandFamilies {
     pub(crate) fn show_waste(&self, teams: &BTreeMap<String, Waste>) {
         let mut shown: BTreeMap<&str, Waste> = BTreeMap::new();
         {
-            let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut names = self.names.lock();
             for (namespace, waste) in teams {
                 let sum = shown.entry(names.0.label(namespace, MOST_NAMESPACES)).or_default();
                 sum.idle = sum.idle.checked_add(waste.idle).unwrap_or(sum.idle);
@@ -271,7 +271,7 @@ impl DemandFamilies {
 
     /// Namespaces and priority classes without series of their own.
     pub(crate) fn folded(&self) -> (i64, i64) {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = self.names.lock();
         (names.0.folded(), names.1.folded())
     }
 }

@@ -7,9 +7,11 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::agent::processes::mounts::Mounts;
 
@@ -41,7 +43,7 @@ impl Unanswered {
         read: impl FnOnce() -> Option<T> + Send + 'static,
     ) -> Option<T> {
         {
-            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.0.lock();
             if all.len() >= MAX_UNANSWERED || !all.insert(process.clone()) {
                 return None;
             }
@@ -62,7 +64,7 @@ impl Unanswered {
     }
 
     fn forget(&self, process: &Path) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(process);
+        self.0.lock().remove(process);
     }
 }
 
@@ -237,7 +239,7 @@ mod tests {
         for pid in 0..MAX_UNANSWERED {
             assert_eq!(unanswered.ask(path(100), move || Some(pid)), Some(pid), "others are asked");
             let silence = Arc::clone(&silence);
-            let silent = move || silence.lock().unwrap().recv().ok().map(|()| 0);
+            let silent = move || silence.lock().recv().ok().map(|()| 0);
             assert_eq!(unanswered.ask(path(pid), silent), None);
             assert_eq!(unanswered.ask(path(pid), || Some(1)), None, "not twice");
         }

@@ -8,9 +8,10 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
@@ -137,7 +138,7 @@ impl MpsDaemons {
 
     /// How the daemon of a device was when it was looked at last; none where that is too long ago.
     pub fn state(&self, uuid: &str, now: Timestamp) -> Option<MpsState> {
-        let known = self.shared.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.shared.known.lock();
         let (state, asked) = known.get(uuid)?;
         (now.since(*asked) <= 3 * self.shared.settings.ask_every).then_some(*state)
     }
@@ -180,7 +181,7 @@ impl Shared {
 
     /// Notes how a daemon is, and writes to the log what has changed.
     fn note(&self, uuid: &str, state: MpsState) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         let before = known.insert(uuid.to_owned(), (state, self.clock.now()));
         if before.map(|(before, _)| before) == Some(state) {
             return;
@@ -367,7 +368,7 @@ impl Keeper {
                 tracing::warn!(gpu = self.uuid, "the MPS daemon does not end: it is killed");
             }
         }
-        self.shared.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.uuid);
+        self.shared.known.lock().remove(&self.uuid);
     }
 }
 

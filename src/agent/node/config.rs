@@ -1,8 +1,8 @@
 //! What an agent is started with, and what its loops share.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::agent::node::client::ExtenderClient;
@@ -44,6 +44,6 @@ pub(crate) struct Node {
 impl Node {
     /// The bookings; held for moments only, never across an await.
     pub(crate) fn books(&self) -> MutexGuard<'_, NodeBooks> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.lock()
     }
 }

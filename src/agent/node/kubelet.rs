@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{CONTENT_TYPE, TE};
 use hyper::{HeaderMap, Request};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
 use tokio::net::UnixStream;
 
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
@@ -85,7 +86,7 @@ impl KubeletDevices {
         let asked = tokio::time::timeout(TIMEOUT, allocatable(&self.socket)).await;
         let late = KubeletError::Connection { cause: "no answer in time".to_owned() };
         let answer = asked.unwrap_or(Err(late));
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         match &answer {
             Ok(devices) => known.devices.clone_from(devices),
             Err(KubeletError::Absent) => known.devices.clear(),
@@ -125,7 +126,7 @@ impl KubeletDevices {
     }
 
     fn owns(&self, uuid: &str) -> bool {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).devices.contains(uuid)
+        self.known.lock().devices.contains(uuid)
     }
 }
 

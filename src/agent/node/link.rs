@@ -1,6 +1,6 @@
 //! The loop that reports one node to one extender.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use rand::Rng;
 use tokio::sync::watch;
@@ -90,7 +90,7 @@ impl Link {
             | Answer::SessionExpired
             | Answer::Away { .. } => {}
         }
-        let mut contact = self.extender.contact.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut contact = self.extender.contact.lock();
         match contact.settle(answer, self.clock.now()) {
             Some(ContactChange::Lost { error }) => {
                 tracing::warn!(extender, error, "the extender is lost, trying on");

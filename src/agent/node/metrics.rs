@@ -6,11 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
+use parking_lot::Mutex;
 use prometheus::{
     Encoder, GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry, TEXT_FORMAT, TextEncoder,
 };
@@ -118,12 +119,12 @@ impl AgentMetrics {
 
     /// Shows a sample of `node`, beside what is booked there.
     pub fn show(&self, node: &str, sample: &Sample, bookings: &[Booking]) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).show(node, sample, bookings);
+        self.0.lock().show(node, sample, bookings);
     }
 
     /// All series in Prometheus' text format.
     pub fn text(&self) -> Vec<u8> {
-        let families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let families = self.0.lock();
         let mut text = Vec::new();
         let encoded = TextEncoder::new().encode(&families.registry.gather(), &mut text);
         encoded.expect("writing to memory does not fail, and every family has a name");

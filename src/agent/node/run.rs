@@ -4,9 +4,10 @@
 //! it can, and the replies' bookings flow back to the sampler. So an extender that is away costs
 //! neither samples nor the conversation with its peers, and nothing ever ends because of it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 

@@ -4,9 +4,10 @@
 //! told that none of them can be used, so that it places nothing there, and keeps what is booked. A
 //! call that does not come back is waited for beside the loop, never called a second time meanwhile.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -176,7 +177,7 @@ impl<P: Probe + 'static> Reader<P> {
         }
         let (probe, bookings) = (Arc::clone(&self.probe), Arc::clone(bookings));
         let read = move || {
-            let mut probe = probe.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut probe = probe.lock();
             let now = clock.now();
             probe.observe(&bookings, now);
             probe.sample(processes, now)

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use std::{fs, io, thread};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::Mutex;
 
 use crate::cli::simulate::bound::SeedBounds;
 use crate::clock::Clock;
@@ -196,7 +196,7 @@ impl Experiment {
                 if result.is_err() {
                     next.store(jobs.len(), Ordering::Relaxed);
                 }
-                let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut done = done.lock();
                 done.insert(place, result);
             }
         };
@@ -207,7 +207,7 @@ impl Experiment {
             }
         });
         bar.0.finish_and_clear();
-        let done = done.into_inner().unwrap_or_else(PoisonError::into_inner).into_values();
+        let done = done.into_inner().into_values();
         Ok(self.grouped(policies, done.collect::<Result<Vec<Timed<R>>, SimulateError>>()?))
     }
 

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use crate::control::pods::wording;
 use crate::control::shared::app::App;
-use crate::control::shared::kept_suggestions::locked;
 use crate::hardware::device::PodUid;
 use crate::kube_api::write::events::NoticeReason;
 use crate::ledger::query::questions::Question;
@@ -33,7 +32,7 @@ pub(crate) async fn explaining(app: &Arc<App>) {
             _ = looks.tick() => rested(app, look_again).await,
         }
         loop {
-            let Some(uid) = locked(&app.reasons.untold).pop_first() else { break };
+            let Some(uid) = app.reasons.untold.lock().pop_first() else { break };
             if app.is_to_be_told(&uid, NoticeReason::NoGpuFits) {
                 rested(app, move |app| tell(app, &uid)).await;
             }

@@ -5,7 +5,6 @@
 //! little, and in the mean that is even.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::control::shared::app::App;
@@ -23,7 +22,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Counts what is held and used for the time since the last look.
 pub fn account(app: &App) {
     let now = app.clock.now();
-    let last = app.teams.last.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
+    let last = app.teams.last.lock().replace(now);
     let Some(last) = last else { return };
     let millis = now.since(last).min(LONGEST).as_millis();
     let mut teams: BTreeMap<Team, TeamUse> = BTreeMap::new();

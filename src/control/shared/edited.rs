@@ -1,8 +1,9 @@
 //! Pods whose placement somebody else edited, and what gpupack wrote on them.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
@@ -63,11 +64,11 @@ pub(crate) struct Edit {
 
 impl Edits {
     pub(crate) fn edits(&self) -> MutexGuard<'_, BTreeMap<PodUid, Edit>> {
-        self.edits.lock().unwrap_or_else(PoisonError::into_inner)
+        self.edits.lock()
     }
 
     pub(crate) fn written(&self) -> MutexGuard<'_, BTreeMap<PodUid, Known>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+        self.written.lock()
     }
 
     /// Notes what gpupack is about to write on a pod that is on `node`, or will be.

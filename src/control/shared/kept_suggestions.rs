@@ -1,9 +1,9 @@
 //! What would help the pods that wait, kept per different request.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::hardware::device::PodUid;
@@ -32,7 +32,7 @@ pub struct Reasons {
 impl Reasons {
     /// Notes that a pod was refused everywhere, so that it is told why and what would help. Never waits.
     pub fn refused(&self, uid: &PodUid) {
-        let mut untold = locked(&self.untold);
+        let mut untold = self.untold.lock();
         if untold.len() < MOST_UNTOLD {
             untold.insert(uid.clone());
             self.refused.notify_one();
@@ -41,13 +41,13 @@ impl Reasons {
 
     /// How many requests and pods are kept.
     pub(crate) fn count(&self) -> usize {
-        locked(&self.kept).len() + locked(&self.untold).len()
+        self.kept.lock().len() + self.untold.lock().len()
     }
 
     /// The remedies that are kept of a request, without those that no longer help; none where nothing is
     /// kept, or nothing of it helps any more. Looks at one node for each.
     pub fn known(&self, ledger: &Ledger, question: &Question) -> Option<Vec<Remedy>> {
-        let mut known = locked(&self.kept).get(question)?.1.clone();
+        let mut known = self.kept.lock().get(question)?.1.clone();
         let were = known.len();
         known.retain(|remedy| ledger.still_helps(question, remedy));
         (were == 0 || !known.is_empty()).then_some(known)
@@ -56,7 +56,7 @@ impl Reasons {
     /// The remedies for a request as they are now. Looks at every node some ten times.
     pub fn found(&self, ledger: &Ledger, question: &Question, now: Timestamp) -> Vec<Remedy> {
         let remedies = ledger.remedies(question);
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         if kept.len() >= MOST_KEPT && !kept.contains_key(question) {
             let oldest = kept.iter().min_by_key(|(_, (at, _))| *at).map(|(known, _)| known.clone());
             oldest.and_then(|oldest| kept.remove(&oldest));
@@ -68,12 +68,8 @@ impl Reasons {
     /// The same, or what was found a moment ago and still helps.
     pub fn recent(&self, ledger: &Ledger, question: &Question, now: Timestamp) -> Vec<Remedy> {
         let is_fresh = |at: Timestamp| now.since(at) < FRESH_FOR;
-        let is_fresh = locked(&self.kept).get(question).is_some_and(|(at, _)| is_fresh(*at));
+        let is_fresh = self.kept.lock().get(question).is_some_and(|(at, _)| is_fresh(*at));
         let known = if is_fresh { self.known(ledger, question) } else { None };
         known.unwrap_or_else(|| self.found(ledger, question, now))
     }
-}
-
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,9 @@
 //! Lines of the log that anyone can cause: one per second for each reason, and how many were left out.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 /// Pause between two lines for one reason.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -23,7 +24,7 @@ impl LogLimit {
 
     /// Whether a line may be written now, on the precise clock; then how many were left out since the last.
     pub(crate) fn admits(&self, reason: Reason, now: Duration) -> Option<u64> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         let Some((at, left_out)) = last.get_mut(&reason) else {
             last.insert(reason, (now, 0));
             return Some(0);

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
@@ -69,7 +70,7 @@ impl OtherTouches {
     }
 
     fn pods(&self) -> MutexGuard<'_, BTreeMap<PodUid, OtherTouch>> {
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pods.lock()
     }
 }
 

@@ -1,8 +1,8 @@
 //! Effects that background loops have still to see to.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::hardware::device::NodeName;
@@ -22,7 +22,7 @@ impl Outbox {
         if effects.is_empty() {
             return;
         }
-        self.effects.lock().unwrap_or_else(PoisonError::into_inner).extend(effects);
+        self.effects.lock().extend(effects);
         self.filled.notify_one();
     }
 
@@ -38,14 +38,14 @@ impl Outbox {
 
     /// How many effects wait.
     pub(crate) fn count(&self) -> usize {
-        self.effects.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.effects.lock().len()
     }
 
     /// Waits until there are effects and takes them all.
     pub async fn take(&self) -> Vec<Effect> {
         loop {
             let taken = {
-                let mut effects = self.effects.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut effects = self.effects.lock();
                 std::mem::take(&mut *effects)
             };
             if !taken.is_empty() {

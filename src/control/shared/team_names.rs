@@ -1,8 +1,9 @@
 //! Whose the pods are that hold something.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use dashmap::DashMap;
+use parking_lot::Mutex;
 
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;

@@ -5,13 +5,14 @@
 //! minutes are counted up in one Event object (the recorder of `kube` does that).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::hardware::device::PodUid;
@@ -175,8 +176,7 @@ pub struct NoticeSender {
 impl NoticeSender {
     /// Queues a notice, unless the same was told within the minute or the queue is full.
     pub fn offer(&self, notice: Notice, now: Timestamp) {
-        // Short and without I/O; a poisoned map is only a memory of what was told.
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told.lock();
         let key = (notice.uid.clone(), notice.reason);
         if told.get(&key).is_some_and(|at| now.since(*at) < MUTE) {
             self.counters.muted.fetch_add(1, Ordering::Relaxed);
@@ -197,13 +197,13 @@ impl NoticeSender {
 
     /// Whether the same was told within the minute, so that the notice would not go out.
     pub fn is_muted(&self, uid: &PodUid, reason: NoticeReason, now: Timestamp) -> bool {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = self.told.lock();
         told.get(&(uid.clone(), reason)).is_some_and(|at| now.since(*at) < MUTE)
     }
 
     /// How many notices are remembered for muting, at most 16,384.
     pub fn remembered(&self) -> usize {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.told.lock().len()
     }
 
     /// The counts so far.

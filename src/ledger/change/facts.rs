@@ -9,7 +9,6 @@ use dashmap::Entry;
 use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::{HostAmount, MemMib, Timestamp};
 use crate::ledger::change::commits::is_assumed;
-use crate::ledger::nodes::changes::locked;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::questions::Question;
 use crate::model::event::Effect;
@@ -70,7 +69,7 @@ impl Ledger {
         let number = match domain {
             "" => 0,
             name => {
-                let mut domains = locked(&self.domains);
+                let mut domains = self.domains.lock();
                 match domains.get(name) {
                     Some(known) => *known,
                     None => {
@@ -223,7 +222,7 @@ impl Ledger {
     pub fn learn(&self, uid: PodUid, question: &Question) {
         let kind = RequestType::new(question.gpu.as_ref(), question.host.cpu);
         let mix = {
-            let mut window = locked(&self.window);
+            let mut window = self.window.lock();
             window.observe(uid, kind, question.host.memory).then(|| window.mix())
         };
         if let Some(mix) = mix.filter(|mix| mix.differs(self.world().mix())) {
@@ -234,7 +233,7 @@ impl Ledger {
     /// Learns from the requests of pods that came before we did, oldest first.
     pub fn recall(&self, requests: impl Iterator<Item = (PodUid, RequestType, MemMib)>) {
         let mix = {
-            let mut window = locked(&self.window);
+            let mut window = self.window.lock();
             for (uid, kind, memory) in requests {
                 window.observe(uid, kind, memory);
             }

@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering;
 use crate::hardware::device::{DeviceId, InventoryError, NodeName, PodUid};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::Timestamp;
-use crate::ledger::nodes::changes::locked;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::DeviceUse;
 use crate::model::event::{Effect, Standing};
@@ -104,7 +103,7 @@ impl Ledger {
             }
             books.last_report()
         };
-        let mut session = locked(&slot.session);
+        let mut session = slot.session.lock();
         let is_known_agent = session.agent == report.agent && session.id.is_some();
         let is_repeated = is_known_agent && report.sequence <= session.sequence;
         let current = match (report.session, session.id) {

@@ -1,11 +1,12 @@
 //! The answers that are kept: requests come in few shapes, and between two questions of one shape only some
 //! nodes changed. So the answer per node is kept per shape, with the version of the books it was found on.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use dashmap::DashMap;
 use fixedbitset::FixedBitSet;
+use parking_lot::Mutex;
 
 use crate::hardware::units::HostAmount;
 use crate::ledger::nodes::changes::Changes;

@@ -1,7 +1,6 @@
 //! The nodes that changed, in order: whoever keeps something per node looks only at those.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::hardware::device::PodUid;
 
@@ -40,11 +39,6 @@ impl Changes {
         let position = |at: &u32| usize::try_from(*at).expect("a position in memory");
         Some(self.nodes.range(skipped..).map(position))
     }
-}
-
-/// Locks `mutex`. A panic while it was held leaves nothing half-changed that matters: see [`Slot::read`].
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ended pods that are remembered, so that a late event cannot book them again. More than a cluster

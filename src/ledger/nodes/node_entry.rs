@@ -1,10 +1,12 @@
 //! One node among many: its books behind their lock, and what follows from each change of them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::hardware::device::NodeName;
-use crate::ledger::nodes::changes::{Changes, Session, locked};
+use crate::ledger::nodes::changes::{Changes, Session};
 use crate::model::node_state::NodeLedger;
 use crate::scoring::context::KeptOutlook;
 use crate::usage::node_details::NodeDetails;
@@ -77,7 +79,7 @@ impl Slot {
     /// The books, for reading. A panic while they were held cannot leave them half-changed in a way
     /// that matters: sums are derived anew at the next change, and `audit` compares them.
     pub(crate) fn read(&self) -> MutexGuard<'_, NodeLedger> {
-        locked(&self.books)
+        self.books.lock()
     }
 
     /// Changes the books; the version grows while they are held.
@@ -93,7 +95,7 @@ impl Slot {
         if is_news {
             self.version.fetch_add(1, Ordering::Release);
             self.supply_again(&books);
-            locked(&self.shared.changes).note(self.at);
+            self.shared.changes.lock().note(self.at);
         }
         answer
     }
@@ -112,7 +114,7 @@ impl Slot {
     ) -> (u64, T) {
         let books = self.read();
         let version = self.version.load(Ordering::Acquire);
-        let mut kept = locked(&self.outlook);
+        let mut kept = self.outlook.lock();
         if (kept.0, kept.1) != (version, mix_generation) {
             *kept = (version, mix_generation, KeptOutlook::new());
         }
@@ -122,9 +124,9 @@ impl Slot {
     /// Brings the supply of the cluster in line with the books.
     fn supply_again(&self, books: &NodeLedger) {
         let now = NodeSupply::of(books);
-        let mut before = locked(&self.supplied);
+        let mut before = self.supplied.lock();
         if *before != now {
-            locked(&self.shared.supply).replace(&before, &now);
+            self.shared.supply.lock().replace(&before, &now);
             *before = now;
         }
     }

@@ -13,19 +13,20 @@
 //! pod and what they do about it is one step, since the pod's entry of `pods` is held meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use dashmap::{DashMap, Entry};
 use fixedbitset::FixedBitSet;
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::pool::PoolRules;
 use crate::hardware::units::MemMib;
 use crate::ledger::nodes::answer_cache::ShapeTables;
-use crate::ledger::nodes::changes::{Changes, Ended, Session, locked};
+use crate::ledger::nodes::changes::{Changes, Ended, Session};
 use crate::ledger::nodes::node_entry::{Shared, Slot};
 use crate::ledger::nodes::per_node::{FleetGauge, Gauge};
 use crate::ledger::nodes::table::{Slots, VERSION_OF_NOBODY};
@@ -187,7 +188,7 @@ impl Ledger {
 
     /// The slots of all nodes known now. Cheap: the list is copied only when a node is added.
     pub(crate) fn slots(&self) -> Arc<Slots> {
-        Arc::clone(&self.slots.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.slots.read())
     }
 
     pub(crate) fn slot(&self, at: usize) -> Arc<Slot> {
@@ -196,20 +197,20 @@ impl Ledger {
 
     /// Keeps every node in its position meanwhile. Not to be taken twice by one thread.
     pub(crate) fn stay(&self) -> RwLockReadGuard<'_, ()> {
-        self.membership.read().unwrap_or_else(PoisonError::into_inner)
+        self.membership.read()
     }
 
     pub(crate) fn world(&self) -> RwLockReadGuard<'_, World> {
-        self.world.read().unwrap_or_else(PoisonError::into_inner)
+        self.world.read()
     }
 
     pub(crate) fn world_mut(&self) -> RwLockWriteGuard<'_, World> {
-        self.world.write().unwrap_or_else(PoisonError::into_inner)
+        self.world.write()
     }
 
     /// What is free in the whole cluster now.
     pub(crate) fn supply(&self) -> MutexGuard<'_, Supply> {
-        locked(&self.shared.supply)
+        self.shared.supply.lock()
     }
 
     /// How many nodes have come so far.
@@ -219,7 +220,7 @@ impl Ledger {
 
     /// The nodes that changed, in their order.
     pub(crate) fn changes(&self) -> MutexGuard<'_, Changes> {
-        locked(&self.shared.changes)
+        self.shared.changes.lock()
     }
 
     /// Leaves a part of the policy `fragmentation` out, to see what it is worth (simulation).
@@ -246,11 +247,11 @@ impl Ledger {
     }
 
     pub(crate) fn ended(&self) -> MutexGuard<'_, Ended> {
-        locked(&self.ended)
+        self.ended.lock()
     }
 
     pub(crate) fn position(&self, node: &str) -> Option<usize> {
-        self.slots.read().unwrap_or_else(PoisonError::into_inner).position(node.as_bytes())
+        self.slots.read().position(node.as_bytes())
     }
 
     /// The position of a node, made where it is new.
@@ -258,7 +259,7 @@ impl Ledger {
         if let Some(at) = self.position(name.as_str()) {
             return at;
         }
-        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots.write();
         if let Some(at) = slots.position(name.as_str().as_bytes()) {
             return at; // another thread was quicker
         }
@@ -278,7 +279,7 @@ impl Ledger {
     /// Puts a node into a failure domain.
     pub(crate) fn set_domain(&self, at: usize, domain: u32) {
         if self.slots().domain(at) != domain {
-            let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+            let mut slots = self.slots.write();
             Arc::make_mut(&mut slots).set_domain(at, domain);
         }
     }
@@ -345,22 +346,22 @@ impl Ledger {
     /// positions pass on to nodes that come.
     #[doc(hidden)] // for tests; else time does it
     pub fn forget_gone_nodes(&self) {
-        let _alone = self.membership.write().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.membership.write();
         let slots = self.slots();
         let is_gone = |at: &usize| slots[*at].read().is_forgettable();
         let gone: FixedBitSet = slots.present().filter(is_gone).collect();
         gone.ones().for_each(|at| self.recycle(at));
         drop(slots);
-        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots.write();
         Arc::make_mut(&mut slots).remove(&gone, &self.nobody);
         let used: BTreeSet<u32> = slots.present().map(|at| slots.domain(at)).collect();
-        locked(&self.domains).retain(|_, number| used.contains(number));
+        self.domains.lock().retain(|_, number| used.contains(number));
     }
 
     /// How many nodes, and how many failure domains, are kept.
     #[doc(hidden)]
     pub fn kept_nodes(&self) -> (usize, usize) {
-        (self.slots().count(), locked(&self.domains).len())
+        (self.slots().count(), self.domains.lock().len())
     }
 
     /// Lets a deleted node without tenants keep nothing but its name, for the case that it returns.
@@ -382,8 +383,8 @@ impl Ledger {
             true
         });
         if is_recycled {
-            *locked(&slot.session) = Session::default();
-            *locked(&slot.details) = NodeDetails::default();
+            *slot.session.lock() = Session::default();
+            *slot.details.lock() = NodeDetails::default();
             slot.arrive_again();
         }
     }

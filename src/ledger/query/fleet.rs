@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::ledger::nodes::changes::locked;
 use crate::ledger::nodes::per_node::{FleetGauge, Kind, PerNode};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::node_state::NodeLedger;
@@ -14,7 +13,7 @@ impl Ledger {
     /// The figures of the fleet, by model and pool. Only nodes that changed since the last call are
     /// measured: O(changed nodes × typical requests × devices + nodes).
     pub fn fleet(&self) -> BTreeMap<Kind, Figures> {
-        let mut gauge = locked(&self.fleet);
+        let mut gauge = self.fleet.lock();
         let (generation, mix, classes): (u64, Arc<CompiledMix>, usize) = {
             let world = self.world();
             (world.mix_generation, Arc::clone(&world.compiled), world.classes.count())

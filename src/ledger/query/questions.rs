@@ -15,7 +15,6 @@ use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::units::{HostAmount, Timestamp};
 use crate::ledger::nodes::answer_cache::{Kept, Shape, ShapeTable};
-use crate::ledger::nodes::changes::locked;
 use crate::ledger::nodes::narrowing::{Choice, Choosing, Keys};
 use crate::ledger::nodes::ranking::Candidate;
 use crate::ledger::nodes::state::{Ledger, World};
@@ -302,7 +301,7 @@ impl Ledger {
         let slots = self.slots();
         let world = self.world();
         let table = self.shapes.table(shape(question), slots.len());
-        let mut table = locked(&table);
+        let mut table = table.lock();
         table.follow_mix(question.strategy, world.mix_generation);
         table.catch_up(&self.changes(), &slots);
         body(&mut Asked {

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::{Share, Timestamp};
-use crate::ledger::nodes::changes::locked;
 use crate::ledger::nodes::node_entry::Slot;
 use crate::ledger::nodes::per_node::{Gauge, PerNode};
 use crate::ledger::nodes::state::Ledger;
@@ -124,7 +123,7 @@ impl Ledger {
 
     /// How full and how fragmented the cluster is, by the typical requests that it sees.
     pub fn packing(&self) -> Packing {
-        self.packing_by(&mut locked(&self.gauge))
+        self.packing_by(&mut self.gauge.lock())
     }
 
     /// The same by a gauge. Only nodes that changed since its last use are measured:
@@ -179,16 +178,16 @@ impl Ledger {
     pub fn entries(&self) -> Vec<(&'static str, usize)> {
         let slots = self.slots();
         let all = || slots.present().map(|at| &slots[at]);
-        let sketches = |slot: &Arc<Slot>| locked(&slot.details).entries();
+        let sketches = |slot: &Arc<Slot>| slot.details.lock().entries();
         let held = |slot: &Arc<Slot>| slot.read().entries();
         vec![
             ("nodes", slots.count()),
-            ("domains", locked(&self.domains).len()),
+            ("domains", self.domains.lock().len()),
             ("pods", self.pods.len()),
             ("claims", self.claims.len()),
             ("devices", self.owners.len()),
             ("ended", self.ended().count()),
-            ("mix", locked(&self.window).pods()),
+            ("mix", self.window.lock().pods()),
             ("shapes", self.shapes.count()),
             ("held", all().map(held).sum()),
             ("sketches", all().map(sketches).sum()),

@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 
 use crate::hardware::device::NodeName;
-use crate::ledger::nodes::changes::locked;
 use crate::ledger::nodes::node_entry::Slot;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::questions::Question;
@@ -61,7 +60,7 @@ impl Ledger {
     /// How full and how fragmented each node is, in no particular order, by the typical requests that
     /// the cluster sees.
     pub fn packing_by_node(&self) -> Vec<(NodeName, Packing)> {
-        let mut gauge = locked(&self.gauge);
+        let mut gauge = self.gauge.lock();
         self.packing_by(&mut gauge);
         let slots = self.slots();
         slots.iter().map(|slot| slot.name.clone()).zip(gauge.packings()).collect()
@@ -70,5 +69,5 @@ impl Ledger {
 
 fn show(slot: &Slot, look: &mut impl FnMut(&NodeLedger, &NodeDetails)) {
     let books = slot.read();
-    look(&books, &locked(&slot.details));
+    look(&books, &slot.details.lock());
 }

@@ -1,7 +1,9 @@
 //! Looks over all nodes for one that takes a changed request.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
 
 use crate::hardware::device::NodeName;
 use crate::hardware::device_class::DeviceClasses;

@@ -7,12 +7,13 @@
 //! look at the others. What the pod's next question says about the node tells whether the touch helped.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
-use crate::ledger::nodes::changes::locked;
 use crate::ledger::query::questions::Question;
 use crate::ledger::suggest::requeue::{Arrival, AskedNodes, Candidate};
 use crate::model::rejection::Misfit;
@@ -421,7 +422,7 @@ impl WaitingPods {
     }
 
     pub(crate) fn pods(&self) -> MutexGuard<'_, Pods> {
-        locked(&self.pods)
+        self.pods.lock()
     }
 }
 

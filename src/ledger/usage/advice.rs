@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use crate::hardware::device::PoolName;
 use crate::hardware::units::{MemMib, Share, Timestamp};
-use crate::ledger::nodes::changes::locked;
 use crate::ledger::nodes::node_entry::Slot;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::node_state::NodeLedger;
@@ -135,7 +134,7 @@ impl Ledger {
 
 fn advise(slot: &Arc<Slot>, now: Timestamp, all: &mut Vec<Advice>) {
     let books = slot.read();
-    let details = locked(&slot.details);
+    let details = slot.details.lock();
     for (uid, held) in books.reservations() {
         let Some(usage) = details.usages.of(uid) else { continue };
         if usage.watched_for(now) < WATCHED_FOR {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::{MemMib, Timestamp};
-use crate::ledger::nodes::changes::locked;
 use crate::ledger::nodes::node_entry::Slot;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::{DeviceUse, Evidence};
@@ -40,7 +39,7 @@ impl Ledger {
         let mut census: Census = Mode::ALL.into_iter().map(|mode| (mode, (0, 0))).collect();
         for slot in self.slots().iter() {
             let books = slot.read();
-            let details = locked(&slot.details);
+            let details = slot.details.lock();
             for device in books.devices() {
                 for (uid, held) in device.tenants() {
                     let found = details.protections.of(device, (uid, *held), limits);
@@ -59,7 +58,7 @@ impl Ledger {
         let slots = self.slots();
         let of_node = |slot: &Arc<Slot>| {
             let books = slot.read();
-            locked(&slot.details).sightings.over_users(&books)
+            slot.details.lock().sightings.over_users(&books)
         };
         slots.iter().flat_map(of_node).collect()
     }
@@ -70,7 +69,7 @@ impl Ledger {
         let add = |sum: &mut MemMib, more| *sum = sum.checked_add(more).unwrap_or(BEYOND);
         for slot in self.slots().iter() {
             let books = slot.read();
-            let details = locked(&slot.details);
+            let details = slot.details.lock();
             for over in details.sightings.over_users(&books) {
                 outside.over_users += 1;
                 add(&mut outside.excess, over.seen.excess());
@@ -89,7 +88,7 @@ impl Ledger {
         let mut pods = Vec::new();
         for slot in self.slots().iter() {
             let books = slot.read();
-            let details = locked(&slot.details);
+            let details = slot.details.lock();
             let is_new =
                 |uid: &&PodUid| details.usages.of(uid).is_none_or(|usage| usage.before.is_none());
             let placed = books.reservations().iter();
@@ -107,7 +106,7 @@ impl Ledger {
         let books = slot.read();
         let Some(held) = books.reservation(uid) else { return false };
         if history.stretches.iter().any(Option::is_some) {
-            let details = &mut *locked(&slot.details);
+            let details = &mut *slot.details.lock();
             let usage = details.usages.0.entry(uid.clone());
             // It is known from the start on, by what came before.
             let usage = usage.or_insert_with(|| Usage::new(Timestamp::START));
@@ -131,7 +130,7 @@ impl Ledger {
         let Some(at) = self.position(node) else { return Vec::new() };
         let slot = self.slot(at);
         let (mut effects, found) = slot.look(|version, books| {
-            let mut details = locked(&slot.details);
+            let mut details = slot.details.lock();
             let effects = details.take((version, books), seen, rules, now);
             (effects, evidence(books, &details))
         });
@@ -141,7 +140,7 @@ impl Ledger {
 
     /// What is known of a node beside the books; nothing of a node that is not known.
     pub fn details(&self, node: &str) -> NodeDetails {
-        let known = self.position(node).map(|at| locked(&self.slot(at).details).clone());
+        let known = self.position(node).map(|at| self.slot(at).details.lock().clone());
         known.unwrap_or_default()
     }
 }

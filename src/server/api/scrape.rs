@@ -1,7 +1,8 @@
 //! `GET /metrics` and `GET /metrics/gpus`: what Prometheus reads.
 
 use std::fmt::Write;
-use std::sync::Mutex;
+
+use parking_lot::Mutex;
 
 use crate::control::shared::app::{App, Truth};
 use crate::hardware::units::Share;

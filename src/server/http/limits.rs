@@ -10,9 +10,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::Bound;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::Notify;
 
@@ -129,7 +130,7 @@ impl Clients {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// A place for a connection from `address`; another connection is closed for it if need be. None where
@@ -187,7 +188,7 @@ impl Connection {
     fn phase(&self) -> (Phase, Timestamp) {
         #[cfg(test)]
         tests::count_look();
-        *self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.phase.lock()
     }
 
     /// Whether it is doing this now.
@@ -198,7 +199,7 @@ impl Connection {
     /// Notes what it does from now on; the same again begins its time again.
     pub(crate) fn enter(&self, phase: Phase) {
         let now = self.clients.clock.now();
-        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = (phase, now);
+        *self.phase.lock() = (phase, now);
     }
 
     /// Returns when the connection is to be closed.

@@ -3,9 +3,10 @@
 //! nothing is queued for a slow one: it gets less often more, at most everything once.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -149,7 +150,7 @@ impl Live {
 
     /// The map. A panic while it was held leaves at worst an old cell.
     fn map(&self) -> MutexGuard<'_, FleetMap> {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+        self.map.lock()
     }
 
     /// The name of the newest snapshot: process, generation, number.

@@ -40,7 +40,7 @@ fn is_closed(clients: &Clients, place: &Place) -> bool {
 /// Lets a connection wait for its client since so long ago. The clock has run for no time worth naming, so
 /// "now" is what is moved: later connections are later.
 fn waits(place: &Place, phase: Phase, since_ms: u64) {
-    *place.0.phase.lock().unwrap() = (phase, Timestamp::from_millis(since_ms));
+    *place.0.phase.lock() = (phase, Timestamp::from_millis(since_ms));
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn whatever_happens_the_order_is_what_a_look_at_all_gives() {
                 (0, Some(place)) => {
                     let work = chance.random_bool(0.4);
                     let phase = if work { Phase::Work } else { Phase::Idle };
-                    *place.0.phase.lock().unwrap() = (phase, now);
+                    *place.0.phase.lock() = (phase, now);
                 }
                 (1, Some(place)) => _ = place.0.hold(chance.random_range(0..400)),
                 (2, Some(place)) => {

@@ -2,15 +2,19 @@
 
 use std::error::Error;
 
-/// An error with everything below it, in one line: hyper hides the interesting part there.
-pub(crate) fn with_causes(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+/// An error with everything below it, in one line: hyper hides the interesting part there. What the line
+/// has already is not repeated.
+pub fn with_causes(error: &dyn Error) -> String {
+    let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
+        let text = inner.to_string();
+        if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
         cause = inner.source();
     }
-    text
+    line
 }
 
 #[cfg(test)]
@@ -18,12 +22,17 @@ mod tests {
     use super::*;
 
     #[derive(Debug, thiserror::Error)]
-    #[error("no connection")]
-    struct Outer(#[source] std::io::Error);
+    enum Outer {
+        #[error("no connection")]
+        Brief(#[source] std::io::Error),
+        #[error("no connection: {0}")]
+        Whole(#[source] std::io::Error),
+    }
 
     #[test]
-    fn every_cause_is_told() {
-        let refused = std::io::Error::other("refused");
-        assert_eq!(with_causes(&Outer(refused)), "no connection: refused");
+    fn every_cause_is_told_once() {
+        let refused = || std::io::Error::other("refused");
+        assert_eq!(with_causes(&Outer::Brief(refused())), "no connection: refused");
+        assert_eq!(with_causes(&Outer::Whole(refused())), "no connection: refused");
     }
 }

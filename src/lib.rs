@@ -120,7 +120,7 @@ pub mod ledger {
     }
 }
 
-pub(crate) mod causes;
+pub mod causes;
 pub mod clock;
 
 /// The configuration file.

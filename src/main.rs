@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use gpupack::causes::with_causes;
 use gpupack::cli::ask::{advise, completion, explain, snapshot, waiting};
 use gpupack::cli::base::failure::Failure;
 use gpupack::cli::serve::{agent, extender, webhook, webhook_cert};
@@ -102,7 +103,7 @@ fn ended(result: anyhow::Result<()>, code: u8) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Where stderr is gone there is nobody left to tell.
-            let _ = writeln!(io::stderr(), "gpupack: {error:#}");
+            let _ = writeln!(io::stderr(), "gpupack: {}", with_causes(&*error));
             ExitCode::from(code)
         }
     }

@@ -16,6 +16,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::causes::with_causes;
 use crate::cli::base::failure::Failure;
 use crate::server::http::browser::CLIENT_HEADER;
 
@@ -117,7 +118,7 @@ impl ServerArgs {
         let config = self.kube_config().await?;
         let namespace = config.default_namespace.clone();
         let client = kube::Client::try_from(config).map_err(|error| {
-            Failure::other(format!("the kubeconfig is not usable: {}", chain(&error)))
+            Failure::other(format!("the kubeconfig is not usable: {}", with_causes(&error)))
         })?;
         let Service { namespace: of, port } = &self.service;
         let base = format!("/api/v1/namespaces/{of}/services/{port}/proxy");
@@ -147,7 +148,7 @@ impl ServerArgs {
                     return Err(Failure::other(format!(
                         "no kubeconfig can be used ({}): name --kubeconfig, or --server for the \
                          extender itself",
-                        chain(&error)
+                        with_causes(&error)
                     )));
                 }
             },
@@ -188,14 +189,16 @@ impl Server {
         match &self.way {
             Way::Direct { base } => {
                 let address: Uri = format!("{base}{path}").parse().map_err(Failure::usage)?;
-                get(address).await.map_err(|error| away(chain(&*error)))
+                get(address).await.map_err(|error| away(with_causes(&*error)))
             }
             Way::Proxy { client, base, .. } => {
                 let request = Request::get(format!("{base}{path}")).header(CLIENT_HEADER, CLIENT);
                 let request = request.body(kube::client::Body::empty()).map_err(Failure::usage)?;
-                let answer = client.send(request).await.map_err(|error| away(chain(&error)))?;
+                let answer =
+                    client.send(request).await.map_err(|error| away(with_causes(&error)))?;
                 let status = answer.status();
-                let body = whole(answer.into_body()).await.map_err(|error| away(chain(&*error)))?;
+                let body =
+                    whole(answer.into_body()).await.map_err(|error| away(with_causes(&*error)))?;
                 Ok((status, body))
             }
         }
@@ -258,21 +261,6 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     Ok(Limited::new(body, MAX_BODY_BYTES).collect().await?.to_bytes())
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !line.contains(&text) {
-            line += ": ";
-            line += &text;
-        }
-        cause = error.source();
-    }
-    line
 }
 
 /// Runs a conversation with a server to its end.

@@ -145,7 +145,6 @@ proptest! {
 fn check(body: &str, part: &str) {
     let error = Report::from_json(body.as_bytes()).unwrap_err();
     assert!(error.to_string().contains(part), "{body}: {error}");
-    assert!(!error.reason().is_empty());
 }
 
 fn hello(inventory: &str, devices: &str) -> String {

@@ -137,11 +137,6 @@ impl PoolRules {
     pub fn of(&self, pool: &PoolName) -> PoolRule {
         self.by_pool.get(pool).copied().unwrap_or_default()
     }
-
-    /// The pools with a rule of their own, by name.
-    pub fn iter(&self) -> impl Iterator<Item = (&PoolName, &PoolRule)> {
-        self.by_pool.iter()
-    }
 }
 
 /// What a placement intends to hold a tenant to its memory, from weak to strong. What is verified on

@@ -151,14 +151,6 @@ impl HostAmount {
         })
     }
 
-    /// What is left when `other` is taken away; a dimension that falls short is `None`.
-    pub fn checked_sub(self, other: Self) -> Option<Self> {
-        Some(Self {
-            cpu: self.cpu.checked_sub(other.cpu)?,
-            memory: self.memory.checked_sub(other.memory)?,
-        })
-    }
-
     /// What is left when `other` is taken away, zero in a dimension that is used beyond its
     /// capacity. Host use is booked from facts of others (pods of any scheduler), so an excess is
     /// theirs and leaves nothing free; it is not our arithmetic that broke.

@@ -143,9 +143,8 @@ impl ExtenderBindingArgs {
 pub struct ExtenderFilterResult<'a> {
     /// The nodes that pass, in the form of the question.
     pub passed: Passed<'a>,
-    /// Nodes where preemption may help, with a constant text each; no name twice.
-    pub failed: Vec<(&'a str, &'static str)>,
-    /// Nodes where it cannot, with a constant text each; no name twice.
+    /// Nodes that are refused, with a constant text each; no name twice. `FailedNodes` stays empty: it invites
+    /// preemption.
     pub failed_and_unresolvable: Vec<(&'a str, &'static str)>,
     /// Why the question cannot be answered now; empty otherwise. The attempt then ends as an error.
     pub error: &'a str,
@@ -179,9 +178,7 @@ impl ExtenderFilterResult<'_> {
         json.extend_from_slice(&nodes);
         json.extend_from_slice(b",\"NodeNames\":");
         json.extend_from_slice(&names);
-        json.extend_from_slice(b",\"FailedNodes\":");
-        self.push_reasons(&mut json, &self.failed);
-        json.extend_from_slice(b",\"FailedAndUnresolvableNodes\":");
+        json.extend_from_slice(b",\"FailedNodes\":{},\"FailedAndUnresolvableNodes\":");
         self.push_reasons(&mut json, &self.failed_and_unresolvable);
         json.extend_from_slice(b",\"Error\":");
         json.extend_from_slice(&to_json(self.error));

@@ -106,25 +106,6 @@ pub enum ReportError {
     },
 }
 
-impl ReportError {
-    /// The label of this error in metrics.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Malformed { .. } => "malformed",
-            Self::Version { .. } => "version",
-            Self::HelloWithoutInventory => "no_inventory",
-            Self::Inventory(_) | Self::Kind { .. } => "inventory",
-            Self::Text { .. }
-            | Self::TooManyDevices { .. }
-            | Self::Twice { .. }
-            | Self::Memory { .. }
-            | Self::Busy { .. }
-            | Self::Detail { .. }
-            | Self::TooManyProcesses { .. } => "absurd",
-        }
-    }
-}
-
 /// Checks that a name is short and can be printed.
 pub(crate) fn text(field: &'static str, value: &str, max: usize) -> Result<(), ReportError> {
     if value.is_empty() || value.len() > max || value.chars().any(char::is_control) {

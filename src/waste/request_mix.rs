@@ -104,11 +104,6 @@ impl Mix {
         apart * 100 > 2 * DIFFERENT_PERCENT * u128::from(ours) * u128::from(theirs)
     }
 
-    /// All types with their counts, the most frequent first.
-    pub fn types(&self) -> &[(RequestType, Tally)] {
-        &self.types
-    }
-
     /// The typical ones: the most frequent types, until they cover 95 % of all requests.
     pub fn typical(&self) -> &[(RequestType, Tally)] {
         &self.types[..self.typical]
@@ -183,9 +178,9 @@ mod tests {
         let counts = [(kind(1), 94), (kind(2), 1), (kind(3), 4), (kind(4), 1)];
         let counts = counts.map(|(kind, pods)| (kind, tally(pods))).into();
         let mix = Mix::of(&counts);
-        assert_eq!(mix.types().len(), 4);
+        assert_eq!(mix.types.len(), 4);
         assert_eq!(mix.typical(), [(kind(1), tally(94)), (kind(3), tally(4))]);
-        assert_eq!(Mix::of(&BTreeMap::new()).types(), []);
+        assert_eq!(Mix::of(&BTreeMap::new()).types, []);
     }
 
     #[test]
@@ -198,7 +193,7 @@ mod tests {
         }
         let pods = u64::try_from(WINDOW).unwrap();
         let expected = (kind(250_000), Tally { pods, memory: 3 * pods });
-        assert_eq!(window.mix().types(), [expected]);
+        assert_eq!(window.mix().types, [expected]);
     }
 
     #[test]

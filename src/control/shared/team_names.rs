@@ -28,11 +28,6 @@ impl Teams {
         }
     }
 
-    /// Forgets a pod that holds nothing.
-    pub fn forget(&self, uid: &PodUid) {
-        self.classes.remove(uid);
-    }
-
     /// How many pods are noted.
     pub(crate) fn count(&self) -> usize {
         self.classes.len()

@@ -295,33 +295,6 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// All labels that [`RequestError::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 23] = [
-        "fraction",
-        "memory",
-        "device_count",
-        "resource_count",
-        "container",
-        "long_name",
-        "model",
-        "policy",
-        "isolation",
-        "limit_below_request",
-        "limit_style",
-        "orphan",
-        "disagreement",
-        "two_kinds",
-        "several_ask",
-        "unknown_key",
-        "other_resource",
-        "other_annotation",
-        "small_memory",
-        "limit_above_max",
-        "reserved_key",
-        "full_annotations",
-        "many_annotations",
-    ];
-
     /// Short name for metrics; a closed set.
     pub fn label(&self) -> &'static str {
         match self {

@@ -26,10 +26,6 @@ use crate::kube_api::request::placement::{TOUCH, TouchMaker};
 use crate::kube_api::write::outcome::{BindOutcome, Cause, Fenced, Settled, TouchOutcome};
 use crate::kube_api::write::target::{BindTarget, PodKey, Trace};
 
-/// How long one request may take where nothing else is configured. kube-scheduler gives up on a bind
-/// call after its `httpTimeout`, so a configured value should be below that.
-pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Writes to pods, and reads them back. Cheap to clone.
 #[derive(Clone)]
 pub struct ApiWriter {

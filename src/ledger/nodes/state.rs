@@ -358,12 +358,6 @@ impl Ledger {
         self.domains.lock().retain(|_, number| used.contains(number));
     }
 
-    /// How many nodes, and how many failure domains, are kept.
-    #[doc(hidden)]
-    pub fn kept_nodes(&self) -> (usize, usize) {
-        (self.slots().count(), self.domains.lock().len())
-    }
-
     /// Lets a deleted node without tenants keep nothing but its name, for the case that it returns.
     pub(crate) fn recycle(&self, at: usize) {
         let slot = self.slot(at);

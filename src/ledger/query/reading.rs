@@ -163,11 +163,6 @@ impl Ledger {
         self.world().mix().typical().len()
     }
 
-    /// The typical requests as they are seen now.
-    pub fn mix(&self) -> Mix {
-        self.world().mix().clone()
-    }
-
     /// Claims that are held now.
     pub fn claim_count(&self) -> usize {
         self.claims.len()

@@ -175,11 +175,6 @@ pub struct RequeueOrder {
 }
 
 impl RequeueOrder {
-    /// How many pods can be requeued.
-    pub fn len(&self) -> usize {
-        self.pods.len()
-    }
-
     /// Whether no pod can be requeued.
     pub fn is_empty(&self) -> bool {
         self.pods.is_empty()
@@ -333,7 +328,7 @@ mod tests {
                 let expected = can.map(|(_, pod)| &pod.order).min().map(|(.., uid)| uid.clone());
                 assert_eq!(order.first(room, &tried).0, expected);
             }
-            assert_eq!(order.len(), pods.len());
+            assert_eq!(order.pods.len(), pods.len());
             assert_eq!(order.groups.len(), order.heads.len());
         }
         pods.keys().for_each(|uid| order.set(uid, None));

@@ -4,7 +4,6 @@ use crate::hardware::device::{Health, PodUid};
 fn check(body: &str, part: &str) {
     let error = Report::from_json(body.as_bytes()).unwrap_err();
     assert!(error.to_string().contains(part), "{body}: {error}");
-    assert!(!error.reason().is_empty());
 }
 
 fn hello(inventory: &str, devices: &str) -> String {

@@ -136,12 +136,6 @@ impl Workload {
         Self { nodes, population: pods.clone(), arrivals: pods }
     }
 
-    /// What all arrivals ask for together, in thousandths of a GPU.
-    #[must_use]
-    pub fn demand_milli(&self) -> u64 {
-        demand_milli(&self.arrivals)
-    }
-
     /// What the cluster has, in thousandths of a GPU.
     #[must_use]
     pub fn capacity_milli(&self) -> u64 {
@@ -295,8 +289,8 @@ mod tests {
         for seed in 0..200 {
             let workload = paper(seed, 1.3).unwrap();
             let target = workload.capacity_milli() * 13 / 10;
-            assert!(workload.demand_milli() < target + 1000, "seed {seed}");
-            assert!(workload.demand_milli() + 1000 > target, "seed {seed}");
+            assert!(demand_milli(&workload.arrivals) < target + 1000, "seed {seed}");
+            assert!(demand_milli(&workload.arrivals) + 1000 > target, "seed {seed}");
             let unique: BTreeSet<&str> = names(&workload.arrivals).into_iter().collect();
             assert_eq!(unique.len(), workload.arrivals.len(), "seed {seed}");
         }
@@ -306,7 +300,7 @@ mod tests {
     fn above_the_load_pods_are_removed_until_it_is_met() {
         for seed in 0..200 {
             let workload = paper(seed, 0.5).unwrap();
-            assert!(workload.demand_milli() <= 2000, "seed {seed}");
+            assert!(demand_milli(&workload.arrivals) <= 2000, "seed {seed}");
             assert!(workload.arrivals.len() < 4, "seed {seed}");
         }
     }
@@ -334,7 +328,7 @@ mod tests {
         let (nodes, pods) = trace();
         let workload = Workload::as_is(nodes.clone(), pods.clone());
         assert_eq!((&workload.nodes, &workload.arrivals), (&nodes, &pods));
-        assert_eq!((workload.demand_milli(), workload.capacity_milli()), (2750, 4000));
+        assert_eq!((demand_milli(&workload.arrivals), workload.capacity_milli()), (2750, 4000));
     }
 
     #[test]

@@ -14,14 +14,14 @@ use std::hint::black_box;
 use common::{Cluster, asks, cluster};
 use criterion::Criterion;
 use gpupack::hardware::units::MemMib;
-use gpupack::ledger::query::questions::Question;
+use gpupack::ledger::query::questions::PlacementRequest;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
 use runs::SIZES;
 use typical::hundred_typical;
 
 /// The answers are right before they are fast.
-fn check(cluster: &Cluster, question: &Question) {
+fn check(cluster: &Cluster, question: &PlacementRequest) {
     let Cluster { ledger, names } = cluster;
     let kept = ledger.answers(question, names);
     for (name, answer) in names.iter().zip(&kept).step_by(7) {
@@ -32,7 +32,7 @@ fn check(cluster: &Cluster, question: &Question) {
 
 /// A shape that is no longer kept when its turn comes again: of few nodes 1,024 shapes are. The sizes stay
 /// small, so that a long run asks for no more.
-fn never_asked(asked: &mut u64, policy: Policy) -> Question {
+fn never_asked(asked: &mut u64, policy: Policy) -> PlacementRequest {
     *asked += 1;
     asks(GpuRequest::one(Amount::Memory(MemMib::new(1024 + *asked % 4096))), policy)
 }

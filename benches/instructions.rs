@@ -20,7 +20,7 @@ use extender::extender;
 use gpupack::control::shared::app::App;
 use gpupack::hardware::device::{NodeName, PoolName};
 use gpupack::hardware::units::{MemMib, Share, Timestamp};
-use gpupack::ledger::query::questions::Question;
+use gpupack::ledger::query::questions::PlacementRequest;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
 use gpupack::server::scheduler::verbs;
@@ -37,7 +37,7 @@ struct Bench {
     bodies: Vec<Vec<u8>>,
 }
 
-fn question() -> Question {
+fn question() -> PlacementRequest {
     asks(GpuRequest::one(Amount::Fraction(Share::from_millionths(250_000))), Policy::Fragmentation)
 }
 

@@ -27,7 +27,7 @@ fn check(app: &App, body: &[u8]) {
     let asked: Value = serde_json::from_slice(body).expect("a body is JSON");
     let pod = gpupack::kube_api::pod::seen_pod::SeenPod::from_json(&asked["Pod"].to_string());
     let pod = pod.expect("a sound pod");
-    app.ledger.drop_claim(&pod.pod.uid); // it held the best place back
+    app.ledger.drop_hold(&pod.pod.uid); // it held the best place back
     let question = app.question(&pod).expect("it asks for a GPU");
     let scores = answer.as_array().expect("a list");
     assert_eq!(scores.len(), asked["NodeNames"].as_array().expect("names were sent").len());

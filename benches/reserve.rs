@@ -43,7 +43,7 @@ fn reserve(criterion: &mut Criterion) {
             let id = format!("claimed/{policy}/{nodes}");
             criterion.bench_function(&id, |bencher| {
                 bencher.iter(|| {
-                    ledger.claim(&pod.uid, node, black_box(&question), Timestamp::START);
+                    ledger.hold(&pod.uid, node, black_box(&question), Timestamp::START);
                     let made = ledger.reserve(&pod, node, &question, Timestamp::START);
                     ledger.forget(&pod.uid);
                     made
@@ -51,7 +51,7 @@ fn reserve(criterion: &mut Criterion) {
             });
         }
         assert_eq!(ledger.audit(), Ok(()));
-        assert_eq!((names.len(), ledger.claim_count()), (nodes, 0));
+        assert_eq!((names.len(), ledger.hold_count()), (nodes, 0));
     }
 }
 

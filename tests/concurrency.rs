@@ -16,7 +16,7 @@ use gpupack::hardware::units::{Demand, HostAmount};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::questions::Question;
+use gpupack::ledger::query::questions::PlacementRequest;
 use gpupack::model::policy::Policy;
 use gpupack::model::reservation::Placement;
 use rand::{Rng, SeedableRng};
@@ -39,7 +39,7 @@ fn uid(rng: &mut ChaCha8Rng, step: u64) -> String {
     format!("pod-{}", step / 40 + rng.random_range(0..4))
 }
 
-fn question(rng: &mut ChaCha8Rng) -> Question {
+fn question(rng: &mut ChaCha8Rng) -> PlacementRequest {
     let policy = Policy::ALL[rng.random_range(0..Policy::ALL.len())];
     asks(fraction([200_000, 333_330, 500_000][rng.random_range(0..3)]), 1, policy)
 }
@@ -112,10 +112,10 @@ fn booked_pods(ledger: &Ledger) -> BTreeMap<PodUid, NodeName> {
 
 fn check_claims(ledger: &Ledger) {
     let held: Vec<PodUid> =
-        ledger.nodes().iter().flat_map(|node| node.claims().keys().cloned()).collect();
+        ledger.nodes().iter().flat_map(|node| node.holds().keys().cloned()).collect();
     let distinct: BTreeSet<&PodUid> = held.iter().collect();
     assert_eq!(distinct.len(), held.len(), "a pod has two claims: {held:?}");
-    assert_eq!(ledger.claim_count(), held.len(), "claims are counted that nothing holds");
+    assert_eq!(ledger.hold_count(), held.len(), "claims are counted that nothing holds");
 }
 
 fn check_capacity(ledger: &Ledger) {
@@ -146,9 +146,9 @@ fn commands_from_many_threads_leave_sound_books() {
             match rng.random_range(0..10) {
                 0..=2 => drop(shared.reserve(&pod(&uid), node, &question, now)),
                 3 => drop(shared.forget(&PodUid::new(uid))),
-                4..=5 => drop(shared.claim(&PodUid::new(uid), node, &question, now)),
+                4..=5 => drop(shared.hold(&PodUid::new(uid), node, &question, now)),
                 6 if step % 40 > 20 => drop(shared.end_pod(&PodUid::new(uid), now)),
-                6 => drop(shared.drop_claim(&PodUid::new(uid))),
+                6 => drop(shared.drop_hold(&PodUid::new(uid))),
                 7 => drop(shared.tick(now)),
                 8 => {
                     let report = agent_report(&shared, node, thread, step);
@@ -170,7 +170,7 @@ fn commands_from_many_threads_leave_sound_books() {
     }
     ledger.tick(seconds(20_000));
     assert_eq!(booked_pods(&ledger), BTreeMap::new(), "every pod has ended and was found");
-    assert_eq!(ledger.claim_count(), 0);
+    assert_eq!(ledger.hold_count(), 0);
     for node in ledger.nodes() {
         assert!(node.devices().iter().all(|device| device.booked() == Demand::ZERO));
     }
@@ -209,7 +209,7 @@ fn step_of_facts(ledger: &Ledger, facts: &Mutex<Facts>, rng: &mut ChaCha8Rng, st
             }
         }
         4..=5 => drop(ledger.forget(&PodUid::new(uid))),
-        6 => drop(ledger.claim(&PodUid::new(uid), node, &question, now)),
+        6 => drop(ledger.hold(&PodUid::new(uid), node, &question, now)),
         7 if step % 40 > 20 => {
             ledger.end_pod(&PodUid::new(uid.clone()), now);
             facts.lock().expect("no thread panics").ended.insert(PodUid::new(uid));

@@ -42,7 +42,7 @@ async fn a_recorded_pod_is_filtered_prioritized_and_bound() {
         let held: Vec<_> = node.reservations().values().collect();
         assert_eq!(held.len(), 1);
         assert_eq!(held[0].placement.devices[0].demand.memory, MemMib::new(40_960));
-        assert!(node.claims().is_empty());
+        assert!(node.holds().is_empty());
     }
     let elsewhere = String::from_utf8(data("bind.json")).unwrap().replace("gpu-b", "gpu-a");
     let (_, answer) = bed.post("/v1/bind", elsewhere).await;

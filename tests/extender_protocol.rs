@@ -3,7 +3,7 @@
 use gpupack::hardware::device::NodeName;
 use gpupack::hardware::units::{MemMib, Share};
 use gpupack::model::policy::Policy;
-use gpupack::model::rejection::Misfit;
+use gpupack::model::rejection::Rejection;
 use gpupack::model::request::{Amount, Limit};
 use gpupack::protocol::messages::{
     ExtenderArgs, ExtenderBindingArgs, ExtenderBindingResult, ExtenderFilterResult, HostPriority,
@@ -48,8 +48,8 @@ fn filter_and_prioritize_answers_are_byte_exact() {
     let answer = ExtenderFilterResult {
         passed: Passed::Names(vec![b]),
         failed_and_unresolvable: vec![
-            (c, Misfit::Model.reason()),
-            (a, Misfit::Memory { short: MemMib::new(7) }.reason()),
+            (c, Rejection::Model.reason()),
+            (a, Rejection::Memory { short: MemMib::new(7) }.reason()),
         ],
         ..ExtenderFilterResult::default()
     };

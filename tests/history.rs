@@ -227,7 +227,7 @@ impl Tenant {
 
 /// Who was there `ago` seconds ago, and what he did: `steady` computed until two hours ago and once used
 /// more; half an hour ago `web-0` followed a larger pod of its name.
-fn scene(ago: u64) -> Vec<(&'static Tenant, DeviceUse)> {
+fn context(ago: u64) -> Vec<(&'static Tenant, DeviceUse)> {
     let mib = if (4 * HOUR..4 * HOUR + 120).contains(&ago) { 6_000 } else { 1_000 };
     let steady = STEADY.seen(mib, if ago > 2 * HOUR { 40 } else { 0 });
     let web = if ago > HOUR / 2 {
@@ -244,7 +244,7 @@ fn scrapes(now: u64) -> String {
     for minutes in (0..6 * 60).rev() {
         let ago = 60 * minutes;
         let (bookings, uses): (Vec<_>, Vec<_>) =
-            scene(ago).into_iter().map(|(tenant, seen)| (tenant.booking(), seen)).unzip();
+            context(ago).into_iter().map(|(tenant, seen)| (tenant.booking(), seen)).unzip();
         let sample = Sample {
             inventory: [].into(),
             uses,
@@ -335,7 +335,7 @@ fn extender(folder: &Path, prometheus: u16) -> (Running, Ports) {
     let running = Running(child.unwrap());
     let mut report = hello("gpu-a", "Tesla T4", 15_360, 3);
     let now: Vec<Value> =
-        scene(0).iter().map(|(_, seen)| serde_json::to_value(seen).unwrap()).collect();
+        context(0).iter().map(|(_, seen)| serde_json::to_value(seen).unwrap()).collect();
     let devices = report["devices"].as_array_mut().unwrap();
     devices.splice(0..2, now);
     let report = report.to_string();

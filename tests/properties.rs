@@ -7,7 +7,7 @@ mod facts;
 #[path = "properties/history.rs"]
 mod history;
 #[path = "properties/remedies.rs"]
-mod remedies;
+mod suggestions;
 #[path = "properties/replicas.rs"]
 mod replicas;
 #[path = "properties/sharing.rs"]
@@ -20,11 +20,11 @@ use gpupack::hardware::device::NodeName;
 use gpupack::hardware::units::{Demand, MemMib, Timestamp};
 use gpupack::ledger::change::commits::ReserveError;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::questions::Question;
-use gpupack::model::device_state::DeviceBooks;
-use gpupack::model::event::Effect;
-use gpupack::model::node_state::NodeLedger;
-use gpupack::model::rejection::Misfit;
+use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::model::device_state::DeviceState;
+use gpupack::model::event::LedgerEvent;
+use gpupack::model::node_state::NodeState;
+use gpupack::model::rejection::Rejection;
 use history::{Event, NODES, Player, history, question};
 use proptest::prelude::*;
 
@@ -46,20 +46,20 @@ fn check_sums(ledger: &Ledger) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-fn check_device(device: &DeviceBooks) -> Result<(), TestCaseError> {
+fn check_device(device: &DeviceState) -> Result<(), TestCaseError> {
     let tenants = device.tenants().values().try_fold(Demand::ZERO, |sum, d| sum.checked_add(*d));
     prop_assert_eq!(tenants, Some(device.booked()));
     let left = device.capacity().checked_sub(device.booked());
     prop_assert!(left.is_some(), "over capacity: {device:?}");
     // bind may take what others have claimed; then nothing is free
-    let left = left.and_then(|left| left.checked_sub(device.claimed())).unwrap_or_default();
+    let left = left.and_then(|left| left.checked_sub(device.on_hold())).unwrap_or_default();
     let memory = left.memory.checked_sub(device.unbooked()).unwrap_or(MemMib::ZERO);
     prop_assert_eq!(device.free(), Demand { memory, ..left });
     Ok(())
 }
 
 /// Kept answers are those of today's books.
-fn check_answers(ledger: &Ledger, question: &Question) -> Result<(), TestCaseError> {
+fn check_answers(ledger: &Ledger, question: &PlacementRequest) -> Result<(), TestCaseError> {
     let kept = ledger.answers(question, &NODES);
     for (node, kept) in NODES.iter().zip(kept) {
         prop_assert_eq!(kept, ledger.fresh_answer(question, node), "node {}", node);
@@ -86,7 +86,7 @@ fn check_answers(ledger: &Ledger, question: &Question) -> Result<(), TestCaseErr
 /// failure domains, and fill up with the best of all.
 fn check_choice(
     ledger: &Ledger,
-    question: &Question,
+    question: &PlacementRequest,
     listed: &[usize],
     most: usize,
 ) -> Result<(), TestCaseError> {
@@ -94,11 +94,11 @@ fn check_choice(
     for (at, node) in NODES.iter().enumerate() {
         ledger.see_domain(&NodeName::new(*node), domain(at));
     }
-    let (mut fitting, mut refused) = (Vec::new(), [0; Misfit::LABELS.len()]);
+    let (mut fitting, mut refused) = (Vec::new(), [0; Rejection::LABELS.len()]);
     for at in listed {
         match ledger.fresh_answer(question, NODES[*at]) {
             Ok(rank) => fitting.push((rank, NODES[*at], *at)),
-            Err(misfit) => refused[misfit.position()] += 1,
+            Err(rejection) => refused[rejection.position()] += 1,
         }
     }
     fitting.sort_unstable();
@@ -127,12 +127,12 @@ fn check_choice(
 /// A yes is kept by `reserve`; a no too, unless only claims stood in the way.
 fn check_reserve(
     ledger: &Ledger,
-    question: &Question,
+    question: &PlacementRequest,
     now: Timestamp,
 ) -> Result<(), TestCaseError> {
     for node in NODES {
         let answer = ledger.answers(question, &[node]).remove(0);
-        let has_claims = ledger.node(node).is_some_and(|books| !books.claims().is_empty());
+        let has_claims = ledger.node(node).is_some_and(|books| !books.holds().is_empty());
         let reserved = ledger.reserve(&pod("probe"), node, question, now);
         match (answer, reserved) {
             (Ok(_), Ok(placement)) => {
@@ -144,13 +144,13 @@ fn check_reserve(
             (Ok(rank), Err(error)) => {
                 return Err(TestCaseError::fail(format!("{node} said {rank:?}, then {error}")));
             }
-            (Err(misfit), Ok(_)) => prop_assert!(has_claims, "{} said {:?}", node, misfit),
-            (Err(misfit), Err(ReserveError::Misfit(again))) if !has_claims => {
-                prop_assert_eq!(misfit, again);
+            (Err(rejection), Ok(_)) => prop_assert!(has_claims, "{} said {:?}", node, rejection),
+            (Err(rejection), Err(ReserveError::Rejection(again))) if !has_claims => {
+                prop_assert_eq!(rejection, again);
             }
-            (Err(_), Err(ReserveError::Misfit(_))) => {}
-            (Err(misfit), Err(error)) => {
-                return Err(TestCaseError::fail(format!("{misfit:?}, then {error}")));
+            (Err(_), Err(ReserveError::Rejection(_))) => {}
+            (Err(rejection), Err(error)) => {
+                return Err(TestCaseError::fail(format!("{rejection:?}, then {error}")));
             }
         }
         ledger.forget(&pod("probe").uid);
@@ -159,7 +159,7 @@ fn check_reserve(
 }
 
 /// Free memory and share of each device of each node that takes pods.
-fn room(nodes: &[NodeLedger]) -> BTreeMap<(String, String), (u64, u64)> {
+fn room(nodes: &[NodeState]) -> BTreeMap<(String, String), (u64, u64)> {
     let open = nodes.iter().filter(|node| node.placeable().is_ok());
     open.flat_map(|node| {
         let devices = node.devices().iter().filter(|device| device.is_placeable());
@@ -174,9 +174,9 @@ fn room(nodes: &[NodeLedger]) -> BTreeMap<(String, String), (u64, u64)> {
 
 /// Room is told of exactly where some device has more than before.
 fn check_effects(
-    before: &[NodeLedger],
-    after: &[NodeLedger],
-    effects: &[Effect],
+    before: &[NodeState],
+    after: &[NodeState],
+    effects: &[LedgerEvent],
     event: &Event,
 ) -> Result<(), TestCaseError> {
     let (old, new) = (room(before), room(after));
@@ -188,7 +188,7 @@ fn check_effects(
                 && (*memory > 0 && *share > 0)
                 && known.is_none_or(|(m, s)| *memory > m || *share > s)
         });
-        let told = effects.contains(&Effect::Room(node.name().clone()));
+        let told = effects.contains(&LedgerEvent::Room(node.name().clone()));
         prop_assert_eq!(told, grew, "{:?} at {}", event, name);
     }
     Ok(())
@@ -252,8 +252,8 @@ proptest! {
         for event in &history {
             player.play(event);
             let nodes = player.ledger.nodes();
-            let claims: usize = nodes.iter().map(|node| node.claims().len()).sum();
-            prop_assert_eq!(player.ledger.claim_count(), claims, "after {:?}", event);
+            let holds: usize = nodes.iter().map(|node| node.holds().len()).sum();
+            prop_assert_eq!(player.ledger.hold_count(), holds, "after {:?}", event);
             for node in &nodes {
                 for uid in node.reservations().keys() {
                     let found = player.ledger.reservation(uid).map(|held| held.placement.node);
@@ -288,10 +288,10 @@ proptest! {
         for event in &history {
             player.play(event);
         }
-        let question = Question { gpu: None, ..common::asks(common::fraction(1), 1, Default::default()) };
+        let question = PlacementRequest { gpu: None, ..common::asks(common::fraction(1), 1, Default::default()) };
         for (node, answer) in NODES.iter().zip(player.ledger.answers(&question, &NODES)) {
             let is_known = player.ledger.node(node).is_some();
-            prop_assert_eq!(answer.err(), (!is_known).then_some(Misfit::UnknownNode));
+            prop_assert_eq!(answer.err(), (!is_known).then_some(Rejection::UnknownNode));
         }
     }
 }

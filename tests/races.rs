@@ -17,8 +17,8 @@ use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::questions::Question;
-use gpupack::model::node_state::NodeState;
+use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::model::node_state::NodeReporting;
 use gpupack::model::policy::Policy;
 use gpupack::model::reservation::{PlacedDevice, Placement};
 
@@ -38,7 +38,7 @@ fn ledger() -> Ledger {
     ledger
 }
 
-fn half() -> Question {
+fn half() -> PlacementRequest {
     asks(fraction(500_000), 1, Policy::BinPack)
 }
 
@@ -134,8 +134,8 @@ fn is_booked(ledger: &Ledger, uid: &PodUid) -> bool {
 }
 
 fn check_claims(ledger: &Ledger, round: u64) {
-    let held: usize = ledger.nodes().iter().map(|node| node.claims().len()).sum();
-    assert_eq!(ledger.claim_count(), held, "round {round}: claims counted and claims held");
+    let held: usize = ledger.nodes().iter().map(|node| node.holds().len()).sum();
+    assert_eq!(ledger.hold_count(), held, "round {round}: claims counted and claims held");
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_pod_whose_claim_ends_while_it_is_reserved_is_still_found() {
         |_| drop(ledger.tick(seconds(100))),
         |round| {
             add_report(&ledger, "a", round, seconds(100));
-            ledger.claim(&uid_of(round), "a", &half(), seconds(1));
+            ledger.hold(&uid_of(round), "a", &half(), seconds(1));
         },
         |round| {
             assert!(is_booked(&ledger, &uid_of(round)), "round {round}");
@@ -195,12 +195,12 @@ fn a_pod_whose_claim_ends_while_it_is_reserved_is_still_found() {
 fn two_claims_of_one_pod_leave_one() {
     let ledger = ledger();
     race(
-        |round| drop(ledger.claim(&uid_of(round), "a", &half(), seconds(1))),
-        |round| drop(ledger.claim(&uid_of(round), "b", &half(), seconds(1))),
+        |round| drop(ledger.hold(&uid_of(round), "a", &half(), seconds(1))),
+        |round| drop(ledger.hold(&uid_of(round), "b", &half(), seconds(1))),
         |_| {},
         |round| {
             check_claims(&ledger, round);
-            ledger.drop_claim(&uid_of(round));
+            ledger.drop_hold(&uid_of(round));
             check_claims(&ledger, round);
         },
     );
@@ -210,14 +210,14 @@ fn two_claims_of_one_pod_leave_one() {
 fn a_claim_that_meets_its_own_bind_leaves_nothing_behind() {
     let ledger = ledger();
     race(
-        |round| drop(ledger.claim(&uid_of(round), "a", &half(), seconds(1))),
+        |round| drop(ledger.hold(&uid_of(round), "a", &half(), seconds(1))),
         |round| {
             ledger.reserve(&pod(uid_of(round).as_str()), "a", &half(), seconds(1)).unwrap();
         },
         |_| {},
         |round| {
             check_claims(&ledger, round);
-            assert_eq!(ledger.claim_count(), 0, "round {round}: the pod is reserved");
+            assert_eq!(ledger.hold_count(), 0, "round {round}: the pod is reserved");
             ledger.forget(&uid_of(round));
         },
     );
@@ -263,7 +263,7 @@ fn a_node_that_reports_just_before_it_counts_as_silent_is_not_silent() {
         |round| {
             // If the tick came first, the report after it ends the silence.
             let state = ledger.node("a").unwrap().state();
-            assert_eq!(state, NodeState::Reporting, "round {round}");
+            assert_eq!(state, NodeReporting::Reporting, "round {round}");
         },
     );
 }
@@ -281,7 +281,7 @@ fn a_node_that_is_deleted_just_before_it_counts_as_silent_stays_deleted() {
         },
         |round| {
             let state = ledger.node("a").unwrap().state();
-            assert_eq!(state, NodeState::Gone, "round {round}");
+            assert_eq!(state, NodeReporting::Gone, "round {round}");
         },
     );
 }

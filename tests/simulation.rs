@@ -19,7 +19,7 @@ use gpupack::hardware::device::PodUid;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::ledger::query::questions::Question;
+use gpupack::ledger::query::questions::PlacementRequest;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::Amount;
 use gpupack::model::reservation::{Placement, ReservationState};
@@ -46,7 +46,7 @@ fn exact(restarts: u64) -> Settings {
 }
 
 /// Everything there is.
-struct World {
+struct ClusterModel {
     rng: ChaCha8Rng,
     now: Timestamp,
     ledger: Ledger,
@@ -56,12 +56,12 @@ struct World {
     agents: [Agent; 4],
     schedulers: [Scheduler; 2],
     bindings: Vec<Binding>,
-    questions: BTreeMap<PodUid, Question>,
+    questions: BTreeMap<PodUid, PlacementRequest>,
     created: u64,
     placed: u64,
 }
 
-impl World {
+impl ClusterModel {
     fn new(seed: u64) -> Self {
         let ledger = Ledger::new(exact(0));
         let mut api = Api::default();
@@ -267,7 +267,7 @@ impl World {
             .flat_map(|node| node.reservations().values())
             .filter(|held| assumed(held.state))
             .collect();
-        if !undecided.is_empty() || self.ledger.claim_count() > 0 {
+        if !undecided.is_empty() || self.ledger.hold_count() > 0 {
             return Err(format!("undecided for ever: {undecided:?}"));
         }
         for uid in self.api.pods.keys().cloned().collect::<Vec<_>>() {
@@ -283,7 +283,7 @@ impl World {
 }
 
 fn run(seed: u64) -> u64 {
-    let mut world = World::new(seed);
+    let mut world = ClusterModel::new(seed);
     for step in 0..STEPS {
         world.step();
         if let Err(fault) = world.check() {

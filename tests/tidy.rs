@@ -124,7 +124,7 @@ fn rust(file: &SourceFile) -> Vec<String> {
     faults
 }
 
-/// `NodeLedger` and `node_ledger` alike as `node_ledger`.
+/// `NodeState` and `node_ledger` alike as `node_ledger`.
 fn snake_case(name: &str) -> String {
     let mut snake = String::new();
     let mut was_lower = false;

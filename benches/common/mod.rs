@@ -11,7 +11,7 @@ use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::ledger::query::questions::Question;
+use gpupack::ledger::query::questions::PlacementRequest;
 use gpupack::model::fit::HostRule;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
@@ -44,8 +44,8 @@ pub(crate) fn pod(uid: &str) -> PodRef {
 }
 
 /// A question with kube-scheduler's checks trusted, as the extender asks it.
-pub(crate) fn asks(gpu: GpuRequest, policy: Policy) -> Question {
-    Question {
+pub(crate) fn asks(gpu: GpuRequest, policy: Policy) -> PlacementRequest {
+    PlacementRequest {
         gpu: Some(gpu),
         host: HostAmount { cpu: MilliCpu::new(4000), memory: MemMib::new(8192) },
         host_rule: HostRule::Trusted,

@@ -8,14 +8,14 @@ use crate::hardware::device::{
 };
 use crate::hardware::mig;
 use crate::hardware::mig::MigFault;
-use crate::hardware::topology::Nearness;
+use crate::hardware::topology::Topology;
 
 /// All devices of one node, sorted by index and UUID; no UUID appears twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeInventory {
     devices: Vec<Device>,
     faults: BTreeMap<DeviceId, MigFault>,
-    nearness: Nearness,
+    topology: Topology,
 }
 
 impl NodeInventory {
@@ -72,8 +72,8 @@ impl NodeInventory {
         for device in devices.iter_mut().filter(|device| faults.contains_key(&device.id)) {
             device.health = Health::Unhealthy;
         }
-        let nearness = Nearness::of(&devices, details);
-        Ok(Self { devices, faults, nearness })
+        let topology = Topology::of(&devices, details);
+        Ok(Self { devices, faults, topology })
     }
 
     /// The MIG instances that cannot be, with the reason.
@@ -82,8 +82,8 @@ impl NodeInventory {
     }
 
     /// How near the devices are to each other, in their order.
-    pub(crate) fn nearness(&self) -> &Nearness {
-        &self.nearness
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.topology
     }
 
     /// The devices, sorted by index and UUID.

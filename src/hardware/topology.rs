@@ -12,7 +12,7 @@ const MAX_CANDIDATES: usize = 16;
 
 /// How near the devices of a place are to each other; smaller is nearer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reach {
+pub enum Proximity {
     /// A single device, or each two are joined by NVLink.
     #[default]
     Linked,
@@ -28,13 +28,13 @@ type Bond = u32;
 
 /// How near each device of a node is to each other one, by position; nothing where it is not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Nearness {
+pub struct Topology {
     /// Row by row, with nobody's bond to itself. Empty where there is none. Shared, since books are copied.
     bonds: Arc<[Bond]>,
     devices: usize,
 }
 
-impl Nearness {
+impl Topology {
     /// What `details` say of the devices, in their order.
     pub(crate) fn of(devices: &[Device], details: &BTreeMap<DeviceId, DeviceDetails>) -> Self {
         let positions: BTreeMap<&DeviceId, usize> =
@@ -77,12 +77,12 @@ impl Nearness {
     }
 
     /// How near these devices are to each other.
-    pub fn reach(&self, positions: impl Iterator<Item = usize> + Clone) -> Reach {
+    pub fn reach(&self, positions: impl Iterator<Item = usize> + Clone) -> Proximity {
         let bonds = pairs(positions).map(|(a, b)| self.bond(a, b));
         match bonds.min() {
-            None | Some(2..) => Reach::Linked,
-            Some(1) => Reach::NumaNode,
-            Some(0) => Reach::Far,
+            None | Some(2..) => Proximity::Linked,
+            Some(1) => Proximity::NumaNode,
+            Some(0) => Proximity::Far,
         }
     }
 

@@ -11,10 +11,10 @@ use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::change::reports::{NodeReport, Receipt, ReportRefusal};
 use crate::ledger::nodes::state::{Ledger, Settings};
-use crate::ledger::query::questions::Question;
+use crate::ledger::query::questions::PlacementRequest;
 use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::fit::HostRule;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::model::policy::Policy;
 use crate::model::request::{Amount, GpuRequest};
 use crate::model::reservation::{PlacedDevice, Placement, PodRef};
@@ -106,8 +106,8 @@ pub(crate) fn say(ledger: &Ledger, report: &NodeReport) -> Result<Receipt, Repor
 }
 
 /// A question for a share of one GPU, in millionths.
-pub(crate) fn asks(millionths: u64) -> Question {
-    Question {
+pub(crate) fn asks(millionths: u64) -> PlacementRequest {
+    PlacementRequest {
         gpu: Some(GpuRequest::one(Amount::Fraction(Share::from_millionths(millionths)))),
         host: HostAmount::ZERO,
         host_rule: HostRule::Trusted,
@@ -136,7 +136,7 @@ pub(crate) fn bound(pod_uid: &str, node: &str, device: &str, millionths: u64) ->
     }
 }
 
-pub(crate) fn node(ledger: &Ledger, name: &str) -> NodeLedger {
+pub(crate) fn node(ledger: &Ledger, name: &str) -> NodeState {
     ledger.node(name).expect("the node is known")
 }
 

@@ -9,7 +9,7 @@ use crate::hardware::device::PoolName;
 use crate::hardware::units::{MemMib, Share};
 use crate::metrics::fleet::OTHER;
 use crate::metrics::make::{Make, bytes, count, ratio, whole};
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 use crate::scoring::efficiency::{OTHER_SIZES, SIZES};
 
 /// Why a pod waits of which no node was asked about.
@@ -123,7 +123,7 @@ fn sizes() -> impl Iterator<Item = &'static str> {
 }
 
 fn reasons() -> impl Iterator<Item = &'static str> {
-    Misfit::LABELS.into_iter().chain([NOT_ASKED])
+    Rejection::LABELS.into_iter().chain([NOT_ASKED])
 }
 
 impl DemandFamilies {

@@ -7,7 +7,7 @@ use prometheus::{Gauge, GaugeVec, IntGauge, IntGaugeVec};
 use crate::hardware::device::{ModelName, PoolName};
 use crate::hardware::units::Share;
 use crate::metrics::make::{Make, bytes, count, ratio};
-use crate::scoring::efficiency::{DeviceState, FREE_STEPS, Figures, SIZES, TENANT_STEPS};
+use crate::scoring::efficiency::{DeviceCondition, FREE_STEPS, Figures, SIZES, TENANT_STEPS};
 use crate::scoring::fragmentation::Packing;
 
 /// Models in pools that have series of their own; the rest are one, called [`OTHER`].
@@ -165,7 +165,7 @@ impl FleetFamilies {
 
     fn show_kind(&self, kind: [&str; 2], figures: &Figures) {
         let with = |more| [kind[0], kind[1], more];
-        for (state, devices) in DeviceState::ALL.into_iter().zip(figures.devices) {
+        for (state, devices) in DeviceCondition::ALL.into_iter().zip(figures.devices) {
             self.gpus.with_label_values(&with(state.name())).set(count(devices));
         }
         self.overbooked.with_label_values(&kind).set(count(figures.overbooked));

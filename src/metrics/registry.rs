@@ -16,7 +16,7 @@ use crate::metrics::fleet::{Fleet, FleetFamilies};
 use crate::metrics::guard::{EvictionResult, GuardFamilies, OutsideFigures};
 use crate::metrics::labels::{BindResult, EditResult, Outcome, ReportResult, RequeueResult, Verb};
 use crate::metrics::make::{Make, valid, whole};
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 
 /// Latency buckets in seconds: 10 microseconds to 1 second in steps of 1, 2.5 and 5.
 const LATENCY_BUCKETS: [f64; 16] = [
@@ -30,7 +30,7 @@ pub struct Metrics {
     verb_duration: HistogramVec,
     refusals: IntCounterVec,
     binds: IntCounterVec,
-    claims: IntGauge,
+    holds: IntGauge,
     wakeups: IntCounter,
     requeues: IntCounterVec,
     reports: IntCounterVec,
@@ -86,7 +86,7 @@ impl Metrics {
                 &["reason"],
             ),
             binds: make.counters("gpupack_binds_total", "Binds by outcome.", &["outcome"]),
-            claims: make.int_gauge("gpupack_claims", "Places held back between question and bind."),
+            holds: make.int_gauge("gpupack_claims", "Places held back between question and bind."),
             wakeups: make.counter("gpupack_wakeups_total", "Waiting pods woken because room appeared."),
             requeues: make.counters("gpupack_requeues_total",
                 "Requeues that ended, by result.",
@@ -138,7 +138,7 @@ impl Metrics {
                 self.verb_duration.with_label_values(&[verb.label(), outcome.label()]);
             }
         }
-        for reason in Misfit::LABELS {
+        for reason in Rejection::LABELS {
             self.refusals.with_label_values(&[reason]);
         }
         self.refusals.with_label_values(&["bad_request"]);
@@ -188,9 +188,9 @@ impl Metrics {
         self.verb_duration.with_label_values(&labels).observe(took.as_secs_f64());
     }
 
-    /// Notes refusals by filter: nodes by reason, in the order of [`Misfit::LABELS`].
-    pub fn refused(&self, nodes: &[usize; Misfit::LABELS.len()]) {
-        for (label, nodes) in Misfit::LABELS.iter().zip(nodes).filter(|(_, nodes)| **nodes > 0) {
+    /// Notes refusals by filter: nodes by reason, in the order of [`Rejection::LABELS`].
+    pub fn refused(&self, nodes: &[usize; Rejection::LABELS.len()]) {
+        for (label, nodes) in Rejection::LABELS.iter().zip(nodes).filter(|(_, nodes)| **nodes > 0) {
             let nodes = u64::try_from(*nodes).unwrap_or(u64::MAX);
             self.refusals.with_label_values(&[label]).inc_by(nodes);
         }
@@ -271,9 +271,9 @@ impl Metrics {
     }
 
     /// Sets the gauges of the service. The oldest report is in seconds since 1970; 0: none.
-    pub fn set_service(&self, is_ready: bool, claims: usize, oldest_report: u64) {
+    pub fn set_service(&self, is_ready: bool, holds: usize, oldest_report: u64) {
         self.ready.set(i64::from(is_ready));
-        self.claims.set(i64::try_from(claims).unwrap_or(i64::MAX));
+        self.holds.set(i64::try_from(holds).unwrap_or(i64::MAX));
         self.oldest_report.set(whole(oldest_report));
     }
 

@@ -10,7 +10,7 @@ use crate::hardware::device::{Device, DeviceId, DeviceKind, Health, PodUid};
 use crate::hardware::device_class::{ClassId, DeviceClass};
 use crate::hardware::pool::{PoolRule, Protection};
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
-use crate::model::fit::{Company, Room};
+use crate::model::fit::{NeighborIsolation, Room};
 use crate::model::request::Isolation;
 use crate::model::reservation::{Placement, Reservation};
 
@@ -48,7 +48,7 @@ pub struct ProcessUse {
 
 /// What is known of the protection that a pool's rule intends on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Evidence {
+pub enum Verification {
     /// It is intended; nobody has looked.
     #[default]
     Intended,
@@ -58,7 +58,7 @@ pub enum Evidence {
     Missing,
 }
 
-impl Evidence {
+impl Verification {
     /// The name in views.
     pub fn name(self) -> &'static str {
         match self {
@@ -71,17 +71,17 @@ impl Evidence {
 
 /// One device with its books.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceBooks {
+pub struct DeviceState {
     pub(crate) device: Device,
     pub(crate) class: ClassId,
     pub(crate) rule: PoolRule,
-    pub(crate) evidence: Evidence,
+    pub(crate) evidence: Verification,
     /// Whether nothing holds some tenant, and whether some tenant needs all of them held.
     pub(crate) has_unheld: bool,
     pub(crate) needs_guard: bool,
     pub(crate) health: Health,
     pub(crate) booked: Demand,
-    pub(crate) claimed: Demand,
+    pub(crate) on_hold: Demand,
     pub(crate) tenants: LiteMap<PodUid, Demand>,
     pub(crate) used: Option<MemMib>,
     pub(crate) busy_percent: Option<u8>,
@@ -97,7 +97,7 @@ pub struct DeviceBooks {
     leftovers: LiteMap<PodUid, Leftover>,
 }
 
-impl DeviceBooks {
+impl DeviceState {
     /// Books of a device that holds nobody yet; what was seen of it `before` still counts.
     pub(crate) fn new(
         device: Device,
@@ -108,12 +108,12 @@ impl DeviceBooks {
         let fresh = Self {
             class,
             rule,
-            evidence: Evidence::default(),
+            evidence: Verification::default(),
             has_unheld: false,
             needs_guard: false,
             health: device.health,
             booked: Demand::ZERO,
-            claimed: Demand::ZERO,
+            on_hold: Demand::ZERO,
             tenants: LiteMap::new(),
             used: None,
             busy_percent: None,
@@ -151,8 +151,8 @@ impl DeviceBooks {
     }
 
     /// What claims hold back.
-    pub fn claimed(&self) -> Demand {
-        self.claimed
+    pub fn on_hold(&self) -> Demand {
+        self.on_hold
     }
 
     /// The tenants with what each holds, by UID.
@@ -208,7 +208,7 @@ impl DeviceBooks {
     /// Room beside bookings and claims; what questions see.
     pub fn free(&self) -> Demand {
         let left = self.capacity().checked_sub(self.booked);
-        self.left_of(left.and_then(|left| left.checked_sub(self.claimed)))
+        self.left_of(left.and_then(|left| left.checked_sub(self.on_hold)))
     }
 
     /// `left` without the memory that is used outside the books. Nothing is free on a device whose
@@ -222,17 +222,17 @@ impl DeviceBooks {
     }
 
     /// The form in which the fit function sees this device, with or without claims.
-    pub fn room(&self, claims: ClaimRule) -> Room {
-        let free = match claims {
-            ClaimRule::Respected => self.free(),
-            ClaimRule::Ignored => self.free_of_bookings(),
+    pub fn room(&self, holds: HoldRule) -> Room {
+        let free = match holds {
+            HoldRule::Respected => self.free(),
+            HoldRule::Ignored => self.free_of_bookings(),
         };
         Room { class: self.class, health: self.health, free, company: self.company() }
     }
 
     /// How the tenants are protected from each other.
-    pub fn company(&self) -> Company {
-        Company {
+    pub fn company(&self) -> NeighborIsolation {
+        NeighborIsolation {
             guard: self.guard(),
             is_guard_missing: self.promised_guard() != self.guard(),
             has_unheld: self.has_unheld || self.unbooked() > MemMib::ZERO,
@@ -248,13 +248,13 @@ impl DeviceBooks {
     /// What is counted on to hold tenants that share the device.
     pub fn guard(&self) -> Protection {
         match self.evidence {
-            Evidence::Intended | Evidence::Verified => self.promised_guard(),
-            Evidence::Missing => Protection::None,
+            Verification::Intended | Verification::Verified => self.promised_guard(),
+            Verification::Missing => Protection::None,
         }
     }
 
     /// What is known of that.
-    pub fn evidence(&self) -> Evidence {
+    pub fn evidence(&self) -> Verification {
         self.evidence
     }
 
@@ -276,7 +276,7 @@ impl DeviceBooks {
     }
 
     /// Counts a tenant's part in the protection of all.
-    pub(crate) fn note_company(&mut self, held: &Reservation) {
+    pub(crate) fn note_neighbors(&mut self, held: &Reservation) {
         self.has_unheld |= held.placement.protection == Protection::None;
         // Without protection a request for one is not placed: the pod asks for it only since.
         let isolation = held.request.as_ref().map(|request| request.isolation);
@@ -292,7 +292,7 @@ impl DeviceBooks {
 
 /// Whether claims of other pods count as taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimRule {
+pub enum HoldRule {
     /// They do: questions.
     Respected,
     /// They do not: the last resort of `bind`, which trusts the books alone.
@@ -301,7 +301,7 @@ pub enum ClaimRule {
 
 /// A place held back for a pod between its question and its bind. It lives beside the books.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct Hold {
     /// Devices and amounts that are held back.
     pub placement: Placement,
     /// Processor time and memory outside the GPU.
@@ -310,7 +310,7 @@ pub struct Claim {
     pub expires: Timestamp,
 }
 
-impl DeviceBooks {
+impl DeviceState {
     /// Takes in what an agent saw. Use within `tolerance` of what the books explain is explained.
     ///
     /// Each tenant's use counts up to what it booked; where the driver cannot say what a tenant uses,
@@ -376,7 +376,7 @@ struct Leftover {
     is_over: bool,
 }
 
-impl DeviceBooks {
+impl DeviceState {
     /// Takes in which pods a list of processes shows that hold nothing on the node.
     pub(crate) fn see_leftovers(
         &mut self,
@@ -403,7 +403,7 @@ impl DeviceBooks {
         self.leftovers.remove(uid);
     }
 
-    /// Whether [`DeviceBooks::end_leftovers`] would end anything now.
+    /// Whether [`DeviceState::end_leftovers`] would end anything now.
     pub(crate) fn is_leftover_due(&self, limit: Duration, now: Timestamp) -> bool {
         self.leftovers.values().any(|leftover| leftover.is_due(limit, now))
     }

@@ -3,14 +3,14 @@
 use crate::hardware::device::{DeviceId, Health, NodeName};
 use crate::hardware::mig::MigFault;
 use crate::hardware::units::{Demand, MemMib, Share};
-use crate::model::device_state::DeviceBooks;
+use crate::model::device_state::DeviceState;
 use crate::model::isolation::Mode;
-use crate::model::node_state::{NodeLedger, NodeState};
+use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::reservation::PodRef;
 
 /// What a change means beyond the books.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Effect {
+pub enum LedgerEvent {
     /// Room may have appeared on this node: waiting pods that fit now should be woken.
     Room(NodeName),
     /// From now on more is booked on a device than it has.
@@ -93,13 +93,13 @@ pub enum Effect {
 }
 
 /// What of a node's books decides about effects, device by device: compared before and after a change.
-pub(crate) struct Standing {
-    state: NodeState,
-    devices: Vec<(DeviceId, DeviceStanding)>,
+pub(crate) struct StateBefore {
+    state: NodeReporting,
+    devices: Vec<(DeviceId, DeviceBefore)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct DeviceStanding {
+struct DeviceBefore {
     health: Health,
     unbooked: MemMib,
     /// Of a device that can be placed on, on a node that takes pods.
@@ -108,8 +108,8 @@ struct DeviceStanding {
     has_tenants: bool,
 }
 
-impl DeviceStanding {
-    fn of(device: &DeviceBooks, takes_pods: bool) -> Self {
+impl DeviceBefore {
+    fn of(device: &DeviceState, takes_pods: bool) -> Self {
         Self {
             health: device.health(),
             unbooked: device.unbooked(),
@@ -124,9 +124,9 @@ impl DeviceStanding {
     }
 }
 
-impl Standing {
+impl StateBefore {
     /// How the books stand now.
-    pub(crate) fn of(books: &NodeLedger) -> Self {
+    pub(crate) fn of(books: &NodeState) -> Self {
         let now = standings(books);
         Self {
             state: books.state(),
@@ -136,13 +136,13 @@ impl Standing {
 
     /// Whether the books still stand so. Then neither effects nor answers to questions have changed,
     /// as far as reservations and claims are the same.
-    pub(crate) fn is_that_of(&self, books: &NodeLedger) -> bool {
+    pub(crate) fn is_that_of(&self, books: &NodeState) -> bool {
         let before = self.devices.iter().map(|(id, standing)| (id, *standing));
         self.state == books.state() && before.eq(standings(books))
     }
 
     /// What the change since then means.
-    pub(crate) fn effects(&self, books: &NodeLedger) -> Vec<Effect> {
+    pub(crate) fn effects(&self, books: &NodeState) -> Vec<LedgerEvent> {
         let node = books.name();
         let before = |id: &DeviceId| {
             let known = self.devices.iter().find(|(known, _)| known == id);
@@ -155,25 +155,29 @@ impl Standing {
                 && now.free.memory > MemMib::ZERO
                 && now.free.share > Share::ZERO
         });
-        let room = grew.then(|| Effect::Room(node.clone()));
+        let room = grew.then(|| LedgerEvent::Room(node.clone()));
         let overbooked = now.iter().filter(|(_, before, now)| {
             now.is_overbooked && !before.is_some_and(|before| before.is_overbooked)
         });
         let overbooked = overbooked
-            .map(|(id, ..)| Effect::Overbooked { node: node.clone(), device: (*id).clone() });
+            .map(|(id, ..)| LedgerEvent::Overbooked { node: node.clone(), device: (*id).clone() });
         let tenanted = self.devices.iter().filter(|(_, before)| before.is_tenanted());
         let lost = tenanted.filter_map(|(id, _)| {
             let now = now.iter().find(|(known, ..)| *known == id);
             let health = now.map(|(.., now)| now.health);
             let is_lost = health != Some(Health::Healthy);
-            is_lost.then(|| Effect::DeviceLost { node: node.clone(), device: id.clone(), health })
+            is_lost.then(|| LedgerEvent::DeviceLost {
+                node: node.clone(),
+                device: id.clone(),
+                health,
+            })
         });
         room.into_iter().chain(overbooked).chain(lost).collect()
     }
 }
 
-fn standings(books: &NodeLedger) -> impl Iterator<Item = (&DeviceId, DeviceStanding)> {
+fn standings(books: &NodeState) -> impl Iterator<Item = (&DeviceId, DeviceBefore)> {
     let takes_pods = books.placeable().is_ok();
     let devices = books.devices().iter();
-    devices.map(move |device| (&device.device().id, DeviceStanding::of(device, takes_pods)))
+    devices.map(move |device| (&device.device().id, DeviceBefore::of(device, takes_pods)))
 }

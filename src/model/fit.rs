@@ -5,7 +5,7 @@ use crate::hardware::device::Health;
 use crate::hardware::device_class::{ClassId, DeviceClasses, PerClass};
 use crate::hardware::pool::Protection;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 use crate::model::request::{GpuRequest, Isolation};
 
 /// Whether the node's processor time and memory are part of the question.
@@ -19,7 +19,7 @@ pub enum HostRule {
 
 /// A request worked out for every class of device: the form in which it is asked of many nodes.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct CompiledRequest {
     /// The request; none for a pod that wants no GPU.
     pub gpu: Option<GpuRequest>,
     /// What the pod wants of the node outside its GPUs.
@@ -27,10 +27,10 @@ pub struct Ask {
     /// Whether that is checked here.
     pub host_rule: HostRule,
     /// What is taken of a device, and whether that is all of it.
-    demand: PerClass<(Result<Demand, Misfit>, bool)>,
+    demand: PerClass<(Result<Demand, Rejection>, bool)>,
 }
 
-impl Ask {
+impl CompiledRequest {
     /// Works out `gpu` for every class known now.
     pub fn new(
         gpu: Option<GpuRequest>,
@@ -52,7 +52,7 @@ impl Ask {
     ///
     /// # Errors
     /// The misfit that no freed room can cure.
-    pub fn demand_on(&self, class: ClassId) -> Result<Demand, Misfit> {
+    pub fn demand_on(&self, class: ClassId) -> Result<Demand, Rejection> {
         self.demand.of(class).0
     }
 
@@ -87,13 +87,13 @@ pub struct Room {
     /// Free memory and compute share; zero in both where the device is overbooked.
     pub free: Demand,
     /// How its tenants are protected from each other.
-    pub company: Company,
+    pub company: NeighborIsolation,
 }
 
 /// How the tenants of a shared device are protected from each other. Protection is a property of the
 /// device: it is worth nothing to one tenant where another is not held to its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Company {
+pub struct NeighborIsolation {
     /// What is to hold a tenant that comes now and leaves room for others.
     pub guard: Protection,
     /// Whether something was to hold them and does not; then `guard` is none.
@@ -105,18 +105,18 @@ pub struct Company {
     pub needs_guard: bool,
 }
 
-impl Company {
+impl NeighborIsolation {
     /// Whether a pod may join them without taking the whole device.
-    fn admits(self, isolation: Isolation) -> Result<(), Misfit> {
+    fn admits(self, isolation: Isolation) -> Result<(), Rejection> {
         let is_held = self.guard != Protection::None;
         match isolation {
-            Isolation::None if self.needs_guard && !is_held => Err(Misfit::ProtectedTenant),
+            Isolation::None if self.needs_guard && !is_held => Err(Rejection::ProtectedTenant),
             Isolation::None => Ok(()),
-            Isolation::Memory if self.is_guard_missing => Err(Misfit::UnverifiedGuard),
-            Isolation::Memory if !is_held => Err(Misfit::Unprotected),
-            Isolation::Memory if self.has_unheld => Err(Misfit::UnheldTenant),
+            Isolation::Memory if self.is_guard_missing => Err(Rejection::UnverifiedGuard),
+            Isolation::Memory if !is_held => Err(Rejection::Unprotected),
+            Isolation::Memory if self.has_unheld => Err(Rejection::UnheldTenant),
             Isolation::Memory => Ok(()),
-            Isolation::Hardware => Err(Misfit::PartOfGpu),
+            Isolation::Hardware => Err(Rejection::PartOfGpu),
         }
     }
 }
@@ -124,13 +124,13 @@ impl Company {
 /// Whether `ask` fits on a device with this room, and what it takes of it. **The** fit function.
 ///
 /// # Errors
-/// The [`Misfit`], with what is missing.
-pub fn fit(ask: &Ask, room: &Room) -> Result<Demand, Misfit> {
+/// The [`Rejection`], with what is missing.
+pub fn fit(ask: &CompiledRequest, room: &Room) -> Result<Demand, Rejection> {
     let demand = ask.demand_on(room.class)?;
     match room.health {
         Health::Healthy => {}
-        Health::KubeletOwned => return Err(Misfit::KubeletOwned),
-        Health::Unhealthy => return Err(Misfit::Unhealthy),
+        Health::KubeletOwned => return Err(Rejection::KubeletOwned),
+        Health::Unhealthy => return Err(Rejection::Unhealthy),
     }
     if let Some(request) = &ask.gpu
         && !ask.demand.of(room.class).1
@@ -140,12 +140,12 @@ pub fn fit(ask: &Ask, room: &Room) -> Result<Demand, Misfit> {
     if let Some(short) = demand.memory.checked_sub(room.free.memory)
         && short > MemMib::ZERO
     {
-        return Err(Misfit::Memory { short });
+        return Err(Rejection::Memory { short });
     }
     if let Some(short) = demand.share.checked_sub(room.free.share)
         && short > Share::ZERO
     {
-        return Err(Misfit::Share { short });
+        return Err(Rejection::Share { short });
     }
     Ok(demand)
 }
@@ -153,20 +153,20 @@ pub fn fit(ask: &Ask, room: &Room) -> Result<Demand, Misfit> {
 /// Whether `ask` fits beside what else runs on a node with `free` processor time and memory.
 ///
 /// # Errors
-/// The [`Misfit`], with what is missing. Never where the host is not part of the question.
-pub fn fit_host(ask: &Ask, free: HostAmount) -> Result<(), Misfit> {
+/// The [`Rejection`], with what is missing. Never where the host is not part of the question.
+pub fn fit_host(ask: &CompiledRequest, free: HostAmount) -> Result<(), Rejection> {
     if ask.host_rule == HostRule::Trusted {
         return Ok(());
     }
     if let Some(short) = ask.host.cpu.checked_sub(free.cpu)
         && short > MilliCpu::ZERO
     {
-        return Err(Misfit::Cpu { short });
+        return Err(Rejection::Cpu { short });
     }
     if let Some(short) = ask.host.memory.checked_sub(free.memory)
         && short > MemMib::ZERO
     {
-        return Err(Misfit::HostMemory { short });
+        return Err(Rejection::HostMemory { short });
     }
     Ok(())
 }

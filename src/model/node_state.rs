@@ -1,7 +1,7 @@
 //! The books of one node: who holds how much of which device, and what is left.
 //!
 //! Truth here is the list of reservations (as they were written) and the inventory (as it was
-//! reported). The sums per device are derived from both and recomputed by [`NodeLedger::audit`].
+//! reported). The sums per device are derived from both and recomputed by [`NodeState::audit`].
 //! Facts from outside may put more on a device than it has; then it is *overbooked*, nothing of it
 //! is free, and nothing else stops. Only our own arithmetic is asserted.
 
@@ -14,18 +14,18 @@ use crate::hardware::device::{Device, DeviceId, DeviceKind, NodeName, PodUid, Po
 use crate::hardware::device_class::{DeviceClass, DeviceClasses};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::PoolRule;
-use crate::hardware::topology::Nearness;
+use crate::hardware::topology::Topology;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Timestamp};
 use crate::model::device_state::{
-    BEYOND, CLEAN_REPORTS_TO_FREE, Claim, ClaimRule, DeviceBooks, DeviceUse, Evidence,
+    BEYOND, CLEAN_REPORTS_TO_FREE, DeviceState, DeviceUse, Hold, HoldRule, Verification,
 };
 use crate::model::fit::Room;
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
 
 /// Whether a node can take pods, as far as its agent and its Node object are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NodeState {
+pub enum NodeReporting {
     /// No agent has reported it since we started.
     NeverReported,
     /// Its agent reports in time.
@@ -38,27 +38,27 @@ pub enum NodeState {
 
 /// The books of one node.
 #[derive(Clone, Debug)]
-pub struct NodeLedger {
+pub struct NodeState {
     name: NodeName,
     pool: PoolName,
     rule: PoolRule,
-    state: NodeState,
+    state: NodeReporting,
     host_capacity: HostAmount,
     host_booked: HostAmount,
     host_claimed: HostAmount,
-    devices: Vec<DeviceBooks>,
-    nearness: Nearness,
+    devices: Vec<DeviceState>,
+    topology: Topology,
     /// Room of the devices beside claims, and without regard to them: what every question reads.
     rooms: Vec<Room>,
     rooms_under_claims: Vec<Room>,
     reservations: LiteMap<PodUid, Reservation>,
     others: LiteMap<PodUid, HostAmount>,
-    claims: BTreeMap<PodUid, Claim>,
+    holds: BTreeMap<PodUid, Hold>,
     last_report: Option<Timestamp>,
     unmanaged_tolerance: MemMib,
 }
 
-impl NodeLedger {
+impl NodeState {
     /// Empty books of a node of which nothing but the name is known.
     ///
     /// Use of a device that no booking covers is believed only above `unmanaged_tolerance`: the
@@ -68,17 +68,17 @@ impl NodeLedger {
             name,
             pool: PoolName::new(""),
             rule: PoolRule::default(),
-            state: NodeState::NeverReported,
+            state: NodeReporting::NeverReported,
             host_capacity: HostAmount::ZERO,
             host_booked: HostAmount::ZERO,
             host_claimed: HostAmount::ZERO,
             devices: Vec::new(),
-            nearness: Nearness::default(),
+            topology: Topology::default(),
             rooms: Vec::new(),
             rooms_under_claims: Vec::new(),
             reservations: LiteMap::new(),
             others: LiteMap::new(),
-            claims: BTreeMap::new(),
+            holds: BTreeMap::new(),
             last_report: None,
             unmanaged_tolerance,
         }
@@ -95,25 +95,25 @@ impl NodeLedger {
     }
 
     /// Whether it can take pods.
-    pub fn state(&self) -> NodeState {
+    pub fn state(&self) -> NodeReporting {
         self.state
     }
 
     /// The devices, sorted by index and UUID.
-    pub fn devices(&self) -> &[DeviceBooks] {
+    pub fn devices(&self) -> &[DeviceState] {
         &self.devices
     }
 
     /// How near they are to each other, in the same order.
-    pub fn nearness(&self) -> &Nearness {
-        &self.nearness
+    pub fn topology(&self) -> &Topology {
+        &self.topology
     }
 
     /// Room of each device, in the same order, with or without claims.
-    pub fn rooms(&self, claims: ClaimRule) -> &[Room] {
-        match claims {
-            ClaimRule::Respected => &self.rooms,
-            ClaimRule::Ignored => &self.rooms_under_claims,
+    pub fn rooms(&self, holds: HoldRule) -> &[Room] {
+        match holds {
+            HoldRule::Respected => &self.rooms,
+            HoldRule::Ignored => &self.rooms_under_claims,
         }
     }
 
@@ -128,8 +128,8 @@ impl NodeLedger {
     }
 
     /// All claims, by UID.
-    pub fn claims(&self) -> &BTreeMap<PodUid, Claim> {
-        &self.claims
+    pub fn holds(&self) -> &BTreeMap<PodUid, Hold> {
+        &self.holds
     }
 
     /// Processor time and memory that the node offers to pods.
@@ -143,10 +143,10 @@ impl NodeLedger {
     }
 
     /// Processor time and memory that is left, with or without claims.
-    pub fn host_room(&self, claims: ClaimRule) -> HostAmount {
-        match claims {
-            ClaimRule::Respected => self.host_free(),
-            ClaimRule::Ignored => self.host_capacity.left_after(self.host_booked),
+    pub fn host_room(&self, holds: HoldRule) -> HostAmount {
+        match holds {
+            HoldRule::Respected => self.host_free(),
+            HoldRule::Ignored => self.host_capacity.left_after(self.host_booked),
         }
     }
 
@@ -157,23 +157,23 @@ impl NodeLedger {
 
     /// Whether nothing is known here that is worth keeping.
     pub fn is_forgettable(&self) -> bool {
-        self.state == NodeState::Gone
+        self.state == NodeReporting::Gone
             && self.reservations.is_empty()
             && self.others.is_empty()
-            && self.claims.is_empty()
+            && self.holds.is_empty()
     }
 
     /// The misfit of the node itself, whatever is asked.
     ///
     /// # Errors
-    /// The [`Misfit`] that keeps every GPU pod away.
-    pub fn placeable(&self) -> Result<(), Misfit> {
+    /// The [`Rejection`] that keeps every GPU pod away.
+    pub fn placeable(&self) -> Result<(), Rejection> {
         match self.state {
-            NodeState::NeverReported => Err(Misfit::NeverReported),
-            NodeState::Silent => Err(Misfit::Silent),
-            NodeState::Gone => Err(Misfit::NodeGone),
-            NodeState::Reporting if self.devices.is_empty() => Err(Misfit::NoDevices),
-            NodeState::Reporting => Ok(()),
+            NodeReporting::NeverReported => Err(Rejection::NeverReported),
+            NodeReporting::Silent => Err(Rejection::Silent),
+            NodeReporting::Gone => Err(Rejection::NodeGone),
+            NodeReporting::Reporting if self.devices.is_empty() => Err(Rejection::NoDevices),
+            NodeReporting::Reporting => Ok(()),
         }
     }
 
@@ -181,17 +181,17 @@ impl NodeLedger {
     pub fn see_node(&mut self, capacity: HostAmount, pool: PoolName) {
         self.host_capacity = capacity;
         self.pool = pool;
-        if self.state == NodeState::Gone {
+        if self.state == NodeReporting::Gone {
             self.state = match self.last_report {
-                Some(_) => NodeState::Silent, // until its agent speaks again
-                None => NodeState::NeverReported,
+                Some(_) => NodeReporting::Silent, // until its agent speaks again
+                None => NodeReporting::NeverReported,
             };
         }
     }
 
     /// Notes that the Node object was deleted.
     pub fn lose_node(&mut self) {
-        self.state = NodeState::Gone;
+        self.state = NodeReporting::Gone;
     }
 
     /// Takes in a report: use of the devices, and with it the end of drained pods.
@@ -199,8 +199,8 @@ impl NodeLedger {
     /// Returns the pods whose room is free now.
     pub fn observe(&mut self, uses: &[DeviceUse], now: Timestamp) -> Vec<PodUid> {
         self.last_report = Some(now);
-        if self.state != NodeState::Gone {
-            self.state = NodeState::Reporting;
+        if self.state != NodeReporting::Gone {
+            self.state = NodeReporting::Reporting;
         }
         let freed = self.count_clean_report(uses, now);
         for uid in &freed {
@@ -209,7 +209,7 @@ impl NodeLedger {
         let mut has_changed = false;
         for (at, seen) in uses.iter().enumerate() {
             // Agents name the devices in their order, nearly always.
-            let is_it = |books: &DeviceBooks| books.device.id == seen.id;
+            let is_it = |books: &DeviceState| books.device.id == seen.id;
             let there = self.devices.get(at).is_some_and(is_it).then_some(at);
             let Some(at) = there.or_else(|| self.devices.iter().position(is_it)) else { continue };
             let (reservations, others) = (&self.reservations, &self.others);
@@ -230,7 +230,7 @@ impl NodeLedger {
 
     /// Whether the node reports no longer: its last report is older than `stale_after`.
     pub fn is_stale(&self, stale_after: Duration, now: Timestamp) -> bool {
-        self.state == NodeState::Reporting
+        self.state == NodeReporting::Reporting
             && self.last_report.is_none_or(|last| now.since(last) > stale_after)
     }
 
@@ -239,7 +239,7 @@ impl NodeLedger {
     pub fn silence(&mut self, stale_after: Duration, now: Timestamp) -> bool {
         let is_stale = self.is_stale(stale_after, now);
         if is_stale {
-            self.state = NodeState::Silent;
+            self.state = NodeReporting::Silent;
         }
         is_stale
     }
@@ -250,7 +250,7 @@ impl NodeLedger {
         let uid = reservation.pod.uid.clone();
         reservation.placement.node = self.name.clone();
         share_ids(&self.devices, &mut reservation);
-        self.unclaim(&uid);
+        self.release(&uid);
         self.others.remove(&uid);
         self.devices.iter_mut().for_each(|books| books.forget_leftover(&uid));
         self.reservations.insert(uid, reservation);
@@ -259,7 +259,7 @@ impl NodeLedger {
 
     /// Notes that a pod of which only processor time and memory matter runs here.
     pub fn book_host(&mut self, uid: PodUid, host: HostAmount) {
-        self.unclaim(&uid);
+        self.release(&uid);
         self.reservations.remove(&uid);
         self.devices.iter_mut().for_each(|books| books.forget_leftover(&uid));
         self.others.insert(uid, host);
@@ -285,30 +285,30 @@ impl NodeLedger {
     }
 
     /// Holds a place back for a pod. Replaces its earlier claim here.
-    pub fn claim(&mut self, uid: PodUid, claim: Claim) {
-        self.claims.insert(uid, claim);
+    pub fn hold(&mut self, uid: PodUid, hold: Hold) {
+        self.holds.insert(uid, hold);
         self.recompute();
     }
 
     /// Ends a claim. Returns it where there was one.
-    pub fn unclaim(&mut self, uid: &PodUid) -> Option<Claim> {
-        let claim = self.claims.remove(uid);
-        if claim.is_some() {
+    pub fn release(&mut self, uid: &PodUid) -> Option<Hold> {
+        let hold = self.holds.remove(uid);
+        if hold.is_some() {
             self.recompute();
         }
-        claim
+        hold
     }
 
     /// Whether a pod is in the books, with devices or without.
-    pub fn holds(&self, uid: &PodUid) -> bool {
+    pub fn has_pod(&self, uid: &PodUid) -> bool {
         self.reservations.contains_key(uid) || self.others.contains_key(uid)
     }
 
     /// How many pods are kept, in all its tables together.
     #[doc(hidden)] // for tests
     pub fn entries(&self) -> usize {
-        let on_devices = self.devices.iter().map(DeviceBooks::entries).sum::<usize>();
-        self.reservations.len() + self.others.len() + self.claims.len() + on_devices
+        let on_devices = self.devices.iter().map(DeviceState::entries).sum::<usize>();
+        self.reservations.len() + self.others.len() + self.holds.len() + on_devices
     }
 
     /// The reservation of a pod.
@@ -319,7 +319,7 @@ impl NodeLedger {
 
 /// Lets a reservation share the texts of its ids with the devices: it may come with its own, and they would
 /// be a third of what is kept of a pod.
-fn share_ids(devices: &[DeviceBooks], reservation: &mut Reservation) {
+fn share_ids(devices: &[DeviceState], reservation: &mut Reservation) {
     for placed in &mut reservation.placement.devices {
         if let Some(books) = devices.iter().find(|books| books.device.id == placed.id) {
             placed.id = books.device.id.clone();
@@ -327,10 +327,10 @@ fn share_ids(devices: &[DeviceBooks], reservation: &mut Reservation) {
     }
 }
 
-impl NodeLedger {
+impl NodeState {
     /// Replaces the inventory; reservations stay, also those on devices that are gone.
     pub fn replace_inventory(&mut self, inventory: &NodeInventory, classes: &mut DeviceClasses) {
-        let mut old: BTreeMap<DeviceId, DeviceBooks> =
+        let mut old: BTreeMap<DeviceId, DeviceState> =
             self.devices.drain(..).map(|books| (books.device.id.clone(), books)).collect();
         self.devices = inventory
             .devices()
@@ -338,10 +338,10 @@ impl NodeLedger {
             .map(|device| {
                 let before = old.remove(&device.id);
                 let class = classes.id_of(DeviceClass::of(device, self.rule));
-                DeviceBooks::new(device.clone(), class, self.rule, before)
+                DeviceState::new(device.clone(), class, self.rule, before)
             })
             .collect();
-        self.nearness = inventory.nearness().clone();
+        self.topology = inventory.topology().clone();
         for (_, reservation) in self.reservations.iter_mut() {
             share_ids(&self.devices, reservation);
         }
@@ -370,7 +370,7 @@ impl NodeLedger {
     }
 
     /// Notes what the node's agent found of the intended protection of a device.
-    pub fn see_evidence(&mut self, id: &DeviceId, evidence: Evidence) {
+    pub fn see_evidence(&mut self, id: &DeviceId, evidence: Verification) {
         if let Some(books) = self.devices.iter_mut().find(|books| books.device.id == *id) {
             books.evidence = evidence;
         }
@@ -381,13 +381,13 @@ impl NodeLedger {
     pub fn lose_device(&mut self, id: &DeviceId) {
         if let Some(at) = self.devices.iter().position(|books| books.device.id == *id) {
             self.devices.remove(at);
-            self.nearness = self.nearness.without(at);
+            self.topology = self.topology.without(at);
         }
         self.recompute_rooms();
     }
 }
 
-impl NodeLedger {
+impl NodeState {
     /// Whether the derived sums agree with the reservations, claims and inventory. Recomputes all.
     ///
     /// # Errors
@@ -411,13 +411,13 @@ impl NodeLedger {
         self.recompute_devices();
         let booked = self.reservations.values().map(|held| held.host);
         self.host_booked = sum_host(booked.chain(self.others.values().copied()));
-        self.host_claimed = sum_host(self.claims.values().map(|claim| claim.host));
+        self.host_claimed = sum_host(self.holds.values().map(|hold| hold.host));
     }
 
     fn recompute_devices(&mut self) {
         for books in &mut self.devices {
             books.booked = Demand::ZERO;
-            books.claimed = Demand::ZERO;
+            books.on_hold = Demand::ZERO;
             books.tenants.clear();
             (books.has_unheld, books.needs_guard) = (false, false);
         }
@@ -427,14 +427,14 @@ impl NodeLedger {
                     books.booked = sum(books.booked, placed.demand);
                     let held = books.tenants.entry(uid.clone()).or_default();
                     *held = sum(*held, placed.demand);
-                    books.note_company(reservation);
+                    books.note_neighbors(reservation);
                 }
             }
         }
-        for claim in self.claims.values() {
-            for placed in &claim.placement.devices {
+        for hold in self.holds.values() {
+            for placed in &hold.placement.devices {
                 if let Some(books) = device_mut(&mut self.devices, &placed.id) {
-                    books.claimed = sum(books.claimed, placed.demand);
+                    books.on_hold = sum(books.on_hold, placed.demand);
                 }
             }
         }
@@ -442,13 +442,13 @@ impl NodeLedger {
     }
 
     fn recompute_rooms(&mut self) {
-        let room = |claims| self.devices.iter().map(move |books| books.room(claims)).collect();
+        let room = |holds| self.devices.iter().map(move |books| books.room(holds)).collect();
         (self.rooms, self.rooms_under_claims) =
-            (room(ClaimRule::Respected), room(ClaimRule::Ignored));
+            (room(HoldRule::Respected), room(HoldRule::Ignored));
     }
 }
 
-fn device_mut<'a>(devices: &'a mut [DeviceBooks], id: &DeviceId) -> Option<&'a mut DeviceBooks> {
+fn device_mut<'a>(devices: &'a mut [DeviceState], id: &DeviceId) -> Option<&'a mut DeviceState> {
     devices.iter_mut().find(|books| books.device.id == *id)
 }
 
@@ -484,7 +484,7 @@ pub enum AuditError {
 /// How long a list that shows a process of an ended pod counts as news: that of six lists of an agent.
 const SHOWN_FOR: Duration = Duration::from_secs(30);
 
-impl NodeLedger {
+impl NodeState {
     /// Notes that the pod is terminal or gone. Its processor time and memory are free at once, its
     /// devices when its processes are gone, however long reports list them. That holds for a node that has not reported too: after a
     /// restart its agent may only be late, and where there is none nobody can be placed anyway.
@@ -541,9 +541,9 @@ impl NodeLedger {
         freed
     }
 
-    /// Whether [`NodeLedger::expire`] would end anything now.
+    /// Whether [`NodeState::expire`] would end anything now.
     pub fn is_anything_due(&self, drain_limit: Duration, now: Timestamp) -> bool {
-        self.claims.values().any(|claim| claim.expires <= now)
+        self.holds.values().any(|hold| hold.expires <= now)
             || self.reservations.values().any(|held| is_drained(held, drain_limit, now))
             || self.devices.iter().any(|books| books.is_leftover_due(drain_limit, now))
     }
@@ -559,13 +559,13 @@ impl NodeLedger {
     pub fn expire(&mut self, drain_limit: Duration, now: Timestamp) -> Vec<PodUid> {
         let overdue = |held: &Reservation| is_drained(held, drain_limit, now);
         let drained = self.reservations.iter().filter(|(_, held)| overdue(held));
-        let claimed = self.claims.iter().filter(|(_, claim)| claim.expires <= now);
+        let on_hold = self.holds.iter().filter(|(_, hold)| hold.expires <= now);
         let ended: Vec<PodUid> = drained
             .map(|(uid, _)| uid.clone())
-            .chain(claimed.map(|(uid, _)| uid.clone()))
+            .chain(on_hold.map(|(uid, _)| uid.clone()))
             .collect();
         for uid in &ended {
-            self.unclaim(uid);
+            self.release(uid);
             if self.reservations.get(uid).is_some_and(overdue) {
                 self.devices.iter_mut().for_each(|books| books.outlived(uid));
                 self.remove(uid);

@@ -7,9 +7,9 @@ use crate::hardware::units::{MemMib, MilliCpu, Share};
 /// Why a request does not fit, and by how much; an answer, not an error.
 ///
 /// A node is refused with the most telling misfit of its devices: the one that the smallest change
-/// would cure (see [`Misfit::closer`]).
+/// would cure (see [`Rejection::closer`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Misfit {
+pub enum Rejection {
     /// The node is not in the model.
     UnknownNode,
     /// The node was deleted from the cluster; its tenants are still booked.
@@ -104,7 +104,7 @@ enum Amount {
 }
 
 impl Row {
-    /// A row: position in [`Misfit::LABELS`], what is lacking, how close to a fit (larger is closer), reason.
+    /// A row: position in [`Rejection::LABELS`], what is lacking, how close to a fit (larger is closer), reason.
     const fn of(label: usize, lack: &'static str, closeness: u8, reason: &'static str) -> Self {
         let (amount, suggestion, is_curable_by_room) = (Amount::None, None, false);
         let missing = reason;
@@ -129,8 +129,8 @@ impl Row {
 
 const SEE_TO_THE_AGENT: &str = "see to the gpupack agent of the nodes that do not report";
 
-impl Misfit {
-    /// All labels that [`Misfit::label`] can give, for metrics that must exist from the start.
+impl Rejection {
+    /// All labels that [`Rejection::label`] can give, for metrics that must exist from the start.
     pub const LABELS: [&'static str; 22] = [
         "unknown_node",
         "node_gone",
@@ -256,7 +256,7 @@ impl Misfit {
         }
     }
 
-    /// Position of the label in [`Misfit::LABELS`].
+    /// Position of the label in [`Rejection::LABELS`].
     pub fn position(&self) -> usize {
         self.row().label
     }

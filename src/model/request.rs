@@ -9,7 +9,7 @@ use crate::hardware::device::{MigProfile, ModelFilter};
 use crate::hardware::device_class::{ClassKind, DeviceClass};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::policy::Policy;
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 
 /// Most devices one pod may ask for on one node.
 pub const MAX_DEVICES_PER_POD: u32 = 64;
@@ -102,25 +102,25 @@ impl GpuRequest {
     /// What this request takes from a device of `class`, whatever is free now.
     ///
     /// # Errors
-    /// The [`Misfit`] that no freed room could cure: another model or kind of device is needed, or
+    /// The [`Rejection`] that no freed room could cure: another model or kind of device is needed, or
     /// the device is too small even when empty.
-    pub fn demand_on(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
+    pub fn demand_on(&self, class: &DeviceClass) -> Result<Demand, Rejection> {
         if !self.models.matches(&class.product()) {
-            return Err(Misfit::Model);
+            return Err(Rejection::Model);
         }
         if !self.is_kind(&class.kind) {
-            return Err(Misfit::Kind);
+            return Err(Rejection::Kind);
         }
         let demand = self.isolated_demand_on(class)?;
         match self.min_memory.checked_sub(demand.memory) {
             Some(short) if short > MemMib::ZERO && demand != class.whole() => {
-                Err(Misfit::SmallShare { short })
+                Err(Rejection::SmallShare { short })
             }
             _ => Ok(demand),
         }
     }
 
-    fn isolated_demand_on(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
+    fn isolated_demand_on(&self, class: &DeviceClass) -> Result<Demand, Rejection> {
         let demand = self.amount.demand_of(class)?;
         let whole = class.whole();
         match (self.isolation, &class.kind) {
@@ -131,7 +131,9 @@ impl GpuRequest {
             (Isolation::Hardware, ClassKind::Gpu | ClassKind::MigParent) if demand == whole => {
                 Ok(demand)
             }
-            (Isolation::Hardware, ClassKind::Gpu | ClassKind::MigParent) => Err(Misfit::PartOfGpu),
+            (Isolation::Hardware, ClassKind::Gpu | ClassKind::MigParent) => {
+                Err(Rejection::PartOfGpu)
+            }
         }
     }
 
@@ -163,9 +165,9 @@ impl Amount {
     /// is cut into slots.
     ///
     /// # Errors
-    /// [`Misfit::TooLarge`] when even an empty device is too small, [`Misfit::NoReplicas`] for a slot
+    /// [`Rejection::TooLarge`] when even an empty device is too small, [`Rejection::NoReplicas`] for a slot
     /// of a device that is not cut into slots.
-    pub fn demand_of(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
+    pub fn demand_of(&self, class: &DeviceClass) -> Result<Demand, Rejection> {
         let capacity = class.capacity;
         let demand = self.exact_demand_of(class)?;
         Ok(match class.replicas {
@@ -174,10 +176,10 @@ impl Amount {
         })
     }
 
-    fn exact_demand_of(&self, class: &DeviceClass) -> Result<Demand, Misfit> {
+    fn exact_demand_of(&self, class: &DeviceClass) -> Result<Demand, Rejection> {
         let capacity = class.capacity;
         let too_large = |memory: MemMib| match memory.checked_sub(capacity) {
-            Some(over) if over > MemMib::ZERO => Err(Misfit::TooLarge { over }),
+            Some(over) if over > MemMib::ZERO => Err(Rejection::TooLarge { over }),
             _ => Ok(()),
         };
         match self {
@@ -185,7 +187,7 @@ impl Amount {
             Self::Memory(memory) => {
                 too_large(*memory)?;
                 let share =
-                    Share::ratio(*memory, capacity).ok_or(Misfit::TooLarge { over: *memory })?;
+                    Share::ratio(*memory, capacity).ok_or(Rejection::TooLarge { over: *memory })?;
                 Ok(Demand { memory: *memory, share })
             }
             Self::FractionAndMemory(share, memory) => {
@@ -194,7 +196,7 @@ impl Amount {
             }
             Self::Whole | Self::MigInstance(_) => Ok(class.whole()),
             Self::SharedSlot => {
-                class.replicas.map(|all| all.amount(1, capacity)).ok_or(Misfit::NoReplicas)
+                class.replicas.map(|all| all.amount(1, capacity)).ok_or(Rejection::NoReplicas)
             }
         }
     }
@@ -269,12 +271,12 @@ mod tests {
             request.demand_on(&gpu).map(|demand| demand.memory.mib())
         };
         // 0.00416 of 15,360 MiB is 63.9 MiB.
-        assert_eq!(asks(4_160, 64), Err(Misfit::SmallShare { short: MemMib::new(1) }));
+        assert_eq!(asks(4_160, 64), Err(Rejection::SmallShare { short: MemMib::new(1) }));
         assert_eq!(asks(4_170, 64), Ok(64));
-        assert_eq!(asks(10, 1), Err(Misfit::SmallShare { short: MemMib::new(1) }));
+        assert_eq!(asks(10, 1), Err(Rejection::SmallShare { short: MemMib::new(1) }));
         assert_eq!(asks(10, 0), Ok(0), "the simulator has no least");
         assert_eq!(asks(1_000_000, 20_000), Ok(15_360), "what is whole is no part");
-        assert_eq!(Misfit::SmallShare { short: MemMib::new(1) }.label(), "small_share");
+        assert_eq!(Rejection::SmallShare { short: MemMib::new(1) }.label(), "small_share");
     }
 
     #[test]
@@ -284,11 +286,17 @@ mod tests {
         let half = Amount::Fraction(Share::from_millionths(500_000));
         let asks = |amount: Amount, class: &DeviceClass| GpuRequest::one(amount).demand_on(class);
         let over = MemMib::new(1);
-        assert_eq!(asks(Amount::Memory(MemMib::new(15_361)), &gpu), Err(Misfit::TooLarge { over }));
-        assert_eq!(asks(Amount::MigInstance(MigProfile::new("1g.5gb")), &gpu), Err(Misfit::Kind));
-        assert_eq!(asks(half.clone(), &class("A100", mig.clone())), Err(Misfit::Kind));
-        assert_eq!(asks(half, &class("A100", ClassKind::MigParent)), Err(Misfit::Kind));
-        assert_eq!(asks(Amount::SharedSlot, &gpu), Err(Misfit::NoReplicas));
+        assert_eq!(
+            asks(Amount::Memory(MemMib::new(15_361)), &gpu),
+            Err(Rejection::TooLarge { over })
+        );
+        assert_eq!(
+            asks(Amount::MigInstance(MigProfile::new("1g.5gb")), &gpu),
+            Err(Rejection::Kind)
+        );
+        assert_eq!(asks(half.clone(), &class("A100", mig.clone())), Err(Rejection::Kind));
+        assert_eq!(asks(half, &class("A100", ClassKind::MigParent)), Err(Rejection::Kind));
+        assert_eq!(asks(Amount::SharedSlot, &gpu), Err(Rejection::NoReplicas));
         assert!(asks(Amount::MigInstance(MigProfile::new("1g.5gb")), &class("A100", mig)).is_ok());
     }
 }

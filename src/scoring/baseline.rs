@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 
 use crate::hardware::units::{Demand, Share};
 use crate::model::reservation::Reservation;
-use crate::scoring::context::{Scene, Taken, TakenList};
-use crate::scoring::cost::Rank;
+use crate::scoring::context::{ScoringContext, Taken, TakenList};
+use crate::scoring::cost::Cost;
 use crate::scoring::fragmentation::Uses;
 use crate::waste::compiled_mix::CompiledMix;
 
@@ -42,23 +42,27 @@ pub enum Baseline {
 
 impl Baseline {
     /// The devices this rule takes on a node, and its rank.
-    pub(crate) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, TakenList) {
+    pub(crate) fn choose(
+        self,
+        context: &ScoringContext<'_>,
+        mix: &CompiledMix,
+    ) -> (Cost, TakenList) {
         let by_chance = |chance: u64, at: usize| {
             mixed(chance ^ mixed(u64::try_from(at).expect("positions are small")))
         };
-        let fullest = || scene.first_by(|(at, _)| scene.rooms[*at].free.share);
+        let fullest = || context.first_by(|(at, _)| context.rooms[*at].free.share);
         let (score, taken) = match self {
             Self::Random { chance } => {
-                let taken = scene.first_by(|(at, _)| by_chance(chance, *at));
-                (random_score(scene, chance), taken)
+                let taken = context.first_by(|(at, _)| by_chance(chance, *at));
+                (random_score(context, chance), taken)
             }
-            Self::DotProd => (dot_product_score(scene), fullest()),
-            Self::GpuClustering => (clustering_score(scene), fullest()),
-            Self::GpuPacking => scored(fullest(), |taken| packing_score(scene, taken)),
-            Self::BestFit => scored(fullest(), |taken| best_fit_score(scene, taken)),
-            Self::Fgd => least_fragmenting(scene, mix),
+            Self::DotProd => (dot_product_score(context), fullest()),
+            Self::GpuClustering => (clustering_score(context), fullest()),
+            Self::GpuPacking => scored(fullest(), |taken| packing_score(context, taken)),
+            Self::BestFit => scored(fullest(), |taken| best_fit_score(context, taken)),
+            Self::Fgd => least_fragmenting(context, mix),
         };
-        (Rank::Baseline { score: Reverse(score) }, taken)
+        (Cost::Baseline { score: Reverse(score) }, taken)
     }
 }
 
@@ -68,20 +72,20 @@ fn scored(taken: TakenList, score: impl Fn(&[Taken]) -> i64) -> (i64, TakenList)
 
 /// The devices whose use gains the highest score. Whole devices of one class are all alike, so the
 /// first ones are taken; of several others each is judged alone, then all together.
-fn least_fragmenting(scene: &Scene<'_>, mix: &CompiledMix) -> (i64, TakenList) {
-    let uses = Uses::of(&mix.typical, scene.rooms);
-    let usability = uses.on(&mix.typical, scene.rooms);
-    let before = usability.fragments(scene.host_free.cpu);
+fn least_fragmenting(context: &ScoringContext<'_>, mix: &CompiledMix) -> (i64, TakenList) {
+    let uses = Uses::of(&mix.typical, context.rooms);
+    let usability = uses.on(&mix.typical, context.rooms);
+    let before = usability.fragments(context.host_free.cpu);
     let score = |taken: &[Taken]| {
-        let after = usability.fragments_after(taken, scene.host_left().cpu);
+        let after = usability.fragments_after(taken, context.host_left().cpu);
         i64::from(usability.score(before, after))
     };
-    if scene.ask.count() == 0 || (scene.ask.is_whole() && scene.is_of_one_class()) {
-        let taken = TakenList::from_slice(&scene.fits[..scene.ask.count()]);
+    if context.ask.count() == 0 || (context.ask.is_whole() && context.is_of_one_class()) {
+        let taken = TakenList::from_slice(&context.fits[..context.ask.count()]);
         return (score(&taken), taken);
     }
     let alone = |fit: &Taken| Reverse(score(std::slice::from_ref(fit)));
-    let (Reverse(first_score), taken) = scene.first_of_distinct_by(alone);
+    let (Reverse(first_score), taken) = context.first_of_distinct_by(alone);
     let score = if taken.len() == 1 { first_score } else { score(&taken) };
     (score, taken)
 }
@@ -93,39 +97,40 @@ fn mixed(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-fn random_score(scene: &Scene<'_>, chance: u64) -> i64 {
-    let name = scene.node.name().as_str();
+fn random_score(context: &ScoringContext<'_>, chance: u64) -> i64 {
+    let name = context.node.name().as_str();
     let seed = name.as_bytes().chunks(8).fold(chance, |hash, part| {
         mixed(part.iter().fold(hash, |word, byte| word.rotate_left(8) ^ u64::from(*byte)))
     });
     i64::try_from(seed >> 1).expect("63 bits fit")
 }
 
-fn best_fit_score(scene: &Scene<'_>, taken: &[Taken]) -> i64 {
-    let gpu = free_gpu(scene) - taken.iter().map(|(_, demand)| whole(demand.share)).sum::<i64>();
-    let cpu = i64_of(scene.host_left().cpu.milli());
+fn best_fit_score(context: &ScoringContext<'_>, taken: &[Taken]) -> i64 {
+    let gpu = free_gpu(context) - taken.iter().map(|(_, demand)| whole(demand.share)).sum::<i64>();
+    let cpu = i64_of(context.host_left().cpu.milli());
     // 100 (1 - cpu / MAX_CPU / 2 - gpu / MAX_GPU / 2), rounded towards zero
     (100 * MAX_CPU * MAX_GPU - 50 * (cpu * MAX_GPU + gpu * MAX_CPU)) / (MAX_CPU * MAX_GPU)
 }
 
-fn dot_product_score(scene: &Scene<'_>) -> i64 {
-    let asked: i64 = scene.fits.iter().take(scene.ask.count()).map(|(_, d)| whole(d.share)).sum();
+fn dot_product_score(context: &ScoringContext<'_>) -> i64 {
+    let asked: i64 =
+        context.fits.iter().take(context.ask.count()).map(|(_, d)| whole(d.share)).sum();
     let square = |max: i64| i128::from(max) * i128::from(max);
-    let cpu = i128::from(scene.host_free.cpu.milli()) * i128::from(scene.ask.host.cpu.milli());
-    let gpu = i128::from(free_gpu(scene)) * i128::from(asked);
+    let cpu = i128::from(context.host_free.cpu.milli()) * i128::from(context.ask.host.cpu.milli());
+    let gpu = i128::from(free_gpu(context)) * i128::from(asked);
     let unit = square(MAX_CPU) * square(MAX_GPU);
     let score = (100 * unit - 50 * (cpu * square(MAX_GPU) + gpu * square(MAX_CPU))) / unit;
     i64::try_from(score).expect("a score is at most 100")
 }
 
-fn clustering_score(scene: &Scene<'_>) -> i64 {
-    if scene.ask.count() == 0 {
+fn clustering_score(context: &ScoringContext<'_>) -> i64 {
+    if context.ask.count() == 0 {
         return 0;
     }
-    let own = class_of(scene.ask.count(), scene.ask.is_whole());
+    let own = class_of(context.ask.count(), context.ask.is_whole());
     let present: BTreeSet<usize> =
-        scene.node.reservations().values().filter_map(class_of_tenant).collect();
-    let used = 25 * (MAX_GPU - free_gpu(scene)) / MAX_GPU;
+        context.node.reservations().values().filter_map(class_of_tenant).collect();
+    let used = 25 * (MAX_GPU - free_gpu(context)) / MAX_GPU;
     match (present.contains(&own), present.len()) {
         (true, 1) => 75 + used,
         (true, _) => 50 + used,
@@ -145,26 +150,26 @@ fn class_of_tenant(tenant: &Reservation) -> Option<usize> {
     Some(class_of(devices.len(), first.demand.share == Share::WHOLE))
 }
 
-fn packing_score(scene: &Scene<'_>, taken: &[Taken]) -> i64 {
+fn packing_score(context: &ScoringContext<'_>, taken: &[Taken]) -> i64 {
     if taken.is_empty() {
         return 0;
     }
     let is_free = |free: Demand| free.share == Share::WHOLE;
-    let free = scene.rooms.iter().filter(|room| is_free(room.free)).count();
+    let free = context.rooms.iter().filter(|room| is_free(room.free)).count();
     let count = |number: usize| i64::try_from(number).expect("a node has few devices");
-    if free == scene.rooms.len() {
+    if free == context.rooms.len() {
         return (33 - count(free)).max(count(free));
     }
-    let opened = taken.iter().filter(|(at, _)| is_free(scene.rooms[*at].free)).count();
+    let opened = taken.iter().filter(|(at, _)| is_free(context.rooms[*at].free)).count();
     if opened > 0 {
         return (50 - count(opened)).max(33);
     }
-    let left: i64 = taken.iter().map(|(at, _)| whole(scene.rooms[*at].free.share) / 10_000).sum();
+    let left: i64 = taken.iter().map(|(at, _)| whole(context.rooms[*at].free.share) / 10_000).sum();
     (100 - left / 10).max(50)
 }
 
-fn free_gpu(scene: &Scene<'_>) -> i64 {
-    scene.rooms.iter().map(|room| whole(room.free.share)).sum()
+fn free_gpu(context: &ScoringContext<'_>) -> i64 {
+    context.rooms.iter().map(|room| whole(room.free.share)).sum()
 }
 
 fn whole(share: Share) -> i64 {
@@ -178,8 +183,8 @@ fn i64_of(value: u64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::device_state::ClaimRule;
-    use crate::scoring::cost::Merit;
+    use crate::model::device_state::HoldRule;
+    use crate::scoring::cost::LocalCost;
     use crate::scoring::strategy::Strategy;
     use crate::scoring::{fixture, plan};
 
@@ -189,8 +194,8 @@ mod tests {
         let ask = fixture::ask(request, &classes);
         let mix = fixture::compiled("", &node, &classes);
         let strategy = Strategy::Baseline(baseline);
-        let place = plan::evaluate(&node, &ask, strategy, &mix, ClaimRule::Respected).unwrap();
-        let Merit::Ranked(Rank::Baseline { score: Reverse(score) }) = place.merit else {
+        let place = plan::evaluate(&node, &ask, strategy, &mix, HoldRule::Respected).unwrap();
+        let LocalCost::Ranked(Cost::Baseline { score: Reverse(score) }) = place.local_cost else {
             panic!("{place:?}")
         };
         (score, place.taken.first().map(|(position, _)| *position))

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use smallvec::{SmallVec, smallvec};
 
 use crate::hardware::device_class::ClassId;
-use crate::hardware::topology::Reach;
+use crate::hardware::topology::Proximity;
 use crate::hardware::units::{Demand, HostAmount, Share};
-use crate::model::fit::{Ask, Room};
-use crate::model::node_state::NodeLedger;
+use crate::model::fit::{CompiledRequest, Room};
+use crate::model::node_state::NodeState;
 use crate::scoring::fragmentation::Uses;
-use crate::waste::expected_waste::Forecast;
+use crate::waste::expected_waste::ExpectedWaste;
 
 /// A device that fits: its position on the node and what is taken of it.
 pub type Taken = (usize, Demand);
@@ -20,22 +20,22 @@ pub type Taken = (usize, Demand);
 pub type TakenList = SmallVec<[Taken; 1]>;
 
 /// One node as a strategy sees it.
-pub(crate) struct Scene<'a> {
+pub(crate) struct ScoringContext<'a> {
     /// The node.
-    pub(crate) node: &'a NodeLedger,
+    pub(crate) node: &'a NodeState,
     /// Room of its devices, with or without claims.
     pub(crate) rooms: &'a [Room],
     /// The request.
-    pub(crate) ask: &'a Ask,
+    pub(crate) ask: &'a CompiledRequest,
     /// The devices that fit, by position; at least as many as are asked for.
     pub(crate) fits: &'a [Taken],
     /// Processor time and memory that is free, with or without claims.
     pub(crate) host_free: HostAmount,
     /// What the node's free room is worth, where that was worked out already.
-    pub(crate) outlook: &'a KeptOutlook,
+    pub(crate) node_waste: &'a KeptNodeWaste,
 }
 
-impl Scene<'_> {
+impl ScoringContext<'_> {
     /// Processor time and memory that would be left.
     pub(crate) fn host_left(&self) -> HostAmount {
         self.host_free.left_after(self.ask.host)
@@ -48,8 +48,8 @@ impl Scene<'_> {
     }
 
     /// How near devices are to each other.
-    pub(crate) fn reach(&self, taken: &[Taken]) -> Reach {
-        self.node.nearness().reach(taken.iter().map(|(at, _)| *at))
+    pub(crate) fn reach(&self, taken: &[Taken]) -> Proximity {
+        self.node.topology().reach(taken.iter().map(|(at, _)| *at))
     }
 
     /// The first devices by `key`, as many as are asked for; of those alike the nearest to each other,
@@ -73,7 +73,7 @@ impl Scene<'_> {
         let alike = keyed.partition_point(|(key, _)| *key <= last.0);
         let positions: Vec<usize> = keyed[..alike].iter().map(|(_, (at, _))| *at).collect();
         let (chosen, choice) = positions.split_at(sure);
-        let nearest = self.node.nearness().nearest(chosen, choice, count - sure);
+        let nearest = self.node.topology().nearest(chosen, choice, count - sure);
         let is_taken = |at: &usize| chosen.contains(at) || nearest.contains(at);
         keyed.iter().map(|(_, fit)| *fit).filter(|(at, _)| is_taken(at)).collect()
     }
@@ -116,7 +116,7 @@ impl Scene<'_> {
     /// Whether nothing of a device is booked or claimed.
     pub(crate) fn is_empty(&self, position: usize) -> bool {
         let books = &self.node.devices()[position];
-        books.booked() == Demand::ZERO && books.claimed() == Demand::ZERO
+        books.booked() == Demand::ZERO && books.on_hold() == Demand::ZERO
     }
 
     /// What stays free on a device: the larger of share and memory, as a part of the device.
@@ -151,11 +151,11 @@ pub(crate) fn total(shares: impl Iterator<Item = Share>) -> Share {
 }
 
 /// An outlook that is worked out when it is first needed.
-pub type KeptOutlook = OnceCell<Outlook>;
+pub type KeptNodeWaste = OnceCell<NodeWaste>;
 
 /// What a node's free room is worth as it is.
 #[derive(Clone, Debug)]
-pub struct Outlook {
+pub struct NodeWaste {
     /// What requests of several devices can use.
     pub(crate) uses: Uses,
     /// Free share of the devices that can be shared, in millionths.
@@ -168,15 +168,16 @@ pub struct Outlook {
     pub(crate) several: f64,
 }
 
-impl Outlook {
-    pub(crate) fn of(forecast: &Forecast, scene: &Scene<'_>) -> Self {
-        let shareable = || scene.rooms.iter().filter(|room| forecast.holes.knows(room.class));
+impl NodeWaste {
+    pub(crate) fn of(expected_waste: &ExpectedWaste, context: &ScoringContext<'_>) -> Self {
+        let shareable =
+            || context.rooms.iter().filter(|room| expected_waste.holes.knows(room.class));
         let free = shareable().map(|room| room.free.share.millionths()).sum();
         let class = shareable().next().map(|room| room.class).unwrap_or_default();
-        let requests = &forecast.requests_of_several;
-        let uses = Uses::of(requests, scene.rooms);
-        let fragments = uses.on(requests, scene.rooms).fragments(scene.host_free.cpu);
-        let host = forecast.host(free, scene.host_free);
-        Self { uses, free, class, host, several: forecast.several(fragments) }
+        let requests = &expected_waste.requests_of_several;
+        let uses = Uses::of(requests, context.rooms);
+        let fragments = uses.on(requests, context.rooms).fragments(context.host_free.cpu);
+        let host = expected_waste.host(free, context.host_free);
+        Self { uses, free, class, host, several: expected_waste.several(fragments) }
     }
 }

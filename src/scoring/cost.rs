@@ -2,13 +2,13 @@
 
 use std::cmp::Reverse;
 
-use crate::hardware::topology::Reach;
+use crate::hardware::topology::Proximity;
 use crate::hardware::units::Share;
-use crate::waste::scarcity::{Prices, Worth};
+use crate::waste::scarcity::{ScarcityPrices, WasteChange};
 
 /// How good a place is; smaller is better. Ranks of one strategy are compared from top to bottom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Rank {
+pub enum Cost {
     /// Fullest first.
     BinPack {
         /// Memory of the MIG instance, where any will do that has enough: the smallest one first. Else 0.
@@ -20,7 +20,7 @@ pub enum Rank {
         /// What stays free on the node, likewise.
         left_on_node: Share,
         /// How near the chosen devices are to each other.
-        reach: Reach,
+        reach: Proximity,
     },
     /// Emptiest first.
     Spread {
@@ -33,7 +33,7 @@ pub enum Rank {
         /// What stays free on the node; more is better.
         left_on_node: Reverse<Share>,
         /// How near the chosen devices are to each other.
-        reach: Reach,
+        reach: Proximity,
     },
     /// Least expected waste first.
     Fragmentation {
@@ -42,7 +42,7 @@ pub enum Rank {
         /// Expected waste that the place causes at the prices of the day, in billionths of a GPU.
         cost: i64,
         /// How near the chosen devices are to each other.
-        reach: Reach,
+        reach: Proximity,
     },
     /// Highest score first.
     Baseline {
@@ -51,7 +51,7 @@ pub enum Rank {
     },
 }
 
-impl Rank {
+impl Cost {
     /// A number in the same order as the ranks of one strategy: thousands of them are compared sooner.
     /// Exact for shares below a million GPUs, fewer than 65,536 devices and tenants, and instances below
     /// 1,024 TiB.
@@ -61,7 +61,7 @@ impl Rank {
         const ALL: u128 = (1 << SHARE) - 1;
         let share = |share: Share| u128::from(share.millionths()).min(ALL);
         let few = |number: usize| u128::from(u16::try_from(number).unwrap_or(u16::MAX));
-        let joined = |first, second, third, reach: Reach| {
+        let joined = |first, second, third, reach: Proximity| {
             ((first << SHARE | second) << SHARE | third) << 2 | reach as u128
         };
         match *self {
@@ -98,7 +98,7 @@ fn after(instance_mib: u32, key: u128) -> u128 {
 }
 
 #[inline]
-fn key_of_cost(instance_mib: u32, cost: i64, reach: Reach) -> u128 {
+fn key_of_cost(instance_mib: u32, cost: i64, reach: Proximity) -> u128 {
     after(instance_mib, from_least(cost) << 2 | reach as u128)
 }
 
@@ -109,32 +109,32 @@ fn from_least(number: i64) -> u128 {
 
 /// What is known of a place from its node alone. It holds until the node changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Merit {
+pub enum LocalCost {
     /// The rank itself.
-    Ranked(Rank),
+    Ranked(Cost),
     /// The memory of the instance in MiB, where any will do; how the place changes the worth of the node's room,
     /// of which the prices of the day make a rank; and how near its devices are to each other.
-    Worth(u32, Worth, Reach),
+    WasteChange(u32, WasteChange, Proximity),
 }
 
-impl Merit {
-    /// The key of its rank at these prices: see [`Rank::key`].
+impl LocalCost {
+    /// The key of its rank at these prices: see [`Cost::key`].
     #[inline]
-    pub fn key(&self, prices: &Prices) -> u128 {
+    pub fn key(&self, prices: &ScarcityPrices) -> u128 {
         match self {
             Self::Ranked(rank) => rank.key(),
-            Self::Worth(instance_mib, worth, reach) => {
-                key_of_cost(*instance_mib, prices.cost(worth), *reach)
+            Self::WasteChange(instance_mib, waste_change, reach) => {
+                key_of_cost(*instance_mib, prices.cost(waste_change), *reach)
             }
         }
     }
 
     /// The rank at these prices.
-    pub fn rank(self, prices: &Prices) -> Rank {
+    pub fn rank(self, prices: &ScarcityPrices) -> Cost {
         match self {
             Self::Ranked(rank) => rank,
-            Self::Worth(instance_mib, worth, reach) => {
-                Rank::Fragmentation { instance_mib, cost: prices.cost(&worth), reach }
+            Self::WasteChange(instance_mib, waste_change, reach) => {
+                Cost::Fragmentation { instance_mib, cost: prices.cost(&waste_change), reach }
             }
         }
     }

@@ -1,13 +1,13 @@
 //! What operators see of a set of devices: what is booked, free, of no use, and which requests would
 //! still fit. Figures of disjoint sets add up.
 //!
-//! Every device is in exactly one [`DeviceState`], and what it has is in exactly one part of a
+//! Every device is in exactly one [`DeviceCondition`], and what it has is in exactly one part of a
 //! [`ShareParts`] and of a [`MemoryParts`], so that the parts of each come to the capacity.
 
 use crate::hardware::device::{DeviceKind, Health, ModelName};
 use crate::hardware::units::{Demand, MemMib, Share};
-use crate::model::device_state::DeviceBooks;
-use crate::model::node_state::{NodeLedger, NodeState};
+use crate::model::device_state::DeviceState;
+use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::request::{Amount, GpuRequest};
 use crate::scoring::fragmentation::{add, add_memory, fullness, stranded_by_device};
 use crate::waste::compiled_mix::CompiledMix;
@@ -26,7 +26,7 @@ pub fn busy_part(busy_percent: u8, own: Share, present: Share) -> Share {
 
 /// What a device is to the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DeviceState {
+pub enum DeviceCondition {
     /// Nobody holds anything of it.
     Empty,
     /// It has tenants, and room for more.
@@ -41,7 +41,7 @@ pub enum DeviceState {
     Silent,
 }
 
-impl DeviceState {
+impl DeviceCondition {
     /// All states.
     pub const ALL: [Self; 6] =
         [Self::Empty, Self::Shared, Self::Full, Self::Unhealthy, Self::KubeletOwned, Self::Silent];
@@ -59,13 +59,15 @@ impl DeviceState {
     }
 
     /// The state of a device of a node.
-    pub fn of(node: &NodeLedger, books: &DeviceBooks) -> Self {
+    pub fn of(node: &NodeState, books: &DeviceState) -> Self {
         let free = books.free_of_bookings();
         match (node.state(), books.health()) {
-            (NodeState::NeverReported | NodeState::Silent | NodeState::Gone, _) => Self::Silent,
-            (NodeState::Reporting, Health::Unhealthy) => Self::Unhealthy,
-            (NodeState::Reporting, Health::KubeletOwned) => Self::KubeletOwned,
-            (NodeState::Reporting, Health::Healthy) => {
+            (NodeReporting::NeverReported | NodeReporting::Silent | NodeReporting::Gone, _) => {
+                Self::Silent
+            }
+            (NodeReporting::Reporting, Health::Unhealthy) => Self::Unhealthy,
+            (NodeReporting::Reporting, Health::KubeletOwned) => Self::KubeletOwned,
+            (NodeReporting::Reporting, Health::Healthy) => {
                 match free.share == Share::ZERO || free.memory == MemMib::ZERO {
                     true => Self::Full,
                     false if books.tenants().is_empty() => Self::Empty,
@@ -209,8 +211,8 @@ pub const TENANT_STEPS: usize = 10;
 /// The figures of a set of devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Devices by state, in the order of [`DeviceState::ALL`].
-    pub devices: [u64; DeviceState::ALL.len()],
+    /// Devices by state, in the order of [`DeviceCondition::ALL`].
+    pub devices: [u64; DeviceCondition::ALL.len()],
     /// Devices on which more is booked than they have.
     pub overbooked: u64,
     /// Open devices by free share: tenths, rounded down.
@@ -237,7 +239,7 @@ impl Figures {
     ///
     /// # Panics
     /// Never for amounts that passed the limits at the edge.
-    pub fn of(node: &NodeLedger, mix: &CompiledMix) -> Vec<(ModelName, Self)> {
+    pub fn of(node: &NodeState, mix: &CompiledMix) -> Vec<(ModelName, Self)> {
         let mut by_model: Vec<(ModelName, Self)> = Vec::new();
         let stranded = stranded_by_device(node, mix);
         for (position, books) in node.devices().iter().enumerate() {
@@ -257,8 +259,8 @@ impl Figures {
     }
 
     /// Counts one device, of whose free share so much is stranded.
-    fn count(&mut self, node: &NodeLedger, books: &DeviceBooks, stranded: Share) {
-        let state = DeviceState::of(node, books);
+    fn count(&mut self, node: &NodeState, books: &DeviceState, stranded: Share) {
+        let state = DeviceCondition::of(node, books);
         let (capacity, booked) = (books.capacity(), books.booked());
         self.devices[state as usize] += 1;
         self.overbooked += u64::from(books.is_overbooked());

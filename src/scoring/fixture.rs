@@ -20,13 +20,13 @@ use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::{Guard, InstanceUse, PoolRule, Protection, Replicas};
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
-use crate::model::fit::{Ask, HostRule};
-use crate::model::node_state::NodeLedger;
+use crate::model::fit::{CompiledRequest, HostRule};
+use crate::model::node_state::NodeState;
 use crate::model::request::{Amount, GpuRequest, Isolation};
 use crate::model::reservation::{PlacedDevice, Placement, PodRef, Reservation, ReservationState};
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::{Mix, RequestType, Tally};
-use crate::waste::supply::Census;
+use crate::waste::supply::NodeShapes;
 
 /// Millionths of a decimal fraction.
 fn millionths(text: &str) -> Share {
@@ -76,21 +76,21 @@ fn device(text: &str, index: u32) -> (Device, Demand) {
 }
 
 /// The node of the text, with 16 cores free, and the classes of its devices.
-pub(crate) fn node(text: &str) -> (NodeLedger, DeviceClasses) {
+pub(crate) fn node(text: &str) -> (NodeState, DeviceClasses) {
     let mut classes = DeviceClasses::default();
     let node = node_of(text, &mut classes);
     (node, classes)
 }
 
 /// The same as one of several nodes.
-pub(crate) fn node_of(text: &str, classes: &mut DeviceClasses) -> NodeLedger {
+pub(crate) fn node_of(text: &str, classes: &mut DeviceClasses) -> NodeState {
     let mut words: Vec<&str> = text.split_whitespace().collect();
     if text.contains('=') {
         words.push("mig:1000/1000");
     }
     let (devices, booked): (Vec<Device>, Vec<Demand>) =
         words.iter().zip(0..).map(|(word, index)| device(word, index)).unzip();
-    let mut node = NodeLedger::new(NodeName::new("n"), MemMib::ZERO);
+    let mut node = NodeState::new(NodeName::new("n"), MemMib::ZERO);
     let host = HostAmount { cpu: MilliCpu::new(16_000), memory: MemMib::new(65_536) };
     node.see_node(host, PoolName::new(""));
     let ids: Vec<DeviceId> = devices.iter().map(|device| device.id.clone()).collect();
@@ -178,10 +178,10 @@ pub(crate) fn request(text: &str) -> (Option<GpuRequest>, MilliCpu) {
 }
 
 /// The request of the text, worked out for `classes`; the host is checked.
-pub(crate) fn ask(text: &str, classes: &DeviceClasses) -> Ask {
+pub(crate) fn ask(text: &str, classes: &DeviceClasses) -> CompiledRequest {
     let (gpu, cpu) = request(text);
     let host = HostAmount { cpu, memory: MemMib::ZERO };
-    Ask::new(gpu, host, HostRule::Checked, classes)
+    CompiledRequest::new(gpu, host, HostRule::Checked, classes)
 }
 
 /// A mix of requests, separated by `;`, each with its weight in front: `3 fraction=0.5; 1 whole`.
@@ -196,8 +196,8 @@ pub(crate) fn mix(text: &str) -> Mix {
 }
 
 /// The mix of the text, worked out for a cluster of this one node.
-pub(crate) fn compiled(text: &str, node: &NodeLedger, classes: &DeviceClasses) -> CompiledMix {
-    let mut census = Census::default();
-    census.count(node);
-    CompiledMix::of(&mix(text), classes, &census)
+pub(crate) fn compiled(text: &str, node: &NodeState, classes: &DeviceClasses) -> CompiledMix {
+    let mut node_shapes = NodeShapes::default();
+    node_shapes.count(node);
+    CompiledMix::of(&mix(text), classes, &node_shapes)
 }

@@ -23,9 +23,9 @@ use smallvec::SmallVec;
 
 use crate::hardware::device::Health;
 use crate::hardware::units::{Demand, MemMib, MilliCpu, Share};
-use crate::model::device_state::{ClaimRule, DeviceBooks};
+use crate::model::device_state::{DeviceState, HoldRule};
 use crate::model::fit::Room;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::mix_rows::MixRows;
 
@@ -204,7 +204,7 @@ impl Packing {
     ///
     /// # Panics
     /// Never for amounts that passed the limits at the edge.
-    pub fn of(node: &NodeLedger, mix: &CompiledMix) -> Self {
+    pub fn of(node: &NodeState, mix: &CompiledMix) -> Self {
         let mix = &mix.typical;
         let mut sum = Self { weight: mix.total, ..Self::default() };
         for books in node.devices().iter().filter(|books| books.is_placeable()) {
@@ -221,10 +221,10 @@ impl Packing {
                 sum.fullness += fullness(books).millionths();
             }
         }
-        let rooms = node.rooms(ClaimRule::Ignored);
+        let rooms = node.rooms(HoldRule::Ignored);
         let uses = Uses::of(mix, rooms);
         sum.free_share = Share::from_millionths(uses.total_free);
-        sum.fragments = uses.on(mix, rooms).fragments(node.host_room(ClaimRule::Ignored).cpu);
+        sum.fragments = uses.on(mix, rooms).fragments(node.host_room(HoldRule::Ignored).cpu);
         sum
     }
 
@@ -277,7 +277,7 @@ impl Packing {
 }
 
 /// How full a device is: the larger of booked share and booked memory, as a part of it.
-pub(crate) fn fullness(books: &DeviceBooks) -> Share {
+pub(crate) fn fullness(books: &DeviceState) -> Share {
     let (capacity, booked) = (books.capacity(), books.booked());
     let memory = Share::ratio(booked.memory, capacity.memory).unwrap_or(Share::WHOLE);
     booked.share.max(memory).min(Share::WHOLE)
@@ -302,11 +302,11 @@ pub(crate) fn add_memory(a: MemMib, b: MemMib) -> MemMib {
 ///
 /// # Panics
 /// Never: what is stranded of a device is at most its free share.
-pub fn stranded_by_device(node: &NodeLedger, mix: &CompiledMix) -> Vec<(usize, Share)> {
+pub fn stranded_by_device(node: &NodeState, mix: &CompiledMix) -> Vec<(usize, Share)> {
     let mix = &mix.typical;
-    let rooms = node.rooms(ClaimRule::Ignored);
+    let rooms = node.rooms(HoldRule::Ignored);
     let uses = Uses::of(mix, rooms);
-    let cpu = node.host_room(ClaimRule::Ignored).cpu;
+    let cpu = node.host_room(HoldRule::Ignored).cpu;
     let rows = mix.rows.iter().zip(&uses.per_row);
     let runnable: Vec<_> = rows
         .filter(|(row, seen)| seen.fitting >= row.count)
@@ -411,7 +411,7 @@ mod tests {
         let (node, classes) = fixture::node(NODE);
         let mix = fixture::compiled(MIX, &node, &classes);
         let rooms: Vec<Room> =
-            node.devices().iter().map(|books| books.room(ClaimRule::Respected)).collect();
+            node.devices().iter().map(|books| books.room(HoldRule::Respected)).collect();
         let uses = Uses::of(&mix.typical, &rooms);
         let usability = uses.on(&mix.typical, &rooms);
         let cpu = MilliCpu::new(16_000);

@@ -1,6 +1,6 @@
 //! The policies: which of the devices and nodes that fit is the best one.
 //!
-//! A policy gives every place a [`Rank`], an ordered struct whose field order is the policy. Smaller
+//! A policy gives every place a [`Cost`], an ordered struct whose field order is the policy. Smaller
 //! is better, and places of equal rank are ordered by the name of the node, so the answer is the same
 //! on every replica.
 
@@ -8,8 +8,8 @@ use std::cmp::Reverse;
 
 use crate::model::policy::Policy;
 use crate::scoring::baseline::Baseline;
-use crate::scoring::context::{Scene, TakenList, total};
-use crate::scoring::cost::{Merit, Rank};
+use crate::scoring::context::{ScoringContext, TakenList, total};
+use crate::scoring::cost::{Cost, LocalCost};
 use crate::scoring::node_waste;
 use crate::waste::compiled_mix::CompiledMix;
 
@@ -49,47 +49,60 @@ impl Strategy {
 
 impl Strategy {
     /// The devices this strategy takes on a node, and how good that is.
-    pub(crate) fn choose(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Merit, TakenList) {
-        if let (Self::Policy(Policy::Fragmentation), Some(forecast)) = (self, &mix.forecast) {
-            let (worth, taken) = node_waste::choose(forecast, scene, &mix.typical);
-            return (Merit::Worth(scene.instance_mib(&taken), worth, scene.reach(&taken)), taken);
+    pub(crate) fn choose(
+        self,
+        context: &ScoringContext<'_>,
+        mix: &CompiledMix,
+    ) -> (LocalCost, TakenList) {
+        if let (Self::Policy(Policy::Fragmentation), Some(expected_waste)) =
+            (self, &mix.expected_waste)
+        {
+            let (waste_change, taken) = node_waste::choose(expected_waste, context, &mix.typical);
+            return (
+                LocalCost::WasteChange(
+                    context.instance_mib(&taken),
+                    waste_change,
+                    context.reach(&taken),
+                ),
+                taken,
+            );
         }
-        let (rank, taken) = self.rank(scene, mix);
-        (Merit::Ranked(rank), taken)
+        let (rank, taken) = self.rank(context, mix);
+        (LocalCost::Ranked(rank), taken)
     }
 
-    fn rank(self, scene: &Scene<'_>, mix: &CompiledMix) -> (Rank, TakenList) {
+    fn rank(self, context: &ScoringContext<'_>, mix: &CompiledMix) -> (Cost, TakenList) {
         match self {
             // Before the first request there is nothing to expect.
             Self::Policy(Policy::BinPack | Policy::Fragmentation) => {
-                let taken = scene.first_by(|(position, demand)| {
-                    (scene.is_empty(*position), scene.left(*position, *demand))
+                let taken = context.first_by(|(position, demand)| {
+                    (context.is_empty(*position), context.left(*position, *demand))
                 });
-                let rank = Rank::BinPack {
-                    instance_mib: scene.instance_mib(&taken),
-                    devices_opened: taken.iter().filter(|(at, _)| scene.is_empty(*at)).count(),
-                    left_on_devices: total(taken.iter().map(|(at, d)| scene.left(*at, *d))),
-                    left_on_node: scene.left_on_node(&taken),
-                    reach: scene.reach(&taken),
+                let rank = Cost::BinPack {
+                    instance_mib: context.instance_mib(&taken),
+                    devices_opened: taken.iter().filter(|(at, _)| context.is_empty(*at)).count(),
+                    left_on_devices: total(taken.iter().map(|(at, d)| context.left(*at, *d))),
+                    left_on_node: context.left_on_node(&taken),
+                    reach: context.reach(&taken),
                 };
                 (rank, taken)
             }
             Self::Policy(Policy::Spread) => {
-                let taken = scene.first_by(|(position, demand)| {
-                    (scene.tenants(*position), Reverse(scene.left(*position, *demand)))
+                let taken = context.first_by(|(position, demand)| {
+                    (context.tenants(*position), Reverse(context.left(*position, *demand)))
                 });
-                let rank = Rank::Spread {
-                    instance_mib: scene.instance_mib(&taken),
-                    tenants_met: taken.iter().map(|(at, _)| scene.tenants(*at)).sum(),
+                let rank = Cost::Spread {
+                    instance_mib: context.instance_mib(&taken),
+                    tenants_met: taken.iter().map(|(at, _)| context.tenants(*at)).sum(),
                     left_on_devices: Reverse(total(
-                        taken.iter().map(|(at, d)| scene.left(*at, *d)),
+                        taken.iter().map(|(at, d)| context.left(*at, *d)),
                     )),
-                    left_on_node: Reverse(scene.left_on_node(&taken)),
-                    reach: scene.reach(&taken),
+                    left_on_node: Reverse(context.left_on_node(&taken)),
+                    reach: context.reach(&taken),
                 };
                 (rank, taken)
             }
-            Self::Baseline(baseline) => baseline.choose(scene, mix),
+            Self::Baseline(baseline) => baseline.choose(context, mix),
         }
     }
 }

@@ -12,11 +12,11 @@ use litemap::LiteMap;
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::model::device_state::DeviceUse;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
 use crate::scoring::efficiency::busy_part;
 use crate::usage::isolation::Told;
-use crate::usage::samples::Sightings;
+use crate::usage::samples::UsageSamples;
 
 /// Steps of the use over what is booked, each a sixteenth; the last one is for what is beyond.
 const STEPS: usize = 17;
@@ -193,7 +193,7 @@ impl Usages {
     }
 
     /// Forgets pods that the books do not hold.
-    pub(crate) fn prune(&mut self, books: &NodeLedger) {
+    pub(crate) fn prune(&mut self, books: &NodeState) {
         self.0.retain(|uid, _| books.reservation(uid).is_some());
     }
 
@@ -201,9 +201,9 @@ impl Usages {
     /// which a device was not listed, is left as it was.
     pub(crate) fn take(
         &mut self,
-        books: &NodeLedger,
+        books: &NodeState,
         (uses, told): (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, Told>>),
-        sightings: &Sightings,
+        sightings: &UsageSamples,
         now: Timestamp,
     ) {
         let busy = |uid: &PodUid, device: &DeviceId| told.get(device)?.get(uid)?.busy_percent;
@@ -249,8 +249,8 @@ impl OnDevice {
     fn of(
         (uid, own_busy_percent): (&PodUid, Option<u8>),
         part: &PlacedDevice,
-        books: &NodeLedger,
-        (uses, sightings): (&[DeviceUse], &Sightings),
+        books: &NodeState,
+        (uses, sightings): (&[DeviceUse], &UsageSamples),
     ) -> Option<Self> {
         let seen = uses.iter().find(|seen| seen.id == part.id)?;
         let list = seen.processes.as_ref()?;

@@ -12,10 +12,10 @@ use litemap::LiteMap;
 use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
 use crate::hardware::pool::Protection as PoolGuard;
 use crate::hardware::units::{Demand, MemMib, Share, Timestamp};
-use crate::model::device_state::{DeviceBooks, DeviceUse};
-use crate::model::event::Effect;
+use crate::model::device_state::{DeviceState, DeviceUse};
+use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode};
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::model::reservation::ReservationState;
 
 /// How long processes of a pod may run before their intended protection must have been verified. Two
@@ -49,7 +49,7 @@ pub struct Protection {
 
 /// What the driver confirms of the tenants of one node, as of the last list of each device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Protections {
+pub struct IsolationTable {
     pub(crate) devices: LiteMap<DeviceId, LiteMap<PodUid, Seen>>,
 }
 
@@ -63,11 +63,11 @@ pub(crate) struct Seen {
     pub(crate) is_told: bool,
 }
 
-impl Protections {
+impl IsolationTable {
     /// The protection of a pod that holds so much of a device.
     pub fn of(
         &self,
-        books: &DeviceBooks,
+        books: &DeviceState,
         (uid, held): (&PodUid, Demand),
         limits: DriverLimits,
     ) -> Protection {
@@ -82,18 +82,18 @@ impl Protections {
     }
 
     /// Forgets devices that the books do not have.
-    pub(crate) fn prune(&mut self, books: &NodeLedger) {
+    pub(crate) fn prune(&mut self, books: &NodeState) {
         self.devices.retain(|id, _| books.devices().iter().any(|it| it.device().id == *id));
     }
 
     /// Takes in what the driver tells, for each device whose processes were listed.
     pub(crate) fn take(
         &mut self,
-        books: &NodeLedger,
+        books: &NodeState,
         (uses, told): (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, Told>>),
         limits: DriverLimits,
         now: Timestamp,
-    ) -> Vec<Effect> {
+    ) -> Vec<LedgerEvent> {
         let mut effects = Vec::new();
         for device in books.devices() {
             let id = &device.device().id;
@@ -129,7 +129,7 @@ impl Protections {
                     && now.since(since) >= VERIFIED_WITHIN
                 {
                     seen.is_told = true;
-                    effects.push(Effect::Unprotected {
+                    effects.push(LedgerEvent::Unprotected {
                         node: books.name().clone(),
                         device: id.clone(),
                         pod: pod.pod.clone(),
@@ -148,7 +148,7 @@ impl Protections {
 /// What protects a tenant that holds `held` of a device, by what the driver `told` of it. A tenant that
 /// has only a part of a MIG instance has neighbours like one that has a part of a GPU.
 pub(crate) fn protection(
-    books: &DeviceBooks,
+    books: &DeviceState,
     held: Demand,
     told: Told,
     limits: DriverLimits,
@@ -181,7 +181,7 @@ pub(crate) fn protection(
 }
 
 /// How many tenants each mode is meant to protect, and is known to.
-pub type Census = BTreeMap<Mode, (u64, u64)>;
+pub type NodeShapes = BTreeMap<Mode, (u64, u64)>;
 
 #[cfg(test)]
 mod tests;

@@ -2,20 +2,20 @@
 //!
 //! For people to read. No device is given or refused because of it: whether a device may take tenants
 //! is its [`Health`](crate::hardware::device::Health), and which of several are near each other its
-//! [`Nearness`](crate::hardware::topology::Nearness); both are in the books.
+//! [`Topology`](crate::hardware::topology::Topology); both are in the books.
 
 use std::collections::BTreeMap;
 
 use crate::hardware::device::{DeviceDetails, DeviceId, PodUid};
 use crate::hardware::pool::Protection as PoolGuard;
 use crate::hardware::units::{Demand, Timestamp};
-use crate::model::device_state::{DeviceBooks, DeviceUse, Evidence};
-use crate::model::event::Effect;
+use crate::model::device_state::{DeviceState, DeviceUse, Verification};
+use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::usage::history::Usages;
-use crate::usage::isolation::{Protections, Seen, Told, protection};
-use crate::usage::samples::Sightings;
+use crate::usage::isolation::{IsolationTable, Seen, Told, protection};
+use crate::usage::samples::UsageSamples;
 
 /// The driver of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,9 +54,9 @@ pub struct NodeDetails {
     /// Devices of which anything is to be told, by UUID.
     pub conditions: BTreeMap<DeviceId, Condition>,
     /// What pods were seen to use.
-    pub sightings: Sightings,
+    pub sightings: UsageSamples,
     /// What the driver confirms of tenants.
-    pub protections: Protections,
+    pub protections: IsolationTable,
     /// What pods were seen to use over time.
     pub usages: Usages,
     /// The version of the books by which pods and devices were forgotten last.
@@ -84,11 +84,11 @@ impl NodeDetails {
     /// one, only what the books no longer hold is forgotten, and that only when they have changed.
     pub(crate) fn take(
         &mut self,
-        (version, books): (u64, &NodeLedger),
+        (version, books): (u64, &NodeState),
         (uses, report): (&[DeviceUse], DetailsReport),
         rules: Rules,
         now: Timestamp,
-    ) -> Vec<Effect> {
+    ) -> Vec<LedgerEvent> {
         if let Some((driver, devices)) = report.inventory {
             (self.driver, self.devices) = (driver, devices);
         }
@@ -114,8 +114,8 @@ impl NodeDetails {
 /// It is missing where the driver has no limits at all or the daemon of MPS takes no clients, and where a
 /// tenant that should be held is known to be held by nothing, or to more than its share, for longer than
 /// [`VERIFIED_WITHIN`]. What cannot be read proves nothing.
-pub(crate) fn evidence(books: &NodeLedger, details: &NodeDetails) -> Vec<(DeviceId, Evidence)> {
-    let of = |device: &DeviceBooks| {
+pub(crate) fn evidence(books: &NodeState, details: &NodeDetails) -> Vec<(DeviceId, Verification)> {
+    let of = |device: &DeviceState| {
         let id = &device.device().id;
         let is_told_of = details.driver.is_some();
         let can_limit = || details.devices.get(id).is_some_and(|known| known.can_limit_memory);
@@ -123,10 +123,10 @@ pub(crate) fn evidence(books: &NodeLedger, details: &NodeDetails) -> Vec<(Device
         let (mode, is_hopeless) = match device.promised_guard() {
             PoolGuard::Driver => (Mode::Driver, is_told_of && !can_limit()),
             PoolGuard::Mps => (Mode::Mps, condition().is_mps_away()),
-            PoolGuard::None | PoolGuard::Hardware => return Evidence::Intended,
+            PoolGuard::None | PoolGuard::Hardware => return Verification::Intended,
         };
         if is_hopeless {
-            return Evidence::Missing;
+            return Verification::Missing;
         }
         let listed = details.protections.devices.get(id);
         let held = |(uid, demand): (&PodUid, &Demand)| {
@@ -141,11 +141,11 @@ pub(crate) fn evidence(books: &NodeLedger, details: &NodeDetails) -> Vec<(Device
         };
         let lacks = |seen: &Seen| seen.is_told && is_unheld(&seen.told);
         if tenants.iter().any(|(seen, is_verified)| !is_verified && lacks(seen)) {
-            Evidence::Missing
+            Verification::Missing
         } else if !tenants.is_empty() && tenants.iter().all(|(_, is_verified)| *is_verified) {
-            Evidence::Verified
+            Verification::Verified
         } else {
-            Evidence::Intended
+            Verification::Intended
         }
     };
     let found = books.devices().iter().map(|device| (device, of(device)));

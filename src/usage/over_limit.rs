@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::model::reservation::ReservationState;
-use crate::usage::samples::OverUser;
+use crate::usage::samples::OverLimitPod;
 
 /// Pause after the first refusal; it doubles with each further one. Disruption budgets change when
 /// replacements become ready, which takes some seconds at least.
@@ -70,11 +70,11 @@ impl Evictions {
     /// not shield the next one, which uses too much as well.
     pub fn choose(
         &mut self,
-        mut over: Vec<OverUser>,
+        mut over: Vec<OverLimitPod>,
         after_sightings: u32,
         is_booked: impl Fn(&PodUid) -> bool,
         now: Timestamp,
-    ) -> Vec<OverUser> {
+    ) -> Vec<OverLimitPod> {
         self.asked.retain(|uid, _| is_booked(uid));
         over.sort_by_key(|it| (Reverse(it.seen.excess()), it.pod().uid.clone()));
         let mut chosen = Vec::new();
@@ -128,9 +128,9 @@ mod tests {
     use crate::usage::samples::Use;
 
     /// `p` on `A` with so much more than its 500 MiB, in so many lists.
-    fn over(pod: &str, device: &str, excess: u64, lists_over: u32) -> OverUser {
+    fn over(pod: &str, device: &str, excess: u64, lists_over: u32) -> OverLimitPod {
         let fact = bound(pod, "n", device, 500_000);
-        OverUser {
+        OverLimitPod {
             node: NodeName::new("n"),
             device: DeviceId::new(device).unwrap(),
             seen: Use { used: MemMib::new(500 + excess), allowed: MemMib::new(500), lists_over },
@@ -145,7 +145,7 @@ mod tests {
         }
     }
 
-    fn chosen(evictions: &mut Evictions, over: Vec<OverUser>, at: u64) -> String {
+    fn chosen(evictions: &mut Evictions, over: Vec<OverLimitPod>, at: u64) -> String {
         let chosen = evictions.choose(over, 2, |_| true, seconds(at));
         chosen.iter().map(|it| it.pod().name.to_string()).collect::<Vec<_>>().join(" ")
     }
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn old_news_and_pods_that_are_not_bound_for_certain_are_left_alone() {
         let mut evictions = Evictions::default();
-        let silent = OverUser { is_current: false, ..over("p", "A", 10, 9) };
+        let silent = OverLimitPod { is_current: false, ..over("p", "A", 10, 9) };
         let mut ending = over("q", "A", 10, 9);
         ending.held.state =
             ReservationState::Draining { since: Timestamp::START, clean_reports: 0, shown: None };

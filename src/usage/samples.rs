@@ -10,16 +10,16 @@ use litemap::LiteMap;
 
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::{MemMib, Share, Timestamp};
-use crate::model::device_state::{DeviceBooks, DeviceUse};
-use crate::model::event::Effect;
+use crate::model::device_state::{DeviceState, DeviceUse};
+use crate::model::event::LedgerEvent;
 use crate::model::isolation::Rules;
-use crate::model::node_state::{NodeLedger, NodeState};
+use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::request::Limit;
 use crate::model::reservation::{PodRef, Reservation, ReservationState};
 
 /// What was seen on the devices of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sightings {
+pub struct UsageSamples {
     /// As of the last list of each device, by UUID.
     pub(crate) devices: LiteMap<DeviceId, OnDevice>,
 }
@@ -88,7 +88,7 @@ impl Use {
 
 /// A pod that uses more of a device than it may, beyond the tolerance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OverUser {
+pub struct OverLimitPod {
     /// Its node.
     pub node: NodeName,
     /// The device.
@@ -112,7 +112,7 @@ pub struct Outside {
     pub foreign: MemMib,
 }
 
-impl Sightings {
+impl UsageSamples {
     /// What the last list of a device shows; none before the first.
     pub fn on(&self, device: &DeviceId) -> Option<&OnDevice> {
         self.devices.get(device)
@@ -129,7 +129,7 @@ impl Sightings {
     }
 
     /// Forgets devices and pods that the books do not have.
-    pub(crate) fn prune(&mut self, books: &NodeLedger) {
+    pub(crate) fn prune(&mut self, books: &NodeState) {
         let has = |id: &DeviceId| books.devices().iter().any(|known| known.device().id == *id);
         self.devices.retain(|id, _| has(id));
         for (_, on) in self.devices.iter_mut() {
@@ -141,11 +141,11 @@ impl Sightings {
     /// Takes in the lists of a report. Use within the tolerance of what is allowed is nobody's fault.
     pub(crate) fn take(
         &mut self,
-        books: &NodeLedger,
+        books: &NodeState,
         uses: &[DeviceUse],
         rules: Rules,
         now: Timestamp,
-    ) -> Vec<Effect> {
+    ) -> Vec<LedgerEvent> {
         let tolerance = rules.tolerance;
         // What is kept shares the texts of the books: those of a report are of no use beyond it.
         let device = |id: &DeviceId| {
@@ -185,7 +185,7 @@ impl Sightings {
                     used.lists_over = earlier.saturating_add(1);
                 }
                 if used.lists_over == 1 && !is_ending(held) {
-                    effects.push(Effect::Overuse {
+                    effects.push(LedgerEvent::Overuse {
                         node: books.name().clone(),
                         device: seen.id.clone(),
                         pod: held.pod.clone(),
@@ -195,7 +195,7 @@ impl Sightings {
                 }
             }
             if on.foreign > tolerance && before.foreign <= tolerance {
-                effects.push(Effect::Foreign {
+                effects.push(LedgerEvent::Foreign {
                     node: books.name().clone(),
                     device: seen.id.clone(),
                     used: on.foreign,
@@ -207,17 +207,17 @@ impl Sightings {
     }
 
     /// The over-users among the pods that `books` still hold, by device and UID.
-    pub(crate) fn over_users(&self, books: &NodeLedger) -> Vec<OverUser> {
+    pub(crate) fn over_users(&self, books: &NodeState) -> Vec<OverLimitPod> {
         let mut all = Vec::new();
         for (device, on) in &self.devices {
             for (uid, seen) in on.pods.iter().filter(|(_, seen)| seen.lists_over > 0) {
                 let Some(held) = books.reservation(uid) else { continue };
-                all.push(OverUser {
+                all.push(OverLimitPod {
                     node: books.name().clone(),
                     device: device.clone(),
                     seen: *seen,
                     held: held.clone(),
-                    is_current: books.state() == NodeState::Reporting,
+                    is_current: books.state() == NodeReporting::Reporting,
                 });
             }
         }
@@ -225,7 +225,7 @@ impl Sightings {
     }
 }
 
-impl OverUser {
+impl OverLimitPod {
     /// The pod.
     pub fn pod(&self) -> &PodRef {
         &self.held.pod
@@ -242,13 +242,13 @@ fn is_ending(held: &Reservation) -> bool {
 
 /// Whether the limits of all tenants of a device count at this list, from what was so `before` it.
 fn limit_states(
-    books: &NodeLedger,
+    books: &NodeState,
     device: &DeviceId,
     before: Option<&OnDevice>,
     (now, grace): (Timestamp, Duration),
 ) -> LiteMap<PodUid, LimitState> {
     let on_it = books.devices().iter().find(|known| known.device().id == *device);
-    let Some(tenants) = on_it.map(DeviceBooks::tenants) else { return LiteMap::new() };
+    let Some(tenants) = on_it.map(DeviceState::tenants) else { return LiteMap::new() };
     let is_alone = tenants.len() == 1;
     let state = |uid: &PodUid| match before {
         // Who was there before the first list may have been alone until now.
@@ -260,7 +260,7 @@ fn limit_states(
 
 /// What a pod may use of a device: what it holds there, or the limit it asked for where that is more, but by
 /// that no more than the share `most` of it. Of a device on which it holds nothing it may use nothing.
-fn allowed(books: &NodeLedger, held: &Reservation, device: &DeviceId, most: Share) -> MemMib {
+fn allowed(books: &NodeState, held: &Reservation, device: &DeviceId, most: Share) -> MemMib {
     let on_it = books.devices().iter().find(|known| known.device().id == *device);
     let (Some(books), Some(booked)) =
         (on_it, on_it.and_then(|known| known.tenants().get(&held.pod.uid)))

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::model::request::GpuRequest;
 use crate::waste::numbers::{fixed, float};
-use crate::waste::supply::Census;
-use crate::waste::term::Term;
+use crate::waste::supply::NodeShapes;
+use crate::waste::term::CostTerm;
 
 /// Requests that what is believed beforehand counts for.
 pub(crate) const PRIOR: f64 = 50.0;
@@ -37,8 +37,8 @@ pub(crate) struct Expected {
 
 impl Expected {
     /// After so many requests.
-    pub(crate) fn after(requests: f64, left_out: Option<Term>) -> Self {
-        let counts_for = if left_out == Some(Term::WholeNodes) { 0.0 } else { PRIOR };
+    pub(crate) fn after(requests: f64, left_out: Option<CostTerm>) -> Self {
+        let counts_for = if left_out == Some(CostTerm::WholeNodes) { 0.0 } else { PRIOR };
         Self { prior: counts_for / (requests + counts_for) }
     }
 
@@ -53,9 +53,9 @@ impl Expected {
     }
 
     /// The same for all demand by number of devices.
-    pub(crate) fn by_count(self, census: &Census, parts: &mut BTreeMap<usize, f64>) {
+    pub(crate) fn by_count(self, node_shapes: &NodeShapes, parts: &mut BTreeMap<usize, f64>) {
         parts.values_mut().for_each(|part| *part *= 1.0 - self.prior);
-        let largest = usize::try_from(census.largest()).unwrap_or(usize::MAX);
+        let largest = usize::try_from(node_shapes.largest()).unwrap_or(usize::MAX);
         if largest > 1 {
             *parts.entry(largest).or_default() += self.prior * WHOLE_NODES;
         }

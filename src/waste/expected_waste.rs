@@ -14,10 +14,10 @@ use crate::waste::demand::{Expected, Kind};
 use crate::waste::mix_rows::MixRows;
 use crate::waste::numbers::{fixed, float, gpus};
 use crate::waste::request_mix::{RequestType, Tally};
-use crate::waste::residual::Holes;
-use crate::waste::scarcity::{Prices, Scarcity};
-use crate::waste::supply::{Census, Supply};
-use crate::waste::term::Term;
+use crate::waste::residual::Residuals;
+use crate::waste::scarcity::{Scarcity, ScarcityPrices};
+use crate::waste::supply::{NodeShapes, Supply};
+use crate::waste::term::CostTerm;
 
 /// GPUs of waste that a wasted GPU in holes counts for.
 const HOLE: f64 = 5.0;
@@ -34,8 +34,8 @@ const HALF_CORES: usize = 512;
 
 /// What the mix says about the use of free room.
 #[derive(Clone, Debug)]
-pub(crate) struct Forecast {
-    pub(crate) holes: Holes,
+pub(crate) struct ExpectedWaste {
+    pub(crate) holes: Residuals,
     needs: Vec<FourNeeds>,
     /// Requests of several devices, each weighed by its part of the GPU demand.
     pub(crate) requests_of_several: MixRows,
@@ -44,12 +44,12 @@ pub(crate) struct Forecast {
     scarcity: Scarcity,
     pressure: Pressure,
     /// What is judged without.
-    left_out: Option<Term>,
+    left_out: Option<CostTerm>,
 }
 
 /// A request for all GPUs of the largest node, where that has several.
-fn whole_node(census: &Census) -> Option<RequestType> {
-    let count = u32::try_from(census.largest())
+fn whole_node(node_shapes: &NodeShapes) -> Option<RequestType> {
+    let count = u32::try_from(node_shapes.largest())
         .ok()
         .filter(|count| *count > 1)
         .and_then(NonZeroU32::new)?;
@@ -77,17 +77,17 @@ struct Pressure {
     rest: Vec<f64>,
 }
 
-impl Forecast {
+impl ExpectedWaste {
     /// The forecast for `types`; none where they ask for no GPU, or no GPU is there to be shared. What is
     /// `left_out` counts for nothing.
     pub(crate) fn new(
         types: &[(RequestType, Tally)],
         classes: &DeviceClasses,
-        census: &Census,
-        left_out: Option<Term>,
+        node_shapes: &NodeShapes,
+        left_out: Option<CostTerm>,
     ) -> Option<Self> {
         let kinds: Vec<Kind<'_>> =
-            types.iter().map(|(kind, tally)| kind_of(kind, *tally, classes, census)).collect();
+            types.iter().map(|(kind, tally)| kind_of(kind, *tally, classes, node_shapes)).collect();
         let demand: f64 = kinds.iter().map(|kind| kind.weight * kind.gpus).sum();
         if demand <= 0.0 {
             return None;
@@ -101,32 +101,32 @@ impl Forecast {
                 (of, fixed(kind.weight * kind.gpus / demand, 1e6).unsigned_abs())
             })
             .collect();
-        let whole_node = whole_node(census);
+        let whole_node = whole_node(node_shapes);
         let requests = kinds.iter().map(|kind| kind.weight).sum();
         let expected = Expected::after(requests, left_out);
         let several = several.into_iter().map(|(kind, part)| (kind, expected.known(part)));
         let prior = whole_node.as_ref().map(|kind| (kind, expected.prior()));
         let several = MixRows::of(several.chain(prior), classes);
         Some(Self {
-            holes: Holes::new(types, classes, left_out),
-            needs: needs(&kinds, demand, census),
+            holes: Residuals::new(types, classes, left_out),
+            needs: needs(&kinds, demand, node_shapes),
             several_part: float(several.total) / 1e6,
             requests_of_several: several,
-            scarcity: Scarcity::new(&kinds, demand, classes, census, expected, left_out),
-            pressure: Pressure::new(&kinds, demand, census),
+            scarcity: Scarcity::new(&kinds, demand, classes, node_shapes, expected, left_out),
+            pressure: Pressure::new(&kinds, demand, node_shapes),
             left_out,
         })
     }
 
     /// What the cluster is short of, with what is free of it now.
-    pub(crate) fn prices(&self, supply: &Supply, has_gpu: bool) -> Prices {
+    pub(crate) fn prices(&self, supply: &Supply, has_gpu: bool) -> ScarcityPrices {
         self.scarcity.prices(supply, has_gpu)
     }
 
-    /// Waste of a device with this left, in GPUs; see [`Holes::waste`].
+    /// Waste of a device with this left, in GPUs; see [`Residuals::waste`].
     pub(crate) fn hole(&self, class: ClassId, left: Demand) -> f64 {
         match self.left_out {
-            Some(Term::Holes) => 0.0,
+            Some(CostTerm::Residuals) => 0.0,
             _ => HOLE * self.holes.waste(class, left).unwrap_or(0.0),
         }
     }
@@ -135,11 +135,11 @@ impl Forecast {
     pub(crate) fn host(&self, free: u64, host: HostAmount) -> f64 {
         let cpu = float(host.cpu.milli());
         let waste = match self.left_out {
-            Some(Term::Host) => 0.0,
+            Some(CostTerm::Host) => 0.0,
             _ => HOST * self.unserved(float(free) / 1e6, cpu, float(host.memory.mib())),
         };
         match self.left_out {
-            Some(Term::Pieces) => waste,
+            Some(CostTerm::Pieces) => waste,
             _ => waste + self.pressure.waste(cpu),
         }
     }
@@ -176,9 +176,9 @@ impl Forecast {
 
 /// The needs of GPU demand. Those that differ by less than a quarter are put together, so that there
 /// are a few dozen at most.
-fn needs(kinds: &[Kind<'_>], demand: f64, census: &Census) -> Vec<FourNeeds> {
-    let gpus = float(census.gpus());
-    let (cpu, memory) = census.host();
+fn needs(kinds: &[Kind<'_>], demand: f64, node_shapes: &NodeShapes) -> Vec<FourNeeds> {
+    let gpus = float(node_shapes.gpus());
+    let (cpu, memory) = node_shapes.host();
     let usual = ((cpu / gpus).max(1.0), (memory / gpus).max(1.0));
     let grid = |value: f64, usual: f64| fixed(4.0 * libm::log(value / usual), 1.0);
     let mut sums: BTreeMap<(i64, i64), (f64, f64, f64)> = BTreeMap::new();
@@ -203,8 +203,8 @@ fn needs(kinds: &[Kind<'_>], demand: f64, census: &Census) -> Vec<FourNeeds> {
 }
 
 impl Pressure {
-    fn new(kinds: &[Kind<'_>], demand: f64, census: &Census) -> Self {
-        let gpus_per_cpu = float(census.gpus()) / census.host().0.max(1.0);
+    fn new(kinds: &[Kind<'_>], demand: f64, node_shapes: &NodeShapes) -> Self {
+        let gpus_per_cpu = float(node_shapes.gpus()) / node_shapes.host().0.max(1.0);
         let asked: f64 = kinds.iter().map(|kind| kind.weight * kind.cpu).sum();
         let load = asked / demand * gpus_per_cpu;
         let weight = (40.0 * (load - CPU_SHORT)).clamp(0.0, 2.0);
@@ -241,7 +241,7 @@ fn kind_of<'a>(
     kind: &'a RequestType,
     tally: Tally,
     classes: &DeviceClasses,
-    census: &Census,
+    node_shapes: &NodeShapes,
 ) -> Kind<'a> {
     let request = kind.gpu.as_ref();
     let share = classes.map(|class| {
@@ -249,7 +249,7 @@ fn kind_of<'a>(
         demand.filter(|_| class.kind == ClassKind::Gpu).map(|demand| gpus(demand.share))
     });
     let (mut sum, mut there) = (0.0, 0.0);
-    for (shape, nodes) in census.shapes() {
+    for (shape, nodes) in node_shapes.shapes() {
         if let Some(share) = share.of(shape.class) {
             let devices = float(nodes * shape.gpus);
             sum += devices * share;

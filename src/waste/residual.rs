@@ -1,4 +1,4 @@
-//! Holes: what is left of a shared GPU, and how much of it will never be used.
+//! Residuals: what is left of a shared GPU, and how much of it will never be used.
 //!
 //! A hole of level *l* (thousandths of a GPU that are free in both dimensions) is filled from the sizes
 //! that are asked of GPUs. Which one comes is not ours to choose, but where it goes is, so sizes that
@@ -22,7 +22,7 @@ use crate::hardware::device_class::{ClassId, DeviceClass, DeviceClasses, PerClas
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::waste::numbers::float;
 use crate::waste::request_mix::{RequestType, Tally};
-use crate::waste::term::Term;
+use crate::waste::term::CostTerm;
 
 /// Levels of a device: thousandths.
 const LEVELS: usize = 1000;
@@ -33,7 +33,7 @@ const STEPS: usize = 100;
 /// How far a filling may be from the cheapest and still count, in steps: the `T` above.
 const SOFTNESS: f64 = 1.0;
 
-/// Turns in which the prices are balanced.
+/// BindLocks in which the prices are balanced.
 const TURNS: usize = 200;
 
 /// How often each size was asked for, by thousandths of a device.
@@ -41,7 +41,7 @@ type Sizes = BTreeMap<usize, u64>;
 
 /// The expected waste of holes on each class of device, in GPUs.
 #[derive(Clone, Debug)]
-pub(crate) struct Holes {
+pub(crate) struct Residuals {
     by_class: PerClass<Option<Class>>,
 }
 
@@ -51,7 +51,7 @@ struct Class {
     waste: Arc<[f64]>,
 }
 
-impl Holes {
+impl Residuals {
     /// The holes of `classes` where `types` are asked for, each with its number.
     ///
     /// Accepted models are left out of it: who wants another model alone may still be the one that
@@ -59,9 +59,9 @@ impl Holes {
     pub(crate) fn new(
         types: &[(RequestType, Tally)],
         classes: &DeviceClasses,
-        left_out: Option<Term>,
+        left_out: Option<CostTerm>,
     ) -> Self {
-        let turns = if left_out == Some(Term::HolePrices) { 0 } else { TURNS };
+        let turns = if left_out == Some(CostTerm::HolePrices) { 0 } else { TURNS };
         let mut known: Vec<(Sizes, Arc<[f64]>)> = Vec::new();
         let by_class = classes.map(|class| {
             class.is_shareable().then(|| {
@@ -117,8 +117,8 @@ fn expected(sizes: &Sizes, turns: usize) -> Vec<f64> {
     let leave: Vec<f64> = (0..=STEPS).map(|left| libm::exp(-small(left) / SOFTNESS)).collect();
     let mut pull: Vec<f64> = steps.iter().map(|(_, part)| *part).collect();
     for _ in 0..turns {
-        let worth = worth_of(&steps, &pull, &leave);
-        let taken = taken_from_empty(&steps, &pull, &worth);
+        let waste_change = worth_of(&steps, &pull, &leave);
+        let taken = taken_from_empty(&steps, &pull, &waste_change);
         let all: f64 = taken.iter().sum();
         let mut mean = 0.0;
         for ((pull, taken), (_, part)) in pull.iter_mut().zip(&taken).zip(&steps) {
@@ -128,9 +128,9 @@ fn expected(sizes: &Sizes, turns: usize) -> Vec<f64> {
         let level = libm::exp(-mean);
         pull.iter_mut().for_each(|pull| *pull *= level);
     }
-    let worth = worth_of(&steps, &pull, &leave);
+    let waste_change = worth_of(&steps, &pull, &leave);
     let waste = |level: usize| {
-        let whole = -SOFTNESS * libm::log(worth[level * STEPS / LEVELS]) / small(STEPS);
+        let whole = -SOFTNESS * libm::log(waste_change[level * STEPS / LEVELS]) / small(STEPS);
         whole + small(level % (LEVELS / STEPS)) / small(LEVELS)
     };
     (0..=LEVELS).map(waste).collect()
@@ -138,27 +138,27 @@ fn expected(sizes: &Sizes, turns: usize) -> Vec<f64> {
 
 /// `e^(−H/T)` by what is left, in steps, where sizes are sought after by `pull`, `e^(−p/T)`.
 fn worth_of(steps: &[(usize, f64)], pull: &[f64], leave: &[f64]) -> Vec<f64> {
-    let mut worth = vec![1.0];
+    let mut waste_change = vec![1.0];
     for left in 1..=STEPS {
         let fitting = steps.iter().zip(pull).take_while(|((size, _), _)| *size <= left);
-        let filled: f64 = fitting.map(|((size, _), pull)| pull * worth[left - size]).sum();
-        worth.push(leave[left] + filled);
+        let filled: f64 = fitting.map(|((size, _), pull)| pull * waste_change[left - size]).sum();
+        waste_change.push(leave[left] + filled);
     }
-    worth
+    waste_change
 }
 
 /// How often each size is put on a GPU that was empty.
-fn taken_from_empty(steps: &[(usize, f64)], pull: &[f64], worth: &[f64]) -> Vec<f64> {
+fn taken_from_empty(steps: &[(usize, f64)], pull: &[f64], waste_change: &[f64]) -> Vec<f64> {
     let mut taken = vec![0.0; steps.len()];
     let mut reached = vec![0.0; STEPS + 1];
     reached[STEPS] = 1.0;
     for left in (1..=STEPS).rev() {
-        let here = reached[left] / worth[left];
+        let here = reached[left] / waste_change[left];
         for (at, ((size, _), pull)) in steps.iter().zip(pull).enumerate() {
             if *size > left {
                 break;
             }
-            let part = here * pull * worth[left - size];
+            let part = here * pull * waste_change[left - size];
             taken[at] += part;
             reached[left - size] += part;
         }

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use crate::hardware::device_class::{ClassId, DeviceClasses};
 use crate::waste::demand::{Expected, Kind};
 use crate::waste::numbers::{fixed, float};
-use crate::waste::supply::{Census, Supply};
-use crate::waste::term::Term;
+use crate::waste::supply::{NodeShapes, Supply};
+use crate::waste::term::CostTerm;
 
 /// Price of room for requests of several devices when all that is free of it is needed.
 const SEVERAL: f64 = 30.0;
@@ -29,7 +29,7 @@ const ROUND: f64 = 1e5;
 
 /// How a place changes the worth of the node's free room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Worth {
+pub struct WasteChange {
     /// Expected waste that it avoids, in millionths of a GPU.
     pub gain: i64,
     /// Room for requests of several devices that it spares, in millionths of a GPU.
@@ -42,12 +42,12 @@ pub struct Worth {
 
 /// The prices of the moment, in thousandths of a GPU per GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Prices {
+pub struct ScarcityPrices {
     several: i64,
     by_class: Vec<i64>,
 }
 
-impl Prices {
+impl ScarcityPrices {
     #[cfg(test)]
     pub(crate) fn of(several: i64, by_class: &[i64]) -> Self {
         Self { several, by_class: by_class.to_vec() }
@@ -55,9 +55,9 @@ impl Prices {
 
     /// What a place costs, in billionths of a GPU: less is better.
     #[inline]
-    pub fn cost(&self, worth: &Worth) -> i64 {
-        let scarce = self.by_class.get(worth.class.position()).copied().unwrap_or(0);
-        scarce * worth.share - 1000 * worth.gain - self.several * worth.spared
+    pub fn cost(&self, waste_change: &WasteChange) -> i64 {
+        let scarce = self.by_class.get(waste_change.class.position()).copied().unwrap_or(0);
+        scarce * waste_change.share - 1000 * waste_change.gain - self.several * waste_change.spared
     }
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Scarcity {
     by_count: Vec<(usize, f64)>,
     bound: Vec<Bound>,
     /// What is judged without.
-    left_out: Option<Term>,
+    left_out: Option<CostTerm>,
 }
 
 /// Demand that only some classes of devices can serve.
@@ -86,9 +86,9 @@ impl Scarcity {
         kinds: &[Kind<'_>],
         demand: f64,
         classes: &DeviceClasses,
-        census: &Census,
+        node_shapes: &NodeShapes,
         expected: Expected,
-        left_out: Option<Term>,
+        left_out: Option<CostTerm>,
     ) -> Self {
         let mut by_count: BTreeMap<usize, f64> = BTreeMap::new();
         let mut sets: BTreeMap<(Vec<usize>, bool), f64> = BTreeMap::new();
@@ -100,33 +100,33 @@ impl Scarcity {
                 *by_count.entry(count).or_default() += part;
             }
             let accepts = classes.map(|class| request.demand_on(class).is_ok());
-            let accepted = classes_of(census, |shape| *accepts.of(shape.class));
-            let large = classes_of(census, |shape| {
+            let accepted = classes_of(node_shapes, |shape| *accepts.of(shape.class));
+            let large = classes_of(node_shapes, |shape| {
                 let memory = float(shape.host.memory.mib());
                 *accepts.of(shape.class)
                     && shape.gpus >= u64::from(request.count.get())
                     && float(shape.host.cpu.milli()) >= kind.cpu
                     && memory >= kind.memory
             });
-            if large.is_few(census) {
+            if large.is_few(node_shapes) {
                 let is_by_size = large.classes != accepted.classes;
                 *sets.entry((large.classes, is_by_size)).or_default() += part;
-            } else if accepted.is_partial(census) {
+            } else if accepted.is_partial(node_shapes) {
                 *sets.entry((accepted.classes, false)).or_default() += part;
             }
         }
-        for (full, _) in census.shapes().filter(|_| left_out != Some(Term::Rare)) {
-            let alike = classes_of(census, |shape| {
+        for (full, _) in node_shapes.shapes().filter(|_| left_out != Some(CostTerm::Rare)) {
+            let alike = classes_of(node_shapes, |shape| {
                 let host = (full.host.cpu, full.host.memory);
                 shape.gpus >= full.gpus && shape.host.cpu >= host.0 && shape.host.memory >= host.1
             });
-            if alike.is_few(census) {
+            if alike.is_few(node_shapes) {
                 let pods: f64 = kinds.iter().map(|kind| kind.weight).sum();
                 let part = pods / ONE_IN * float(full.gpus) / demand;
                 *sets.entry((alike.classes, true)).or_default() += part;
             }
         }
-        expected.by_count(census, &mut by_count);
+        expected.by_count(node_shapes, &mut by_count);
         let bound = sets.into_iter().map(|((classes, is_by_size), part)| Bound {
             classes,
             part,
@@ -137,7 +137,7 @@ impl Scarcity {
 
     /// The prices for a pod with or without a GPU request. One without takes no model away, but it
     /// may take the processor time that few large nodes have.
-    pub(crate) fn prices(&self, supply: &Supply, has_gpu: bool) -> Prices {
+    pub(crate) fn prices(&self, supply: &Supply, has_gpu: bool) -> ScarcityPrices {
         let free = float(supply.free());
         let need = |(count, part): &(usize, f64)| {
             part * free / (float(supply.on_nodes_with(*count)) + ROUND)
@@ -152,10 +152,10 @@ impl Scarcity {
             }
         }
         let unless = |term, factor| if self.left_out == Some(term) { 0.0 } else { factor };
-        let scarce = unless(Term::Scarce, SCARCE);
-        let several = unless(Term::Several, SEVERAL);
+        let scarce = unless(CostTerm::Scarce, SCARCE);
+        let several = unless(CostTerm::Several, SEVERAL);
         let price = |short: &f64| fixed(scarce * short.min(1.0), 1e3);
-        Prices {
+        ScarcityPrices {
             several: fixed(several * short * short * short, 1e3),
             by_class: by_class.iter().map(price).collect(),
         }
@@ -168,9 +168,12 @@ struct Part {
     gpus: f64,
 }
 
-fn classes_of(census: &Census, is_in: impl Fn(&crate::waste::supply::NodeShape) -> bool) -> Part {
+fn classes_of(
+    node_shapes: &NodeShapes,
+    is_in: impl Fn(&crate::waste::supply::NodeShape) -> bool,
+) -> Part {
     let (mut classes, mut gpus) = (Vec::new(), 0.0);
-    for (shape, nodes) in census.shapes().filter(|(shape, _)| is_in(shape)) {
+    for (shape, nodes) in node_shapes.shapes().filter(|(shape, _)| is_in(shape)) {
         classes.push(shape.class.position());
         gpus += float(nodes * shape.gpus);
     }
@@ -180,12 +183,12 @@ fn classes_of(census: &Census, is_in: impl Fn(&crate::waste::supply::NodeShape) 
 }
 
 impl Part {
-    fn is_few(&self, census: &Census) -> bool {
-        !self.classes.is_empty() && self.gpus < FEW * float(census.gpus())
+    fn is_few(&self, node_shapes: &NodeShapes) -> bool {
+        !self.classes.is_empty() && self.gpus < FEW * float(node_shapes.gpus())
     }
 
-    fn is_partial(&self, census: &Census) -> bool {
-        !self.classes.is_empty() && self.gpus < float(census.gpus())
+    fn is_partial(&self, node_shapes: &NodeShapes) -> bool {
+        !self.classes.is_empty() && self.gpus < float(node_shapes.gpus())
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the cluster as a whole has, and has free: what no single node knows.
 //!
-//! The [`Census`] changes when nodes come and go, the [`Supply`] with every booking. Both count GPUs
+//! The [`NodeShapes`] changes when nodes come and go, the [`Supply`] with every booking. Both count GPUs
 //! that may be shared and take new tenants. MIG instances are too unlike GPUs in size to be counted among
 //! them, shared or not.
 
@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 use crate::hardware::device::DeviceKind;
 use crate::hardware::device_class::ClassId;
 use crate::hardware::units::HostAmount;
-use crate::model::device_state::DeviceBooks;
-use crate::model::node_state::NodeLedger;
+use crate::model::device_state::DeviceState;
+use crate::model::node_state::NodeState;
 use crate::waste::numbers::float;
 
 /// Nodes with this many wholly free GPUs or more are counted together.
 const MOST_WHOLE: usize = 16;
 
-fn shareable(node: &NodeLedger) -> impl Iterator<Item = &DeviceBooks> {
+fn shareable(node: &NodeState) -> impl Iterator<Item = &DeviceState> {
     let devices = if node.placeable().is_ok() { node.devices() } else { &[] };
     devices.iter().filter(|books| books.is_placeable() && books.device().kind == DeviceKind::Gpu)
 }
@@ -34,13 +34,13 @@ pub struct NodeShape {
 
 /// The nodes by shape.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct NodeShapes {
     shapes: BTreeMap<NodeShape, u64>,
 }
 
-impl Census {
+impl NodeShapes {
     /// Counts a node; one that takes no pods now counts for nothing.
-    pub fn count(&mut self, node: &NodeLedger) {
+    pub fn count(&mut self, node: &NodeState) {
         let mut gpus = shareable(node);
         let Some(first) = gpus.next() else { return };
         let gpus = 1 + gpus.count();
@@ -88,7 +88,7 @@ pub struct NodeSupply {
 
 impl NodeSupply {
     /// The node as it is now. Claims do not count: they last for milliseconds.
-    pub fn of(node: &NodeLedger) -> Self {
+    pub fn of(node: &NodeState) -> Self {
         let mut supply = Self::default();
         for books in shareable(node) {
             let free = books.free_of_bookings();

@@ -2,9 +2,9 @@
 
 /// A part of the policy `fragmentation`; `docs/packing.md` says what each is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Term {
+pub enum CostTerm {
     /// Waste in what is left of shared GPUs: `H`.
-    Holes,
+    Residuals,
     /// The prices of sizes in it: without them every size is sought after alike.
     HolePrices,
     /// Waste for want of processor time and memory: `J`.
@@ -21,10 +21,10 @@ pub enum Term {
     Rare,
 }
 
-impl Term {
+impl CostTerm {
     /// All of them, in the order of the documentation.
     pub const ALL: [Self; 8] = [
-        Self::Holes,
+        Self::Residuals,
         Self::HolePrices,
         Self::Host,
         Self::Pieces,

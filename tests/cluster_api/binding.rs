@@ -421,22 +421,22 @@ async fn room_is_held_for_pods_that_the_watch_shows_and_for_no_others() {
         let body = json!({"Pod": forged, "Nodes": null, "NodeNames": ["n1"]});
         bed.send("POST", "/v1/prioritize", &body).await;
     }
-    assert_eq!(bed.app.ledger.claim_count(), 0);
+    assert_eq!(bed.app.ledger.hold_count(), 0);
     // kube-scheduler may see a pod before the watch does: room is held once that shows it.
     assert_eq!(bed.filter(&real).await, json!(["n1"]));
-    assert_eq!(bed.app.ledger.claim_count(), 0);
+    assert_eq!(bed.app.ledger.hold_count(), 0);
     bed.watch(&fake);
-    assert_eq!(bed.app.ledger.claim_count(), 1);
+    assert_eq!(bed.app.ledger.hold_count(), 1);
     let mut other = real.clone();
     other["metadata"]["uid"] = "u2".into();
     assert_eq!(bed.filter(&other).await, json!([]));
     assert_eq!(bed.filter(&real).await, json!(["n1"]), "its own room is no obstacle");
-    assert_eq!(bed.app.ledger.claim_count(), 1, "held at once now");
+    assert_eq!(bed.app.ledger.hold_count(), 1, "held at once now");
     // A call that says otherwise about a pod that there is holds nothing, and gives nothing back.
     let mut larger = real.clone();
     larger["metadata"]["annotations"]["gpu-fraction"] = "1".into();
     bed.filter(&larger).await;
-    assert_eq!(bed.app.ledger.claim_count(), 1);
+    assert_eq!(bed.app.ledger.hold_count(), 1);
 }
 
 /// The driver is given a limit of a GPU, in the form of the annotation that the hook's variable is filled

@@ -31,7 +31,7 @@ fn notices(bed: &Bed) -> u64 {
     cluster.notices.counts().dropped
 }
 
-fn claims(bed: &Bed) -> usize {
+fn holds(bed: &Bed) -> usize {
     bed.app.entries()["claims"]
 }
 
@@ -40,12 +40,12 @@ async fn calls_in_the_name_of_a_pod_take_nothing_from_it() {
     let fake = Fake::with_pod();
     let bed = Bed::new(&fake).await;
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
-    assert_eq!(claims(&bed), 1);
+    assert_eq!(holds(&bed), 1);
     for annotations in [json!({"gpu-fraction": "0.3"}), json!({}), json!({"gpu-count": "9"})] {
         let pod = forged(&fake, annotations);
         for path in ["/v1/filter", "/v1/prioritize"] {
             bed.send("POST", path, &json!({"Pod": pod, "NodeNames": ["n2"]})).await;
-            assert_eq!(claims(&bed), 1, "{path} {pod}");
+            assert_eq!(holds(&bed), 1, "{path} {pod}");
         }
     }
     // Nor is a text of the caller told about the pod.
@@ -75,11 +75,11 @@ async fn room_is_not_held_without_end_for_a_pod_that_nobody_binds() {
     let paths = ["filter", "filter", "prioritize", "filter", "prioritize"];
     for path in paths {
         bed.send("POST", &format!("/v1/{path}"), &body).await;
-        assert_eq!(claims(&bed), 1);
+        assert_eq!(holds(&bed), 1);
     }
     for path in paths {
         bed.send("POST", &format!("/v1/{path}"), &body).await;
-        assert_eq!(claims(&bed), 0, "others may have the room");
+        assert_eq!(holds(&bed), 0, "others may have the room");
     }
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
     assert_eq!(bed.bind().await, "", "as it may");
@@ -275,7 +275,7 @@ async fn no_room_is_held_for_a_pod_with_scheduling_gates() {
     let body = json!({"Pod": pod_of(&fake), "NodeNames": ["n1"]});
     for path in ["/v1/filter", "/v1/prioritize"] {
         bed.send("POST", path, &body).await;
-        assert_eq!(claims(&bed), 0, "{path}");
+        assert_eq!(holds(&bed), 0, "{path}");
     }
     assert_eq!(bed.bind().await, "the pod has scheduling gates");
     assert_eq!((requests(&fake, "/binding"), bed.state()), (0, None));
@@ -291,9 +291,9 @@ async fn no_room_is_held_for_a_pod_with_scheduling_gates() {
         (pod.gates, pod.version) = (&[], 8);
     });
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
-    assert_eq!(claims(&bed), 0);
+    assert_eq!(holds(&bed), 0);
     bed.watch(&fake);
-    assert_eq!(claims(&bed), 1);
+    assert_eq!(holds(&bed), 1);
     let explained = bed.send("GET", "/v1/explain?pod=team-a/infer", &Value::Null).await;
     assert!(explained["verdict"].as_str().unwrap().contains("1 of 1 nodes fit"), "{explained}");
     assert_eq!((bed.bind().await.as_str(), node(&fake).as_deref()), ("", Some("n1")));

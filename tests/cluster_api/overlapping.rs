@@ -13,7 +13,7 @@ use gpupack::hardware::units::Timestamp;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
 use gpupack::ledger::query::reading::Readiness;
-use gpupack::model::event::Effect;
+use gpupack::model::event::LedgerEvent;
 use gpupack::model::reservation::ReservationState;
 use gpupack::server::api::background;
 use serde_json::{Map, json};
@@ -262,7 +262,7 @@ fn refuse_and_free(bed: &Bed, pod: &SeenPod) {
     app.waiting.ask(App::waiting_pod(pod, app.question(pod).unwrap()), app.clock.now());
     let asked = app.ledger.asked_nodes(["n1"].iter());
     app.waiting.refuse(&pod.pod.uid, BTreeMap::new(), Some(asked));
-    app.outbox.push(vec![Effect::Room(NodeName::new("n1"))]);
+    app.outbox.push(vec![LedgerEvent::Room(NodeName::new("n1"))]);
 }
 
 #[tokio::test]

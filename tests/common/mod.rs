@@ -11,7 +11,7 @@ use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::ledger::query::questions::Question;
+use gpupack::ledger::query::questions::PlacementRequest;
 use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::fit::HostRule;
 use gpupack::model::policy::Policy;
@@ -70,9 +70,9 @@ pub(crate) fn fraction(millionths: u64) -> Amount {
 }
 
 /// A question for `amount` on `count` devices and nothing of the host.
-pub(crate) fn asks(amount: Amount, count: u32, policy: Policy) -> Question {
+pub(crate) fn asks(amount: Amount, count: u32, policy: Policy) -> PlacementRequest {
     let count = NonZeroU32::new(count).expect("a count in a test is not zero");
-    Question {
+    PlacementRequest {
         gpu: Some(GpuRequest::several(amount, count)),
         host: HostAmount::ZERO,
         host_rule: HostRule::Trusted,

@@ -41,7 +41,7 @@ async fn full_node_objects_are_answered_without_a_trace() {
     assert_eq!((status, scores.as_array().unwrap().len()), (StatusCode::OK, 5));
     assert_eq!(bed.books().await, before, "no claim, no booking, no node");
     assert!(bed.get("/v1/summary").await.1.contains(r#""waiting":0"#), "nobody waits by it");
-    assert_eq!(bed.app.ledger.claim_count(), 0);
+    assert_eq!(bed.app.ledger.hold_count(), 0);
 }
 
 #[tokio::test]

@@ -101,11 +101,11 @@ async fn a_request_lights_up_where_filter_would_let_it_go() {
             let (path, annotations) = request(&mut chance);
             let found = json_of(&bed, &path).await;
             assert_eq!(bed.books().await, books, "{path} changed the books");
-            assert_eq!(bed.app.ledger.claim_count(), 0, "{path} claims");
+            assert_eq!(bed.app.ledger.hold_count(), 0, "{path} claims");
             let on = found["on"].as_object().unwrap();
             let nodes: Vec<String> = on.keys().cloned().collect();
             assert_eq!(nodes, filtered(&bed, annotations.clone()).await, "{path} {annotations}");
-            bed.app.ledger.drop_claim(&gpupack::hardware::device::PodUid::new("asks"));
+            bed.app.ledger.drop_hold(&gpupack::hardware::device::PodUid::new("asks"));
             let gpus: usize = on.values().map(|gpus| gpus.as_array().unwrap().len()).sum();
             assert_eq!((&found["gpus"], &found["nodes"]), (&json!(gpus), &json!(nodes.len())));
             fitting += gpus;

@@ -117,7 +117,7 @@ fn settle(ledger: &Ledger) {
             uses: devices.devices().iter().map(|device| seen(&device.id, [])).collect(),
             inventory: Some(devices),
         };
-        if node.state() != gpupack::model::node_state::NodeState::Gone {
+        if node.state() != gpupack::model::node_state::NodeReporting::Gone {
             ledger.report(name, &hello, seconds(50)).expect("a hello is accepted");
         }
     }

@@ -15,10 +15,10 @@ use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::questions::Question;
+use gpupack::ledger::query::questions::PlacementRequest;
 use gpupack::model::device_state::{DeviceUse, ProcessUse};
-use gpupack::model::event::Effect;
-use gpupack::model::node_state::NodeLedger;
+use gpupack::model::event::LedgerEvent;
+use gpupack::model::node_state::NodeState;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest, Isolation};
 use gpupack::model::reservation::Reservation;
@@ -68,8 +68,8 @@ pub(crate) enum Event {
     LoseNode(usize),
     Hello(usize, usize),
     Report(usize, Vec<Seen>),
-    Reserve(usize, usize, Question),
-    Claim(usize, usize, Question),
+    Reserve(usize, usize, PlacementRequest),
+    Hold(usize, usize, PlacementRequest),
     DropClaim(usize),
     Forget(usize),
     Confirm(usize),
@@ -77,7 +77,7 @@ pub(crate) enum Event {
     BoundBare(usize, usize),
     End(usize),
     Pass(u64),
-    Learn(Question),
+    Learn(PlacementRequest),
 }
 
 /// What an agent sees of one device.
@@ -89,7 +89,7 @@ pub(crate) struct Seen {
     pub(crate) pods: BTreeSet<usize>,
 }
 
-pub(crate) fn question() -> impl Strategy<Value = Question> {
+pub(crate) fn question() -> impl Strategy<Value = PlacementRequest> {
     let amount = prop_oneof![
         3 => prop::sample::select(vec![100_000, 333_330, 500_000, 1_000_000]).prop_map(fraction),
         2 => prop::sample::select(vec![1, 3_000, 10_000, 20_000])
@@ -129,7 +129,7 @@ pub(crate) fn question() -> impl Strategy<Value = Question> {
         });
     let cpu = prop::sample::select(vec![0, 500, 9_000]);
     (prop::option::weighted(0.9, gpu), cpu, any::<bool>(), ranking).prop_map(
-        |(gpu, cpu, is_checked, strategy)| Question {
+        |(gpu, cpu, is_checked, strategy)| PlacementRequest {
             gpu,
             host: HostAmount { cpu: MilliCpu::new(cpu), memory: MemMib::new(cpu) },
             host_rule: if is_checked {
@@ -159,7 +159,7 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
         2 => (node(), 0..KINDS).prop_map(|(node, kind)| Event::Hello(node, kind)),
         4 => (node(), prop::collection::vec(seen(), 0..4)).prop_map(|(n, s)| Event::Report(n, s)),
         8 => (pod(), node(), question()).prop_map(|(p, n, q)| Event::Reserve(p, n, q)),
-        4 => (pod(), node(), question()).prop_map(|(p, n, q)| Event::Claim(p, n, q)),
+        4 => (pod(), node(), question()).prop_map(|(p, n, q)| Event::Hold(p, n, q)),
         1 => pod().prop_map(Event::DropClaim),
         2 => pod().prop_map(Event::Forget),
         2 => pod().prop_map(Event::Confirm),
@@ -272,7 +272,7 @@ impl Player {
     }
 
     /// Applies one event. Returns the effects it had, where the call tells them.
-    pub(crate) fn play(&mut self, event: &Event) -> Option<Vec<Effect>> {
+    pub(crate) fn play(&mut self, event: &Event) -> Option<Vec<LedgerEvent>> {
         let (ledger, now) = (&self.ledger, self.now);
         match event {
             Event::SeeNode(at) => {
@@ -303,10 +303,10 @@ impl Player {
                 drop(ledger.reserve(&pod(uid.as_str()), NODES[*node], question, now));
                 None
             }
-            Event::Claim(at, node, question) => {
-                Some(ledger.claim(&self.uid(*at), NODES[*node], question, now))
+            Event::Hold(at, node, question) => {
+                Some(ledger.hold(&self.uid(*at), NODES[*node], question, now))
             }
-            Event::DropClaim(at) => Some(ledger.drop_claim(&self.uid(*at))),
+            Event::DropClaim(at) => Some(ledger.drop_hold(&self.uid(*at))),
             // the API server refuses no Binding that it has accepted
             Event::Forget(at) => Some(ledger.forget(&self.uid(*at))),
             Event::Confirm(at) => self.bind(*at, |ledger, fact, _| {
@@ -338,8 +338,8 @@ impl Player {
     fn bind(
         &mut self,
         at: usize,
-        tell: impl Fn(&Ledger, &PodFact, Timestamp) -> Option<Vec<Effect>>,
-    ) -> Option<Vec<Effect>> {
+        tell: impl Fn(&Ledger, &PodFact, Timestamp) -> Option<Vec<LedgerEvent>>,
+    ) -> Option<Vec<LedgerEvent>> {
         let uid = self.uid(at);
         if let Some(held) = self.ledger.reservation(&uid) {
             let is_placed = !held.placement.devices.is_empty();
@@ -359,7 +359,7 @@ impl Player {
     }
 
     /// Another scheduler binds the pod, without a placement.
-    fn bind_bare(&mut self, at: usize, node: usize) -> Option<Vec<Effect>> {
+    fn bind_bare(&mut self, at: usize, node: usize) -> Option<Vec<LedgerEvent>> {
         let uid = self.uid(at);
         let fact = self.bound.entry(uid.clone()).or_insert_with(|| PodFact {
             pod: pod(uid.as_str()),
@@ -375,7 +375,7 @@ impl Player {
     }
 
     /// The node's agent speaks: it says hello where it has no session.
-    pub(crate) fn report(&mut self, at: usize, seen: &[Seen]) -> Option<Vec<Effect>> {
+    pub(crate) fn report(&mut self, at: usize, seen: &[Seen]) -> Option<Vec<LedgerEvent>> {
         self.sequence += 1;
         let devices = inventory(NODES[at], self.kinds[at]);
         let is_hello = self.sessions[at].is_none();
@@ -441,7 +441,7 @@ impl Player {
 }
 
 /// The books of a node without times: what must be equal where two ledgers have learnt the same.
-pub(crate) fn snapshot(node: &NodeLedger) -> String {
+pub(crate) fn snapshot(node: &NodeState) -> String {
     let reservations: Vec<_> = node
         .reservations()
         .values()
@@ -451,11 +451,11 @@ pub(crate) fn snapshot(node: &NodeLedger) -> String {
         .devices()
         .iter()
         .map(|d| {
-            let sums = (d.booked(), d.claimed(), d.free());
+            let sums = (d.booked(), d.on_hold(), d.free());
             (d.device(), sums, d.health(), d.tenants(), d.company(), d.slots())
         })
         .collect();
-    let is_gone = node.state() == gpupack::model::node_state::NodeState::Gone;
+    let is_gone = node.state() == gpupack::model::node_state::NodeReporting::Gone;
     // of a deleted node only the tenants count
     let rest = (!is_gone).then(|| (node.host_free(), node.pool(), devices));
     format!("{} {:?} {reservations:#?} {rest:#?}", node.name(), node.state())

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use gpupack::hardware::device::PodUid;
 use gpupack::hardware::units::{MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::questions::Question;
-use gpupack::ledger::suggest::search::{Change, Lever, Remedy};
-use gpupack::model::device_state::ClaimRule;
+use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::ledger::suggest::search::{Change, Lever, Suggestion};
+use gpupack::model::device_state::HoldRule;
 use gpupack::model::request::{Amount, GpuRequest};
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ use crate::common::pod;
 use crate::history::{NODES, Player, history, question};
 
 /// The size that a lever moves, in its own unit; none where it is no number.
-fn size(lever: Lever, question: &Question) -> Option<u64> {
+fn size(lever: Lever, question: &PlacementRequest) -> Option<u64> {
     let gpu = question.gpu.as_ref();
     match (lever, gpu.map(|gpu| &gpu.amount)) {
         (Lever::Share, Some(Amount::Fraction(share) | Amount::FractionAndMemory(share, _))) => {
@@ -33,7 +33,7 @@ fn size(lever: Lever, question: &Question) -> Option<u64> {
 }
 
 /// The question with this size in place of its own.
-fn resized(lever: Lever, question: &Question, size: u64) -> Question {
+fn resized(lever: Lever, question: &PlacementRequest, size: u64) -> PlacementRequest {
     let mut other = question.clone();
     match lever {
         Lever::Cpu => other.host.cpu = MilliCpu::new(size),
@@ -60,7 +60,7 @@ fn resized(lever: Lever, question: &Question, size: u64) -> Question {
     other
 }
 
-fn fits_somewhere(ledger: &Ledger, question: &Question) -> bool {
+fn fits_somewhere(ledger: &Ledger, question: &PlacementRequest) -> bool {
     NODES.iter().any(|node| ledger.fresh_answer(question, node).is_ok())
 }
 
@@ -78,7 +78,7 @@ fn between(ledger: &Ledger, found: u64, asked: u64) -> BTreeSet<u64> {
 
 fn check_size(
     ledger: &Ledger,
-    question: &Question,
+    question: &PlacementRequest,
     lever: Lever,
     found: Option<u64>,
 ) -> Result<(), TestCaseError> {
@@ -95,52 +95,52 @@ fn check_size(
 /// Without these pods it fits on the node, and with any one of them it does not.
 fn check_end(
     ledger: &Ledger,
-    question: &Question,
-    remedy: &Remedy,
+    question: &PlacementRequest,
+    suggestion: &Suggestion,
     pods: &BTreeSet<&PodUid>,
 ) -> Result<(), TestCaseError> {
     let fits_without = |gone: &BTreeSet<&PodUid>| {
-        let mut node = ledger.node(remedy.node.as_str()).expect("the node is known");
+        let mut node = ledger.node(suggestion.node.as_str()).expect("the node is known");
         gone.iter().for_each(|uid| assert!(node.remove(uid), "{uid} is there"));
         ledger.answers_on(question, 1, |_, _| Some(node.clone()))[0].is_ok()
     };
-    prop_assert!(fits_without(pods), "{remedy:?}");
+    prop_assert!(fits_without(pods), "{suggestion:?}");
     for stays in pods {
         let others = pods.iter().copied().filter(|uid| uid != stays).collect();
-        let is_needless = matches!(remedy.change, Change::End(..)) && fits_without(&others);
-        prop_assert!(!is_needless, "{stays} could stay: {remedy:?}");
+        let is_needless = matches!(suggestion.change, Change::End(..)) && fits_without(&others);
+        prop_assert!(!is_needless, "{stays} could stay: {suggestion:?}");
     }
     Ok(())
 }
 
 fn check_remedy(
     ledger: &Ledger,
-    question: &Question,
-    remedy: &Remedy,
+    question: &PlacementRequest,
+    suggestion: &Suggestion,
     now: Timestamp,
 ) -> Result<(), TestCaseError> {
-    prop_assert!(ledger.still_helps(question, remedy), "{remedy:?}");
-    match &remedy.change {
+    prop_assert!(ledger.still_helps(question, suggestion), "{suggestion:?}");
+    match &suggestion.change {
         Change::Claimed => {
-            let node = ledger.node(remedy.node.as_str()).expect("the node is known");
-            prop_assert!(!node.claims().is_empty());
+            let node = ledger.node(suggestion.node.as_str()).expect("the node is known");
+            prop_assert!(!node.holds().is_empty());
             prop_assert!(
-                node.rooms(ClaimRule::Ignored) != node.rooms(ClaimRule::Respected)
-                    || node.host_room(ClaimRule::Ignored) != node.host_room(ClaimRule::Respected)
+                node.rooms(HoldRule::Ignored) != node.rooms(HoldRule::Respected)
+                    || node.host_room(HoldRule::Ignored) != node.host_room(HoldRule::Respected)
             );
         }
-        Change::Ask(lever, changed) => {
-            let kept = ledger.reserve(&pod("probe"), remedy.node.as_str(), changed, now);
+        Change::CompiledRequest(lever, changed) => {
+            let kept = ledger.reserve(&pod("probe"), suggestion.node.as_str(), changed, now);
             prop_assert!(kept.is_ok(), "{lever:?}: {kept:?} {changed:?}");
             ledger.forget(&pod("probe").uid);
             if let (Some(asked), Some(offered)) = (size(*lever, question), size(*lever, changed)) {
                 prop_assert!(offered < asked, "{lever:?} of {offered} is not less than {asked}");
             }
-            let wanted = |question: &Question| question.gpu.as_ref().map(GpuRequest::shape);
+            let wanted = |question: &PlacementRequest| question.gpu.as_ref().map(GpuRequest::shape);
             prop_assert!(wanted(question) != wanted(changed) || question.host != changed.host);
         }
         Change::End(_, pods) | Change::Ending(pods) => {
-            check_end(ledger, question, remedy, &pods.iter().map(|pod| &pod.uid).collect())?;
+            check_end(ledger, question, suggestion, &pods.iter().map(|pod| &pod.uid).collect())?;
         }
         Change::Kubelet(devices) | Change::Heal(devices) => prop_assert!(*devices > 0),
     }
@@ -160,17 +160,17 @@ proptest! {
             player.play(event);
         }
         for question in &questions {
-            let remedies = player.ledger.remedies(question);
+            let suggestions = player.ledger.suggestions(question);
             if fits_somewhere(&player.ledger, question) {
-                prop_assert_eq!(&remedies, &[], "it fits as it is");
+                prop_assert_eq!(&suggestions, &[], "it fits as it is");
                 continue;
             }
-            for remedy in &remedies {
-                check_remedy(&player.ledger, question, remedy, player.now)?;
+            for suggestion in &suggestions {
+                check_remedy(&player.ledger, question, suggestion, player.now)?;
             }
             for lever in [Lever::Share, Lever::Memory, Lever::Devices, Lever::Cpu, Lever::HostMemory] {
-                let offered = remedies.iter().find_map(|remedy| match &remedy.change {
-                    Change::Ask(of, changed) if *of == lever => size(lever, changed),
+                let offered = suggestions.iter().find_map(|suggestion| match &suggestion.change {
+                    Change::CompiledRequest(of, changed) if *of == lever => size(lever, changed),
                     _ => None,
                 });
                 let is_of_host = matches!(lever, Lever::Cpu | Lever::HostMemory);

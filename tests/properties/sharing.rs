@@ -6,10 +6,10 @@ use gpupack::hardware::pool::{Guard, InstanceUse, PoolRule, PoolRules, Protectio
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::device_state::{DeviceBooks, DeviceUse};
-use gpupack::model::node_state::NodeLedger;
+use gpupack::model::device_state::{DeviceState, DeviceUse};
+use gpupack::model::node_state::NodeState;
 use gpupack::model::policy::Policy;
-use gpupack::model::rejection::Misfit;
+use gpupack::model::rejection::Rejection;
 use gpupack::model::request::{Amount, GpuRequest, Isolation};
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ use crate::common::{add_node, asks, fraction, gpus, host, pod, seconds, seen, se
 use crate::history::pool;
 
 /// What holds for the tenants of one device, whatever its pool was and is.
-pub(crate) fn check_tenants(node: &NodeLedger, device: &DeviceBooks) -> Result<(), TestCaseError> {
+pub(crate) fn check_tenants(node: &NodeState, device: &DeviceState) -> Result<(), TestCaseError> {
     let held = || device.tenants().keys().filter_map(|uid| node.reservation(uid));
     let wants = |isolation| {
         let is_wanted = |request: &std::sync::Arc<GpuRequest>| request.isolation == isolation;
@@ -33,7 +33,7 @@ pub(crate) fn check_tenants(node: &NodeLedger, device: &DeviceBooks) -> Result<(
 }
 
 /// Slots are counted exactly, as far as all tenants hold whole ones.
-fn check_slots(device: &DeviceBooks) -> Result<(), TestCaseError> {
+fn check_slots(device: &DeviceState) -> Result<(), TestCaseError> {
     let Some(replicas) = device.rule().replicas else { return Ok(()) };
     let capacity = device.capacity().memory;
     let slots_of = |held: &Demand| {
@@ -45,7 +45,7 @@ fn check_slots(device: &DeviceBooks) -> Result<(), TestCaseError> {
     };
     prop_assert!(taken <= replicas.count(), "a slot twice: {device:?}");
     if let Some((all, free)) = device.slots()
-        && device.claimed() == Demand::ZERO
+        && device.on_hold() == Demand::ZERO
         && device.unbooked() == MemMib::ZERO
     {
         prop_assert_eq!((all, free), (replicas.count(), replicas.count() - taken));
@@ -323,8 +323,8 @@ fn a_pool_that_loses_its_protection_admits_nobody_beside_those_who_need_it() {
 
     let effects = ledger.see_node(&name, host(), pool(1));
     assert_eq!(effects.len(), 1, "pods that waited may fit now: {effects:?}");
-    assert_eq!(ledger.answers(&quarter, &["a"])[0].err(), Some(Misfit::ProtectedTenant));
-    assert_eq!(ledger.answers(&needy, &["a"])[0].err(), Some(Misfit::Unprotected));
+    assert_eq!(ledger.answers(&quarter, &["a"])[0].err(), Some(Rejection::ProtectedTenant));
+    assert_eq!(ledger.answers(&needy, &["a"])[0].err(), Some(Rejection::Unprotected));
     assert_eq!(ledger.see_node(&name, host(), pool(1)), [], "nothing changed");
     ledger.forget(&pod("needy").uid);
     assert_eq!(ledger.answers(&quarter, &["a"])[0].err(), None);

@@ -6,7 +6,7 @@ use gpupack::model::reservation::{Placement, ReservationState};
 use rand::Rng;
 
 use crate::cluster::NODES;
-use crate::{UNDECIDED, World};
+use crate::{ClusterModel, UNDECIDED};
 
 /// Where one scheduler is with its pod.
 #[derive(Default)]
@@ -26,7 +26,7 @@ pub(crate) struct Binding {
     restarts: u64,
 }
 
-impl World {
+impl ClusterModel {
     pub(crate) fn schedule(&mut self) {
         let at = self.rng.random_range(0..self.schedulers.len());
         self.schedulers[at] = match std::mem::take(&mut self.schedulers[at]) {
@@ -45,13 +45,13 @@ impl World {
         let uid = self.some_pod(false)?;
         let question = self.questions.get(&uid)?;
         if self.rng.random_bool(0.9) {
-            self.ledger.drop_claim(&uid);
+            self.ledger.drop_hold(&uid);
         }
         let answers = self.ledger.answers(question, &NODES);
         let fitting =
             NODES.iter().zip(answers).filter_map(|(node, answer)| Some((answer.ok()?, *node)));
         let (_, best) = fitting.min()?;
-        self.ledger.claim(&uid, best, question, self.now);
+        self.ledger.hold(&uid, best, question, self.now);
         // another score may win, then the claim is elsewhere
         let is_ours = self.rng.random_bool(0.9);
         let node = if is_ours { best } else { NODES[self.rng.random_range(0..NODES.len())] };

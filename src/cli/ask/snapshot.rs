@@ -30,11 +30,11 @@ const MIG_MARK: &str = "-MIG-";
 /// Flags of `gpupack snapshot`.
 #[derive(Debug, Args)]
 pub struct SnapshotArgs {
-    /// Ask the live extender at this address, for instance http://127.0.0.1:8081
+    /// CompiledRequest the live extender at this address, for instance http://127.0.0.1:8081
     #[arg(long, value_name = "URL", conflicts_with = "kubeconfig")]
     from: Option<String>,
 
-    /// Ask the API server that this file names; without --from and this, that of the pod's service
+    /// CompiledRequest the API server that this file names; without --from and this, that of the pod's service
     /// account
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,

@@ -30,7 +30,7 @@ const MAX_BODY_BYTES: usize = 1 << 30;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Server")]
 pub(crate) struct ServerArgs {
-    /// Ask the extender at this address, for instance http://127.0.0.1:8081; without it, it is asked
+    /// CompiledRequest the extender at this address, for instance http://127.0.0.1:8081; without it, it is asked
     /// through the API server
     #[arg(long, value_name = "URL", env = "GPUPACK_SERVER")]
     server: Option<String>,

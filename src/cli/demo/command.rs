@@ -36,7 +36,7 @@ use crate::hardware::pool::PoolRules;
 use crate::hardware::units::Share;
 use crate::kube_api::request::quantity::parse_fraction;
 use crate::ledger::nodes::state::Ledger;
-use crate::model::node_state::NodeState;
+use crate::model::node_state::NodeReporting;
 use crate::server::api::server::serve;
 use crate::server::api::{background, reports};
 use crate::server::page::service::{Service, SetLogLevel};
@@ -311,7 +311,7 @@ fn report_all(app: &App, fleet: &Fleet) -> Result<()> {
 /// Waits until each node has reported over HTTP.
 async fn all_reported(app: &App) -> Result<()> {
     let started = app.clock.now();
-    let reports = |state: &NodeState| *state == NodeState::Reporting;
+    let reports = |state: &NodeReporting| *state == NodeReporting::Reporting;
     while !app.ledger.node_states().iter().all(reports) {
         if app.clock.now().since(started) > FIRST_REPORTS_WITHIN {
             bail!("some of the simulated nodes do not report");

@@ -18,7 +18,7 @@ use crate::control::shared::app::App;
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Share;
 use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::waste::request_mix::WINDOW;
 
 /// Pods in a row without a place after which the fleet counts as full.
@@ -402,6 +402,6 @@ impl Drive {
 }
 
 /// How many devices of a node are overallocated.
-pub(crate) fn overbooked(node: &NodeLedger) -> usize {
+pub(crate) fn overbooked(node: &NodeState) -> usize {
     node.devices().iter().filter(|device| device.is_overbooked()).count()
 }

@@ -163,7 +163,7 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     if !is_ready {
         return Err(BindError::WarmingUp);
     }
-    app.outbox.push(app.ledger.drop_claim_elsewhere(&uid, &args.node));
+    app.outbox.push(app.ledger.drop_hold_elsewhere(&uid, &args.node));
     let placement = app.ledger.reserve(&pod.pod, &args.node, &question, app.clock.now())?;
     match &app.truth {
         Truth::Books => app.ledger.confirm(&uid),

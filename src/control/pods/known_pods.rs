@@ -13,14 +13,14 @@ use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
-use crate::ledger::query::questions::Question;
+use crate::ledger::query::questions::PlacementRequest;
 use crate::ledger::suggest::requeue::AskedNodes;
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 
 impl App {
     /// Whether the API server shows a pod as one of ours that waits for just this. Only for such a pod
     /// room is held back.
-    pub fn is_known_to_wait(&self, uid: &PodUid, question: &Question) -> bool {
+    pub fn is_known_to_wait(&self, uid: &PodUid, question: &PlacementRequest) -> bool {
         let is_it = |pod: &SeenPod| self.question(pod).as_ref() == Some(question);
         match self.truth {
             Truth::Cluster(_) => self.pending.get(uid).is_some_and(|pod| is_it(&pod)),
@@ -77,7 +77,7 @@ impl App {
 
     /// Whether what a caller says of a pod may be noted: it asks just this, as the watch shows it, or the
     /// watch does not show it.
-    pub(crate) fn may_note(&self, uid: &PodUid, question: Option<&Question>) -> bool {
+    pub(crate) fn may_note(&self, uid: &PodUid, question: Option<&PlacementRequest>) -> bool {
         let is_it = |pod: &SeenPod| question.is_some() && self.question(pod).as_ref() == question;
         match self.truth {
             Truth::Cluster(_) if self.without_gpu.contains(uid) => question.is_none(),
@@ -89,13 +89,13 @@ impl App {
     /// Whether what became of a question may be noted with the pods that wait. A pod that the watch shows
     /// without a GPU, or with a faulty request, may ask for one since: like one that it does not show yet, it
     /// counts once it is shown so.
-    fn may_wait(&self, uid: &PodUid, question: &Question) -> bool {
+    fn may_wait(&self, uid: &PodUid, question: &PlacementRequest) -> bool {
         let is_faulty = || self.pending.get(uid).is_some_and(|pod| pod.request.is_err());
         self.without_gpu.contains(uid) || is_faulty() || self.may_note(uid, Some(question))
     }
 
     /// Notes that a pod is asked about: what it held back before is seen again, and its request is learnt from.
-    pub(crate) fn note_asked(&self, pod: &SeenPod, question: &Question, now: Timestamp) {
+    pub(crate) fn note_asked(&self, pod: &SeenPod, question: &PlacementRequest, now: Timestamp) {
         let uid = &pod.pod.uid;
         if self.may_wait(uid, question) {
             self.waiting.ask(Self::waiting_pod(pod, question.clone()), now);
@@ -103,7 +103,7 @@ impl App {
         if !self.is_known_to_wait(uid, question) {
             return;
         }
-        self.outbox.push(self.ledger.drop_claim(uid));
+        self.outbox.push(self.ledger.drop_hold(uid));
         if matches!(self.truth, Truth::Books) {
             self.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
         }
@@ -115,12 +115,12 @@ impl App {
     pub(crate) fn note_refused(
         &self,
         uid: &PodUid,
-        question: &Question,
-        misfits: BTreeMap<Misfit, usize>,
+        question: &PlacementRequest,
+        rejections: BTreeMap<Rejection, usize>,
         asked: Option<AskedNodes>,
     ) {
         if self.may_wait(uid, question) {
-            self.requeued(self.waiting.refuse(uid, misfits, asked));
+            self.requeued(self.waiting.refuse(uid, rejections, asked));
         }
         if self.is_known_to_wait(uid, question) {
             self.ledger.keep_answers(question);
@@ -129,7 +129,7 @@ impl App {
     }
 
     /// Notes that some node fits a pod.
-    pub(crate) fn note_fits(&self, uid: &PodUid, question: &Question) {
+    pub(crate) fn note_fits(&self, uid: &PodUid, question: &PlacementRequest) {
         if self.may_wait(uid, question) {
             self.requeued(self.waiting.fits(uid));
         }
@@ -151,7 +151,7 @@ impl App {
         };
         let Some(question) = question else { return self.waiting.remove(uid) };
         if let Some(node) = to_hold {
-            self.outbox.push(self.ledger.claim(uid, node.as_str(), &question, now));
+            self.outbox.push(self.ledger.hold(uid, node.as_str(), &question, now));
         }
         if self.waiting.see(Self::waiting_pod(pod, question.clone()), now) {
             self.ledger.learn(uid.clone(), &question);

@@ -17,11 +17,11 @@ use crate::kube_api::write::evict::EvictOutcome;
 use crate::kube_api::write::target::PodKey;
 use crate::metrics::guard::EvictionResult;
 use crate::model::isolation::Mode;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::model::reservation::PodRef;
 use crate::usage::node_details::NodeDetails;
 use crate::usage::over_limit::{Answer, Evictions};
-use crate::usage::samples::{OnDevice, OverUser, Use};
+use crate::usage::samples::{OnDevice, OverLimitPod, Use};
 
 /// Pause between two looks for over-users to evict.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ pub(crate) struct Told<'a> {
 
 /// One pod that uses more of a device than it may, for `/v1/state`.
 #[derive(Debug, Serialize)]
-pub struct OverUserView {
+pub struct OverLimitPodView {
     /// UID of the pod.
     pub pod_uid: String,
     /// `namespace/name`.
@@ -52,9 +52,9 @@ pub struct OverUserView {
 }
 
 /// The over-users of a device of `node`.
-pub(crate) fn over_users(node: &NodeLedger, on: &OnDevice) -> Vec<OverUserView> {
+pub(crate) fn over_users(node: &NodeState, on: &OnDevice) -> Vec<OverLimitPodView> {
     let over = on.pods.iter().filter(|(_, seen)| seen.lists_over > 0);
-    let view = |(uid, seen): (&PodUid, &Use)| OverUserView {
+    let view = |(uid, seen): (&PodUid, &Use)| OverLimitPodView {
         pod_uid: uid.to_string(),
         pod: node.reservation(uid).map(|held| held.pod.name.to_string()).unwrap_or_default(),
         used_mib: seen.used.mib(),
@@ -175,7 +175,7 @@ pub(crate) async fn guarding(app: &Arc<App>) {
 }
 
 /// Tells what came of an eviction.
-fn settle(app: &App, chosen: &OverUser, outcome: &EvictOutcome) -> Answer {
+fn settle(app: &App, chosen: &OverLimitPod, outcome: &EvictOutcome) -> Answer {
     let (pod, node, device) = (chosen.pod(), &chosen.node, &chosen.device);
     let (used, allowed) = (chosen.seen.used, chosen.seen.allowed);
     let (result, answer) = match outcome {

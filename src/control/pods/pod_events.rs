@@ -10,7 +10,7 @@ use crate::kube_api::pod::start_failure::StartFailure;
 use crate::kube_api::pod::watch::Sink;
 use crate::kube_api::write::events::NoticeReason;
 use crate::ledger::change::facts::PodFact;
-use crate::model::event::Effect;
+use crate::model::event::LedgerEvent;
 
 impl App {
     /// Takes a bound pod into the books that was read beside the watch, before that shows it.
@@ -26,7 +26,7 @@ impl App {
 }
 
 impl Sink for App {
-    fn effects(&self, effects: Vec<Effect>) {
+    fn effects(&self, effects: Vec<LedgerEvent>) {
         self.outbox.push(effects);
     }
 

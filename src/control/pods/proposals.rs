@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::control::shared::app::App;
-use crate::ledger::query::questions::Question;
+use crate::ledger::query::questions::PlacementRequest;
 use crate::ledger::suggest::displacement::MOST_MOVES;
 use crate::ledger::suggest::moves::{Move, Relocation};
 use crate::ledger::suggest::waiting::WaitingState;
@@ -91,7 +91,7 @@ pub fn views(moves: &[Move]) -> Vec<MoveView> {
 /// large cluster.
 pub fn proposals(app: &App) -> Proposals {
     let mut waiting: Vec<(WaitingState, usize)> = Vec::new();
-    let mut known: BTreeMap<Question, usize> = BTreeMap::new();
+    let mut known: BTreeMap<PlacementRequest, usize> = BTreeMap::new();
     for state in app.waiting.all().into_iter().filter(|state| state.refused.is_some()) {
         match known.get(&state.waiting.question) {
             Some(at) => waiting[*at].1 += 1,

@@ -11,7 +11,7 @@ use crate::control::pods::wording;
 use crate::control::shared::app::App;
 use crate::hardware::device::PodUid;
 use crate::kube_api::write::events::NoticeReason;
-use crate::ledger::query::questions::Question;
+use crate::ledger::query::questions::PlacementRequest;
 
 /// Pause between two looks at the pods that wait the longest.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -56,17 +56,19 @@ fn tell(app: &App, uid: &PodUid) {
         return;
     }
     let Some(state) = app.waiting.pod(uid) else { return };
-    let Some(misfits) = state.refused.filter(|misfits| !misfits.is_empty()) else { return };
+    let Some(rejections) = state.refused.filter(|rejections| !rejections.is_empty()) else {
+        return;
+    };
     let question = &state.waiting.question;
-    let remedies = app.reasons.recent(&app.ledger, question, app.clock.now());
-    let mends = wording::mends(question, &remedies, misfits.keys().copied());
-    app.tell(&state.waiting.pod, NoticeReason::NoGpuFits, wording::sentence(&misfits, &mends));
+    let suggestions = app.reasons.recent(&app.ledger, question, app.clock.now());
+    let mends = wording::mends(question, &suggestions, rejections.keys().copied());
+    app.tell(&state.waiting.pod, NoticeReason::NoGpuFits, wording::sentence(&rejections, &mends));
 }
 
 fn look_again(app: &App) {
     let waiting = app.waiting.all().into_iter().filter(|state| state.refused.is_some());
     let questions = waiting.take(KEPT_FRESH).map(|state| state.waiting.question);
-    let different: BTreeSet<Question> = questions.collect();
+    let different: BTreeSet<PlacementRequest> = questions.collect();
     for question in different.iter().take(MOST_REQUESTS) {
         app.reasons.recent(&app.ledger, question, app.clock.now());
     }

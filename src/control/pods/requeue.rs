@@ -33,7 +33,7 @@ const LATE_AT_ONCE: usize = 8;
 /// Nodes with new room, and the pods that were touched for it. One pod at a time is touched per node; the
 /// next one only when the first did not take the room, so that nothing is touched in vain.
 #[derive(Default)]
-pub struct Wakes {
+pub struct RequeueLoop {
     nodes: BTreeMap<NodeName, Chain>,
     order: RequeueOrder,
     /// Pods whose touch is being written, for whatever node. One that does not come about leaves its pod to be
@@ -65,7 +65,7 @@ pub struct Step {
     pub ended: Vec<Requeued>,
 }
 
-impl Wakes {
+impl RequeueLoop {
     /// Notes room that appeared. A pod that was touched for the node's room a moment ago comes first; else
     /// all may be tried again, as there is more than before.
     pub fn room(&mut self, nodes: Vec<NodeName>, now: Timestamp) {

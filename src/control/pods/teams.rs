@@ -12,8 +12,8 @@ use crate::control::shared::team_names::Team;
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Share;
 use crate::metrics::demand::TeamUse;
-use crate::model::device_state::DeviceBooks;
-use crate::model::node_state::NodeLedger;
+use crate::model::device_state::DeviceState;
+use crate::model::node_state::NodeState;
 use crate::usage::node_details::NodeDetails;
 
 /// Longest time that one look counts for: what was held while the process stood still is not known.
@@ -42,7 +42,7 @@ pub fn account(app: &App) {
 /// that it has of the booked share.
 fn count(
     app: &App,
-    (node, books, details): (&NodeLedger, &DeviceBooks, &NodeDetails),
+    (node, books, details): (&NodeState, &DeviceState, &NodeDetails),
     millis: u128,
     teams: &mut BTreeMap<Team, TeamUse>,
     holders: &mut BTreeSet<PodUid>,

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
-use crate::ledger::query::questions::Question;
-use crate::ledger::suggest::search::{Change, Lever, Remedy};
-use crate::model::rejection::Misfit;
+use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::suggest::search::{Change, Lever, Suggestion};
+use crate::model::rejection::Rejection;
 use crate::model::request::{Amount, GpuRequest, Isolation};
 use crate::model::reservation::PodRef;
 
@@ -42,11 +42,11 @@ const MOST_MENDS: usize = 3;
 const MOST_PODS: usize = 5;
 
 /// One sentence on why a pod waits.
-pub(crate) fn verdict(fitting: usize, nodes: usize, closest: Option<Misfit>) -> String {
+pub(crate) fn verdict(fitting: usize, nodes: usize, closest: Option<Rejection>) -> String {
     match (fitting, closest) {
         (0, None) => "no node is known".to_owned(),
-        (0, Some(misfit)) => {
-            format!("none of {nodes} nodes fits; the closest obstacle: {}", misfit.reason())
+        (0, Some(rejection)) => {
+            format!("none of {nodes} nodes fits; the closest obstacle: {}", rejection.reason())
         }
         (_, _) => format!(
             "{fitting} of {nodes} nodes fit now; if the pod still waits, kube-scheduler's own filters \
@@ -56,15 +56,15 @@ pub(crate) fn verdict(fitting: usize, nodes: usize, closest: Option<Misfit>) -> 
 }
 
 /// All that fits into an event: how many nodes refuse for which reason, and what would help.
-pub(crate) fn sentence(misfits: &BTreeMap<Misfit, usize>, mends: &[String]) -> String {
-    let nodes: usize = misfits.values().sum();
+pub(crate) fn sentence(rejections: &BTreeMap<Rejection, usize>, mends: &[String]) -> String {
+    let nodes: usize = rejections.values().sum();
     let mut sentence = format!("none of {nodes} nodes fits");
-    let mut closest: Vec<_> = misfits.iter().collect();
-    closest.sort_by_key(|(misfit, _)| std::cmp::Reverse(misfit.closeness()));
-    for (misfit, nodes) in closest.into_iter().take(MOST_OBSTACLES) {
-        sentence += &format!("; {nodes}: {}", misfit.reason());
-        let missing = misfit.missing();
-        if missing != misfit.reason() {
+    let mut closest: Vec<_> = rejections.iter().collect();
+    closest.sort_by_key(|(rejection, _)| std::cmp::Reverse(rejection.closeness()));
+    for (rejection, nodes) in closest.into_iter().take(MOST_OBSTACLES) {
+        sentence += &format!("; {nodes}: {}", rejection.reason());
+        let missing = rejection.missing();
+        if missing != rejection.reason() {
             sentence += &format!(" ({missing})");
         }
     }
@@ -76,20 +76,20 @@ pub(crate) fn sentence(misfits: &BTreeMap<Misfit, usize>, mends: &[String]) -> S
 
 /// What would help, the cheapest first: what was found on the books, then what an operator could do.
 pub(crate) fn mends(
-    question: &Question,
-    remedies: &[Remedy],
-    misfits: impl IntoIterator<Item = Misfit>,
+    question: &PlacementRequest,
+    suggestions: &[Suggestion],
+    rejections: impl IntoIterator<Item = Rejection>,
 ) -> Vec<String> {
-    let found = remedies.iter().map(|remedy| words(question, remedy));
+    let found = suggestions.iter().map(|suggestion| words(question, suggestion));
     let mut told = BTreeSet::new();
-    let of_operator = misfits.into_iter().filter_map(Misfit::mend).map(str::to_owned);
+    let of_operator = rejections.into_iter().filter_map(Rejection::mend).map(str::to_owned);
     found.chain(of_operator).filter(|mend| told.insert(mend.clone())).collect()
 }
 
 /// One remedy in words.
-pub(crate) fn words(question: &Question, remedy: &Remedy) -> String {
-    let node = &remedy.node;
-    match &remedy.change {
+pub(crate) fn words(question: &PlacementRequest, suggestion: &Suggestion) -> String {
+    let node = &suggestion.node;
+    match &suggestion.change {
         Change::Claimed => format!(
             "wait some seconds: the room on node {node} is held back for a pod that is being bound"
         ),
@@ -97,7 +97,7 @@ pub(crate) fn words(question: &Question, remedy: &Remedy) -> String {
             "wait some seconds: processes of {} may still hold the room on node {node}",
             named(pods)
         ),
-        Change::Ask(lever, changed) => {
+        Change::CompiledRequest(lever, changed) => {
             format!("{}: it fits on node {node} now", asking(question, *lever, changed))
         }
         Change::End(way, pods) => {
@@ -116,7 +116,7 @@ pub(crate) fn words(question: &Question, remedy: &Remedy) -> String {
 }
 
 /// What to ask for in place of what is asked.
-fn asking(question: &Question, lever: Lever, changed: &Question) -> String {
+fn asking(question: &PlacementRequest, lever: Lever, changed: &PlacementRequest) -> String {
     let host = |amount: String, less: u64, unit: &str, of: &str| {
         format!("ask for {amount} of {of}, {less}{unit} less")
     };

@@ -12,10 +12,10 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 use crate::config::file::Config;
 use crate::config::webhook::MemoryLimit;
-use crate::control::shared::bind_locks::Turns;
+use crate::control::shared::bind_locks::BindLocks;
 use crate::control::shared::edited::Edits;
 use crate::control::shared::kept_suggestions::Reasons;
-use crate::control::shared::other_fences::OtherTouches;
+use crate::control::shared::other_fences::OtherFences;
 use crate::control::shared::outbox::Outbox;
 use crate::control::shared::passed::PassedPods;
 use crate::control::shared::team_names::Teams;
@@ -29,7 +29,7 @@ use crate::kube_api::write::events::{Notice, NoticeReason, NoticeSender};
 use crate::kube_api::write::target::PodKey;
 use crate::kube_api::write::writer::ApiWriter;
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::Question;
+use crate::ledger::query::questions::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::waiting::{Requeued, WaitingPod, WaitingPods};
 use crate::metrics::labels::RequeueResult;
@@ -76,9 +76,9 @@ pub struct App {
     /// The placed pods of which a container could not be started, by UID.
     pub start_failures: DashMap<PodUid, StartFailure>,
     /// The binds that are going on.
-    pub binds: Turns,
+    pub binds: BindLocks,
     /// Pods that another process touched last.
-    pub other_touches: OtherTouches,
+    pub other_touches: OtherFences,
     /// What *filter* passed lately.
     pub passed: PassedPods,
     /// Whose the pods are that hold something.
@@ -119,8 +119,8 @@ impl App {
             without_gpu: DashSet::new(),
             gated: DashMap::new(),
             start_failures: DashMap::new(),
-            binds: Turns::default(),
-            other_touches: OtherTouches::default(),
+            binds: BindLocks::default(),
+            other_touches: OtherFences::default(),
             passed: PassedPods::default(),
             teams: Teams::default(),
             unseen_binds: DashMap::new(),
@@ -138,7 +138,7 @@ impl App {
 
     /// The question that a pod's request stands for; none where the request is faulty. A pod without
     /// a GPU is a question only where nobody else checks processor time and memory.
-    pub fn question(&self, pod: &SeenPod) -> Option<Question> {
+    pub fn question(&self, pod: &SeenPod) -> Option<PlacementRequest> {
         let mut gpu = pod.request.as_ref().ok()?.clone();
         if let Some(gpu) = &mut gpu {
             gpu.min_memory = self.config.requests.min_memory;
@@ -150,11 +150,11 @@ impl App {
         };
         let policy = gpu.as_ref().and_then(|gpu| gpu.policy).unwrap_or(self.config.policy);
         let strategy = Strategy::Policy(policy);
-        Some(Question { gpu, host: pod.host, host_rule, strategy })
+        Some(PlacementRequest { gpu, host: pod.host, host_rule, strategy })
     }
 
     /// The pod as one that waits for an answer to `question`.
-    pub fn waiting_pod(pod: &SeenPod, question: Question) -> WaitingPod {
+    pub fn waiting_pod(pod: &SeenPod, question: PlacementRequest) -> WaitingPod {
         WaitingPod {
             pod: pod.pod.clone(),
             namespace: pod.namespace.clone(),

@@ -18,7 +18,7 @@ type OnItsWay = Option<BindTarget>;
 
 /// The binds that are going on, by pod. It holds no pod whose Binding is decided.
 #[derive(Default)]
-pub struct Turns {
+pub struct BindLocks {
     turns: DashMap<PodUid, Arc<Mutex<OnItsWay>>>,
     /// How many may go on.
     pub(crate) limits: Limits,
@@ -64,13 +64,13 @@ impl Limits {
 
 /// The right to bind one pod. Others wait until it is dropped.
 pub struct Turn<'a> {
-    turns: &'a Turns,
+    turns: &'a BindLocks,
     uid: PodUid,
     /// The pod's undecided Binding; it outlives the turn.
     pub on_its_way: OwnedMutexGuard<OnItsWay>,
 }
 
-impl Turns {
+impl BindLocks {
     /// A place for one bind of this pod. None where others wait for its turn already: while its Binding is
     /// undecided each of them would keep a place from the binds of other pods.
     pub(crate) fn place(
@@ -147,7 +147,7 @@ mod tests {
 
     #[tokio::test]
     async fn few_binds_wait_for_the_turn_of_one_pod() {
-        let turns = Turns::default();
+        let turns = BindLocks::default();
         let (one, other) = (PodUid::new("one"), PodUid::new("other"));
         let first = turns.take(&one).await;
         let mut waiting = Vec::new();
@@ -166,7 +166,7 @@ mod tests {
 
     #[tokio::test]
     async fn binds_of_one_pod_take_turns_and_nothing_is_left() {
-        let turns = Turns::default();
+        let turns = BindLocks::default();
         let (one, other) = (PodUid::new("one"), PodUid::new("other"));
         let first = turns.take(&one).await;
         let apart = turns.take(&other).await;

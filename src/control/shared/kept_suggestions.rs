@@ -9,8 +9,8 @@ use tokio::sync::Notify;
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::Question;
-use crate::ledger::suggest::search::Remedy;
+use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::suggest::search::Suggestion;
 
 /// What was found is looked for anew after this time: other remedies may be cheaper by then.
 pub(crate) const FRESH_FOR: Duration = Duration::from_secs(5);
@@ -24,7 +24,7 @@ pub(crate) const MOST_UNTOLD: usize = 10_000;
 /// Remedies by request, and pods that are to be told.
 #[derive(Default)]
 pub struct Reasons {
-    kept: Mutex<BTreeMap<Question, (Timestamp, Vec<Remedy>)>>,
+    kept: Mutex<BTreeMap<PlacementRequest, (Timestamp, Vec<Suggestion>)>>,
     pub(crate) untold: Mutex<BTreeSet<PodUid>>,
     pub(crate) refused: Notify,
 }
@@ -46,27 +46,37 @@ impl Reasons {
 
     /// The remedies that are kept of a request, without those that no longer help; none where nothing is
     /// kept, or nothing of it helps any more. Looks at one node for each.
-    pub fn known(&self, ledger: &Ledger, question: &Question) -> Option<Vec<Remedy>> {
+    pub fn known(&self, ledger: &Ledger, question: &PlacementRequest) -> Option<Vec<Suggestion>> {
         let mut known = self.kept.lock().get(question)?.1.clone();
         let were = known.len();
-        known.retain(|remedy| ledger.still_helps(question, remedy));
+        known.retain(|suggestion| ledger.still_helps(question, suggestion));
         (were == 0 || !known.is_empty()).then_some(known)
     }
 
     /// The remedies for a request as they are now. Looks at every node some ten times.
-    pub fn found(&self, ledger: &Ledger, question: &Question, now: Timestamp) -> Vec<Remedy> {
-        let remedies = ledger.remedies(question);
+    pub fn found(
+        &self,
+        ledger: &Ledger,
+        question: &PlacementRequest,
+        now: Timestamp,
+    ) -> Vec<Suggestion> {
+        let suggestions = ledger.suggestions(question);
         let mut kept = self.kept.lock();
         if kept.len() >= MOST_KEPT && !kept.contains_key(question) {
             let oldest = kept.iter().min_by_key(|(_, (at, _))| *at).map(|(known, _)| known.clone());
             oldest.and_then(|oldest| kept.remove(&oldest));
         }
-        kept.insert(question.clone(), (now, remedies.clone()));
-        remedies
+        kept.insert(question.clone(), (now, suggestions.clone()));
+        suggestions
     }
 
     /// The same, or what was found a moment ago and still helps.
-    pub fn recent(&self, ledger: &Ledger, question: &Question, now: Timestamp) -> Vec<Remedy> {
+    pub fn recent(
+        &self,
+        ledger: &Ledger,
+        question: &PlacementRequest,
+        now: Timestamp,
+    ) -> Vec<Suggestion> {
         let is_fresh = |at: Timestamp| now.since(at) < FRESH_FOR;
         let is_fresh = self.kept.lock().get(question).is_some_and(|(at, _)| is_fresh(*at));
         let known = if is_fresh { self.known(ledger, question) } else { None };

@@ -18,23 +18,23 @@ pub const GONE_AFTER: Duration = Duration::from_secs(300);
 
 /// The touches of other processes on waiting pods that the watch shows, with the time when each was first seen.
 #[derive(Debug, Default)]
-pub struct OtherTouches {
-    pods: Mutex<BTreeMap<PodUid, OtherTouch>>,
+pub struct OtherFences {
+    pods: Mutex<BTreeMap<PodUid, OtherFence>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct OtherTouch {
+struct OtherFence {
     digest: u64,
     /// When it was first seen.
     at: Timestamp,
-    /// Whether [`OtherTouches::newly_old`] has listed it.
+    /// Whether [`OtherFences::newly_old`] has listed it.
     is_listed: bool,
 }
 
-impl OtherTouches {
+impl OtherFences {
     /// Notes the touch with this digest, which the watch shows on a pod.
     pub fn see(&self, uid: &PodUid, touch: u64, now: Timestamp) {
-        let seen = OtherTouch { digest: touch, at: now, is_listed: false };
+        let seen = OtherFence { digest: touch, at: now, is_listed: false };
         match self.pods().entry(uid.clone()) {
             Entry::Occupied(known) if known.get().digest == touch => {}
             Entry::Occupied(mut known) => _ = known.insert(seen),
@@ -69,7 +69,7 @@ impl OtherTouches {
         self.pods().len()
     }
 
-    fn pods(&self) -> MutexGuard<'_, BTreeMap<PodUid, OtherTouch>> {
+    fn pods(&self) -> MutexGuard<'_, BTreeMap<PodUid, OtherFence>> {
         self.pods.lock()
     }
 }
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_touch_is_old_when_none_followed_for_long() {
-        let touches = OtherTouches::default();
+        let touches = OtherFences::default();
         let uid = PodUid::new("a");
         let at = |seconds: u64| Timestamp::from_millis(seconds * 1_000);
         assert!(!touches.is_old(&uid, 1, at(1_000)), "it was not seen");

@@ -6,19 +6,19 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::hardware::device::NodeName;
-use crate::model::event::Effect;
+use crate::model::event::LedgerEvent;
 
 /// Effects that wait for a background loop. A set: the same effect twice is one.
 #[derive(Default)]
 pub struct Outbox {
-    effects: Mutex<BTreeSet<Effect>>,
+    effects: Mutex<BTreeSet<LedgerEvent>>,
     filled: Notify,
     nudged: Notify,
 }
 
 impl Outbox {
     /// Adds effects; never waits.
-    pub fn push(&self, effects: Vec<Effect>) {
+    pub fn push(&self, effects: Vec<LedgerEvent>) {
         if effects.is_empty() {
             return;
         }
@@ -42,7 +42,7 @@ impl Outbox {
     }
 
     /// Waits until there are effects and takes them all.
-    pub async fn take(&self) -> Vec<Effect> {
+    pub async fn take(&self) -> Vec<LedgerEvent> {
         loop {
             let taken = {
                 let mut effects = self.effects.lock();
@@ -57,18 +57,18 @@ impl Outbox {
 }
 
 /// The nodes on which room appeared.
-pub fn rooms(effects: &[Effect]) -> Vec<NodeName> {
-    let room = |effect: &Effect| match effect {
-        Effect::Room(node) => Some(node.clone()),
-        Effect::Overbooked { .. }
-        | Effect::DeviceLost { .. }
-        | Effect::Impossible { .. }
-        | Effect::Unplaced { .. }
-        | Effect::PlacementEdited { .. }
-        | Effect::Overuse { .. }
-        | Effect::Foreign { .. }
-        | Effect::Unprotected { .. }
-        | Effect::Silent(_) => None,
+pub fn rooms(effects: &[LedgerEvent]) -> Vec<NodeName> {
+    let room = |effect: &LedgerEvent| match effect {
+        LedgerEvent::Room(node) => Some(node.clone()),
+        LedgerEvent::Overbooked { .. }
+        | LedgerEvent::DeviceLost { .. }
+        | LedgerEvent::Impossible { .. }
+        | LedgerEvent::Unplaced { .. }
+        | LedgerEvent::PlacementEdited { .. }
+        | LedgerEvent::Overuse { .. }
+        | LedgerEvent::Foreign { .. }
+        | LedgerEvent::Unprotected { .. }
+        | LedgerEvent::Silent(_) => None,
     };
     effects.iter().filter_map(room).collect()
 }

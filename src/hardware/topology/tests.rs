@@ -3,13 +3,13 @@ use proptest::prelude::*;
 use super::*;
 use crate::hardware::device::{DeviceIndex, DeviceKind, Health, ModelName};
 use crate::hardware::units::MemMib;
-use crate::model::device_state::ClaimRule;
-use crate::model::node_state::NodeLedger;
+use crate::model::device_state::HoldRule;
+use crate::model::node_state::NodeState;
 use crate::model::policy::Policy;
-use crate::scoring::cost::Rank;
+use crate::scoring::cost::Cost;
 use crate::scoring::strategy::Strategy as Ranking;
 use crate::scoring::{fixture, plan};
-use crate::waste::scarcity::Prices;
+use crate::waste::scarcity::ScarcityPrices;
 
 /// Devices written as `numa` or `numa:switch`: those of one switch have 4 links to each other.
 fn details(text: &str) -> (Vec<Device>, BTreeMap<DeviceId, DeviceDetails>) {
@@ -36,26 +36,26 @@ fn details(text: &str) -> (Vec<Device>, BTreeMap<DeviceId, DeviceDetails>) {
     (all.clone().map(device).collect(), all.map(|at| (id(at), sits(at))).collect())
 }
 
-fn nearness(text: &str) -> Nearness {
+fn topology(text: &str) -> Topology {
     let (devices, details) = details(text);
-    Nearness::of(&devices, &details)
+    Topology::of(&devices, &details)
 }
 
 #[test]
 fn the_reach_of_a_place_is_that_of_its_farthest_pair() {
-    let of = |text: &str, places: &[usize]| nearness(text).reach(places.iter().copied());
-    assert_eq!(of("0:a 1:a 1:b", &[0, 1]), Reach::Linked);
-    assert_eq!(of("0:a 1:a 1:b", &[1, 2]), Reach::NumaNode);
-    assert_eq!(of("0:a 1:a 1:b", &[0, 1, 2]), Reach::Far);
-    assert_eq!(of("? ?", &[0, 1]), Reach::Far, "what is not known is not near");
-    assert_eq!(of("? ?", &[1]), Reach::Linked, "nobody to be far from");
-    assert_eq!(of("", &[]), Reach::Linked);
+    let of = |text: &str, places: &[usize]| topology(text).reach(places.iter().copied());
+    assert_eq!(of("0:a 1:a 1:b", &[0, 1]), Proximity::Linked);
+    assert_eq!(of("0:a 1:a 1:b", &[1, 2]), Proximity::NumaNode);
+    assert_eq!(of("0:a 1:a 1:b", &[0, 1, 2]), Proximity::Far);
+    assert_eq!(of("? ?", &[0, 1]), Proximity::Far, "what is not known is not near");
+    assert_eq!(of("? ?", &[1]), Proximity::Linked, "nobody to be far from");
+    assert_eq!(of("", &[]), Proximity::Linked);
 }
 
 #[test]
 fn near_devices_are_chosen_and_near_ones_that_stay_are_not_parted() {
     let of = |text: &str, chosen: &[usize], among: &[usize], wanted| {
-        nearness(text).nearest(chosen, among, wanted)
+        topology(text).nearest(chosen, among, wanted)
     };
     assert_eq!(of("0 1 0 1", &[], &[0, 1, 2, 3], 2), [0, 2]);
     assert_eq!(of("0:a 0:b 0:a 0:b", &[], &[1, 2, 3], 2), [1, 3], "links before the NUMA node");
@@ -69,10 +69,10 @@ fn near_devices_are_chosen_and_near_ones_that_stay_are_not_parted() {
 
 #[test]
 fn a_device_that_is_lost_takes_its_bonds_along() {
-    let all = nearness("0 1 0 1:a 1:a");
-    assert_eq!(all.without(0), nearness("1 0 1:a 1:a"));
-    assert_eq!(all.without(4).without(3), nearness("0 1 0"));
-    assert_eq!(nearness("?").without(0), nearness(""));
+    let all = topology("0 1 0 1:a 1:a");
+    assert_eq!(all.without(0), topology("1 0 1:a 1:a"));
+    assert_eq!(all.without(4).without(3), topology("0 1 0"));
+    assert_eq!(topology("?").without(0), topology(""));
 }
 
 #[test]
@@ -81,12 +81,12 @@ fn neighbours_that_are_not_there_or_a_device_itself_are_nobody() {
     let id = |text| DeviceId::new(text).unwrap();
     let said = vec![(id("GPU-0"), u32::MAX), (id("GPU-9"), 1), (id("GPU-1"), u32::MAX)];
     details.get_mut(&id("GPU-0")).unwrap().neighbours = said;
-    let found = Nearness::of(&devices, &details);
+    let found = Topology::of(&devices, &details);
     assert_eq!(*found.bonds, [0, u32::MAX, u32::MAX, 0], "one end is enough");
 }
 
 /// A node of these devices, all free, that is called `name`.
-fn node(text: &str) -> (NodeLedger, crate::hardware::device_class::DeviceClasses) {
+fn node(text: &str) -> (NodeState, crate::hardware::device_class::DeviceClasses) {
     let (mut node, mut classes) = fixture::node("x:1000/1000");
     let (devices, details) = details(text);
     let inventory = crate::hardware::inventory::NodeInventory::placed(devices, &details).unwrap();
@@ -103,11 +103,11 @@ fn every_policy_takes_near_devices_and_prefers_the_node_that_has_them() {
                 let ask = fixture::ask("whole count=2", &classes);
                 let mix = fixture::compiled(mix, &node, &classes);
                 let ranking = Ranking::Policy(policy);
-                plan::evaluate(&node, &ask, ranking, &mix, ClaimRule::Respected).unwrap()
+                plan::evaluate(&node, &ask, ranking, &mix, HoldRule::Respected).unwrap()
             };
             let taken: Vec<usize> = place("0 1 1 0").taken.iter().map(|(at, _)| *at).collect();
             assert_eq!(taken, [0, 3], "{policy} {mix}");
-            let rank = |text| -> Rank { place(text).merit.rank(&Prices::default()) };
+            let rank = |text| -> Cost { place(text).local_cost.rank(&ScarcityPrices::default()) };
             assert!(rank("0 1 1 0:a") < rank("? ? ? ?"), "{policy} {mix}");
             assert!(rank("0:a 1 1 0:a") < rank("0 1 1 0"), "{policy} {mix}");
         }
@@ -118,16 +118,16 @@ fn every_policy_takes_near_devices_and_prefers_the_node_that_has_them() {
 fn nearest_of_all(seats: &[(u8, u8)], wanted: usize) {
     let words: Vec<String> =
         seats.iter().map(|(numa, switch)| format!("{numa}:{numa}{switch}")).collect();
-    let nearness = nearness(&words.join(" "));
+    let topology = topology(&words.join(" "));
     let all: Vec<usize> = (0..seats.len()).collect();
-    let found = nearness.nearest(&[], &all, wanted);
+    let found = topology.nearest(&[], &all, wanted);
     let wanted = wanted.min(all.len());
     assert_eq!(found.len(), wanted);
     let sets = (0_u32..1 << all.len()).filter(|set| set.count_ones() as usize == wanted);
     for set in sets {
         let set: Vec<usize> = all.iter().copied().filter(|at| set >> at & 1 == 1).collect();
         let worst =
-            |set: &[usize]| pairs(set.iter().copied()).map(|(a, b)| nearness.bond(a, b)).min();
+            |set: &[usize]| pairs(set.iter().copied()).map(|(a, b)| topology.bond(a, b)).min();
         assert!(worst(&set) <= worst(&found), "{words:?}: {set:?}, {found:?}");
     }
 }

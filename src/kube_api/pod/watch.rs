@@ -19,7 +19,7 @@ use crate::kube_api::pod::start_failure::StartFailure;
 use crate::kube_api::pod::watched::{NodeFacts, Watched};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::nodes::state::Ledger;
-use crate::model::event::Effect;
+use crate::model::event::LedgerEvent;
 use crate::model::request::GpuRequest;
 use crate::waste::request_mix::{RequestType, WINDOW};
 
@@ -33,7 +33,7 @@ const PAGE: u32 = 100;
 /// What the watch tells beyond the books.
 pub trait Sink: Send + Sync {
     /// A change has these effects.
-    fn effects(&self, effects: Vec<Effect>);
+    fn effects(&self, effects: Vec<LedgerEvent>);
 
     /// Whether this process wrote the Binding of a bound pod, as far as the pod tells.
     fn is_bound_by_us(&self, pod: &SeenPod) -> bool;

@@ -7,12 +7,12 @@ use dashmap::Entry;
 use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::Question;
-use crate::model::device_state::ClaimRule;
-use crate::model::event::Effect;
-use crate::model::fit::Ask;
-use crate::model::node_state::NodeLedger;
-use crate::model::rejection::Misfit;
+use crate::ledger::query::questions::PlacementRequest;
+use crate::model::device_state::HoldRule;
+use crate::model::event::LedgerEvent;
+use crate::model::fit::CompiledRequest;
+use crate::model::node_state::NodeState;
+use crate::model::rejection::Rejection;
 use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
 use crate::scoring::plan;
 use crate::waste::compiled_mix::CompiledMix;
@@ -22,7 +22,7 @@ use crate::waste::compiled_mix::CompiledMix;
 pub enum ReserveError {
     /// It does not fit on today's books.
     #[error("{}", .0.reason())]
-    Misfit(Misfit),
+    Rejection(Rejection),
     /// The pod already holds a reservation on another node.
     #[error("pod is being bound to node `{node}`")]
     HeldElsewhere {
@@ -47,11 +47,11 @@ impl Ledger {
         &self,
         pod: &PodRef,
         node: &str,
-        question: &Question,
+        question: &PlacementRequest,
         now: Timestamp,
     ) -> Result<Placement, ReserveError> {
         let _stays = self.stay();
-        let at = self.position(node).ok_or(ReserveError::Misfit(Misfit::UnknownNode))?;
+        let at = self.position(node).ok_or(ReserveError::Rejection(Rejection::UnknownNode))?;
         let slot = self.slot(at);
         let world = self.world();
         let ask = question.ask(&world.classes);
@@ -74,8 +74,8 @@ impl Ledger {
             Entry::Vacant(free) => {
                 let placement = slot
                     .change(|books| assume(books, pod, &ask, question, &world.compiled, now))
-                    .map_err(ReserveError::Misfit)?;
-                self.unclaim(&pod.uid);
+                    .map_err(ReserveError::Rejection)?;
+                self.release(&pod.uid);
                 free.insert(at);
                 Ok(placement)
             }
@@ -92,7 +92,7 @@ impl Ledger {
 
     /// Gives a pod that holds a reservation another placement, before it is written: what the watch shows
     /// then is no edit by somebody else. Whoever calls this has found that it fits.
-    pub fn replace_placement(&self, uid: &PodUid, to: Placement) -> Vec<Effect> {
+    pub fn replace_placement(&self, uid: &PodUid, to: Placement) -> Vec<LedgerEvent> {
         let _stays = self.stay();
         let (Entry::Occupied(mut held_at), Some(at)) =
             (self.pods.entry(uid.clone()), self.position(to.node.as_str()))
@@ -116,7 +116,7 @@ impl Ledger {
     }
 
     /// Takes back a reservation whose Binding was definitely refused. Confirmed ones stay.
-    pub fn forget(&self, uid: &PodUid) -> Vec<Effect> {
+    pub fn forget(&self, uid: &PodUid) -> Vec<LedgerEvent> {
         let Entry::Occupied(held) = self.pods.entry(uid.clone()) else { return Vec::new() };
         let mut is_gone = false;
         let effects = self.change_slot(*held.get(), |books| {
@@ -141,7 +141,7 @@ impl Ledger {
     }
 
     /// The node on which room is held for a pod that is being bound and asked for just this.
-    pub fn assumed_on(&self, uid: &PodUid, question: &Question) -> Option<NodeName> {
+    pub fn assumed_on(&self, uid: &PodUid, question: &PlacementRequest) -> Option<NodeName> {
         let held = self.reservation(uid).filter(|held| is_assumed(Some(held)))?;
         (held.request.as_deref() == question.gpu.as_ref()).then_some(held.placement.node)
     }
@@ -149,18 +149,18 @@ impl Ledger {
 
 /// Books a place for the pod. Its claim ends only when there is one.
 fn assume(
-    books: &mut NodeLedger,
+    books: &mut NodeState,
     pod: &PodRef,
-    ask: &Ask,
-    question: &Question,
+    ask: &CompiledRequest,
+    question: &PlacementRequest,
     mix: &CompiledMix,
     now: Timestamp,
-) -> Result<Placement, Misfit> {
-    let claim = books.unclaim(&pod.uid);
-    let claimed = claim.as_ref().map(|claim| claim.placement.clone());
-    let placement = place(books, ask, question, mix, claimed).inspect_err(|_| {
-        if let Some(claim) = claim {
-            books.claim(pod.uid.clone(), claim);
+) -> Result<Placement, Rejection> {
+    let hold = books.release(&pod.uid);
+    let on_hold = hold.as_ref().map(|hold| hold.placement.clone());
+    let placement = place(books, ask, question, mix, on_hold).inspect_err(|_| {
+        if let Some(hold) = hold {
+            books.hold(pod.uid.clone(), hold);
         }
     })?;
     books.book(Reservation {
@@ -175,18 +175,18 @@ fn assume(
 
 /// A place for the pod: its claim, a place beside all claims, or any place the books allow.
 fn place(
-    books: &NodeLedger,
-    ask: &Ask,
-    question: &Question,
+    books: &NodeState,
+    ask: &CompiledRequest,
+    question: &PlacementRequest,
     mix: &CompiledMix,
-    claimed: Option<Placement>,
-) -> Result<Placement, Misfit> {
-    if let Some(claimed) = claimed.filter(|claimed| plan::still_fits(books, ask, claimed)) {
-        return Ok(claimed);
+    on_hold: Option<Placement>,
+) -> Result<Placement, Rejection> {
+    if let Some(on_hold) = on_hold.filter(|on_hold| plan::still_fits(books, ask, on_hold)) {
+        return Ok(on_hold);
     }
-    let beside = plan::evaluate(books, ask, question.strategy, mix, ClaimRule::Respected);
+    let beside = plan::evaluate(books, ask, question.strategy, mix, HoldRule::Respected);
     let found = beside
-        .or_else(|_| plan::evaluate(books, ask, question.strategy, mix, ClaimRule::Ignored))?;
+        .or_else(|_| plan::evaluate(books, ask, question.strategy, mix, HoldRule::Ignored))?;
     Ok(plan::placement(books, &found))
 }
 

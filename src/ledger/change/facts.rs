@@ -10,9 +10,9 @@ use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::{HostAmount, MemMib, Timestamp};
 use crate::ledger::change::commits::is_assumed;
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::Question;
-use crate::model::event::Effect;
-use crate::model::node_state::{NodeLedger, NodeState};
+use crate::ledger::query::questions::PlacementRequest;
+use crate::model::event::LedgerEvent;
+use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::request::GpuRequest;
 use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
 use crate::waste::request_mix::{Mix, RequestType};
@@ -40,13 +40,13 @@ pub struct PodFact {
 
 impl Ledger {
     /// Notes that a node exists, with what it offers outside its GPUs.
-    pub fn see_node(&self, name: &NodeName, host: HostAmount, pool: PoolName) -> Vec<Effect> {
+    pub fn see_node(&self, name: &NodeName, host: HostAmount, pool: PoolName) -> Vec<LedgerEvent> {
         let _stays = self.stay();
         let at = self.slot_of(name);
         let (mut is_new, mut was_gone) = (false, false);
         let is_shared_anew = self.share_pool(at, &pool);
         let mut effects = self.change_slot(at, |books| {
-            was_gone = books.state() == NodeState::Gone;
+            was_gone = books.state() == NodeReporting::Gone;
             is_new = books.host_capacity() != host || is_shared_anew;
             books.see_node(host, pool);
         });
@@ -54,7 +54,7 @@ impl Ledger {
             self.slot(at).arrive_again(); // questions could not name it meanwhile
         }
         // What did not fit under the old rule of the pool may fit now.
-        let room = Effect::Room(name.clone());
+        let room = LedgerEvent::Room(name.clone());
         let is_open = || self.slot(at).read().placeable().is_ok();
         if is_shared_anew && !effects.contains(&room) && is_open() {
             effects.push(room);
@@ -97,7 +97,7 @@ impl Ledger {
     pub fn lose_node(&self, name: &NodeName) {
         let _stays = self.stay();
         let Some(at) = self.position(name.as_str()) else { return };
-        self.slot(at).change(NodeLedger::lose_node);
+        self.slot(at).change(NodeState::lose_node);
         self.is_census_old.store(true, Ordering::Release);
         self.recycle(at);
     }
@@ -108,7 +108,7 @@ impl Ledger {
     /// What is written on a pod counts when it is first seen with it. From then on the books keep that
     /// placement and what the pod asked for then, and also what [`Ledger::reserve`] was asked and chose, once
     /// the API server has accepted it: of an edit of the placement by somebody else the effects tell.
-    pub fn see_pod(&self, fact: &PodFact, now: Timestamp) -> Vec<Effect> {
+    pub fn see_pod(&self, fact: &PodFact, now: Timestamp) -> Vec<LedgerEvent> {
         let uid = &fact.pod.uid;
         if fact.is_terminal {
             return self.end_pod(uid, now);
@@ -117,7 +117,7 @@ impl Ledger {
         let _stays = self.stay();
         let Some(at) = self.slot_of_pod(node) else {
             // Of a pod without a GPU nothing counts but what it takes of a node that is there.
-            let unplaced = Effect::Unplaced { pod: fact.pod.clone(), node: node.clone() };
+            let unplaced = LedgerEvent::Unplaced { pod: fact.pod.clone(), node: node.clone() };
             return Vec::from_iter(fact.wants_gpu.then_some(unplaced));
         };
         let entry = self.pods.entry(uid.clone());
@@ -125,12 +125,12 @@ impl Ledger {
             return Vec::new();
         }
         let mut held_at = entry.or_insert(at);
-        let edited = || Effect::PlacementEdited { pod: fact.pod.clone(), node: node.clone() };
+        let edited = || LedgerEvent::PlacementEdited { pod: fact.pod.clone(), node: node.clone() };
         if *held_at != at && keeps_devices(self.slot(*held_at).read().reservation(uid)) {
             return vec![edited()];
         }
         let before = std::mem::replace(&mut *held_at, at);
-        let mut effects = self.unclaim(uid).into_iter().collect::<Vec<_>>();
+        let mut effects = self.release(uid).into_iter().collect::<Vec<_>>();
         if before != at {
             effects.extend(self.change_slot(before, |books| {
                 books.remove(uid);
@@ -158,22 +158,22 @@ impl Ledger {
             effects.push(edited());
         }
         if fact.wants_gpu && !is_placed {
-            effects.push(Effect::Unplaced { pod: fact.pod.clone(), node: node.clone() });
+            effects.push(LedgerEvent::Unplaced { pod: fact.pod.clone(), node: node.clone() });
         }
         effects
     }
 
     /// Notes that a pod is terminal or gone. Its devices are free once its processes are.
-    pub fn end_pod(&self, uid: &PodUid, now: Timestamp) -> Vec<Effect> {
+    pub fn end_pod(&self, uid: &PodUid, now: Timestamp) -> Vec<LedgerEvent> {
         self.ended().remember(uid);
         let entry = self.pods.entry(uid.clone());
-        let mut effects = self.unclaim(uid).into_iter().collect::<Vec<_>>();
+        let mut effects = self.release(uid).into_iter().collect::<Vec<_>>();
         let Entry::Occupied(held) = entry else { return effects };
         let at = *held.get();
         let mut is_gone = false;
         effects.extend(self.change_slot(at, |books| {
             books.drain(uid, now);
-            is_gone = !books.holds(uid);
+            is_gone = !books.has_pod(uid);
         }));
         if is_gone {
             held.remove();
@@ -190,7 +190,7 @@ impl Ledger {
     }
 
     /// Time has passed: silent nodes, drains that lasted too long, claims that are due.
-    pub fn tick(&self, now: Timestamp) -> Vec<Effect> {
+    pub fn tick(&self, now: Timestamp) -> Vec<LedgerEvent> {
         let mut effects = Vec::new();
         if self.is_census_old.load(Ordering::Acquire) {
             self.replace_mix(None);
@@ -205,7 +205,7 @@ impl Ledger {
                 (is_stale, books.is_anything_due(self.settings.drain_limit, now))
             };
             if is_stale && slot.change(|books| books.silence(self.settings.stale_after, now)) {
-                effects.push(Effect::Silent(slot.name.clone()));
+                effects.push(LedgerEvent::Silent(slot.name.clone()));
             }
             if is_due {
                 let mut ended = Vec::new();
@@ -219,7 +219,7 @@ impl Ledger {
     }
 
     /// Learns from a request, so that free room is judged by what is really asked for.
-    pub fn learn(&self, uid: PodUid, question: &Question) {
+    pub fn learn(&self, uid: PodUid, question: &PlacementRequest) {
         let kind = RequestType::new(question.gpu.as_ref(), question.host.cpu);
         let mix = {
             let mut window = self.window.lock();

@@ -12,8 +12,8 @@ use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::DeviceUse;
-use crate::model::event::{Effect, Standing};
-use crate::model::node_state::NodeState;
+use crate::model::event::{LedgerEvent, StateBefore};
+use crate::model::node_state::NodeReporting;
 use crate::model::reservation::Reservation;
 
 /// What an agent reports, checked.
@@ -47,7 +47,7 @@ pub struct Receipt {
     /// What is booked on the node; none where that is what the report says that its agent has.
     pub bookings: Option<Vec<Reservation>>,
     /// What the change means beyond the books.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<LedgerEvent>,
 }
 
 /// Why a report is refused; nothing of it was taken in.
@@ -119,7 +119,7 @@ impl Ledger {
                 effects.extend(self.take_inventory(at, inventory)?);
             }
             let (freed, told) = slot.change_if(|books| {
-                let before = Standing::of(books);
+                let before = StateBefore::of(books);
                 let freed: Vec<PodUid> = books.observe(&report.uses, now);
                 // Nearly every report changes nothing; then what is known about the node stays known.
                 let is_news = !freed.is_empty() || !before.is_that_of(books);
@@ -151,7 +151,7 @@ impl Ledger {
         &self,
         at: usize,
         inventory: &NodeInventory,
-    ) -> Result<Vec<Effect>, ReportRefusal> {
+    ) -> Result<Vec<LedgerEvent>, ReportRefusal> {
         let mut world = self.world_mut(); // one inventory at a time: two nodes may name one device
         let mut moved = Vec::new();
         for device in inventory.devices() {
@@ -159,7 +159,7 @@ impl Ledger {
             let Some(owner) = owner.filter(|owner| *owner != at) else { continue };
             let slot = self.slot(owner);
             let books = slot.read();
-            if matches!(books.state(), NodeState::Reporting) {
+            if matches!(books.state(), NodeReporting::Reporting) {
                 let owner = books.name().clone();
                 return Err(ReportRefusal::ForeignDevice { device: device.id.clone(), owner });
             }
@@ -177,12 +177,12 @@ impl Ledger {
         for device in inventory.devices() {
             self.owners.insert(device.id.clone(), at);
         }
-        let impossible = inventory.faults().iter().map(|(device, fault)| Effect::Impossible {
+        let impossible = inventory.faults().iter().map(|(device, fault)| LedgerEvent::Impossible {
             node: slot.name.clone(),
             device: device.clone(),
             fault: fault.clone(),
         });
-        let mut effects: Vec<Effect> = impossible.collect();
+        let mut effects: Vec<LedgerEvent> = impossible.collect();
         self.is_census_old.store(true, Ordering::Release);
         world.change_classes(|classes| {
             effects

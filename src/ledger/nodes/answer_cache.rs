@@ -13,9 +13,9 @@ use crate::ledger::nodes::changes::Changes;
 use crate::ledger::nodes::ranking::Ranking;
 use crate::ledger::nodes::table::{Slots, era};
 use crate::model::fit::HostRule;
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 use crate::model::request::GpuRequest;
-use crate::scoring::cost::Merit;
+use crate::scoring::cost::LocalCost;
 use crate::scoring::strategy::Strategy;
 
 /// Answers that are kept in all, 48 bytes each, and about as much for the order of those that fit: 64 shapes on
@@ -29,7 +29,7 @@ fn kept_shapes(nodes: usize) -> usize {
 }
 
 /// What is kept of an answer: all of it but the prices of the day.
-pub(crate) type Kept = Result<Merit, Misfit>;
+pub(crate) type Kept = Result<LocalCost, Rejection>;
 
 /// What decides the answer on given books.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,8 +76,8 @@ fn few(nodes: usize) -> usize {
     (nodes / 64).max(2)
 }
 
-/// Numbers of nodes, in the order of [`Misfit::LABELS`].
-pub(crate) type Refused = [usize; Misfit::LABELS.len()];
+/// Numbers of nodes, in the order of [`Rejection::LABELS`].
+pub(crate) type Refused = [usize; Rejection::LABELS.len()];
 
 impl ShapeTable {
     /// The answer for the node at a position.
@@ -92,9 +92,9 @@ impl ShapeTable {
         self.known.insert(at);
         self.fitting.set(at, answer.is_ok());
         match (&answer, &mut self.ranking) {
-            (Ok(merit), Some(ranking)) => ranking.insert(at, order, merit),
+            (Ok(local_cost), Some(ranking)) => ranking.insert(at, order, local_cost),
             (Ok(_), None) => {}
-            (Err(misfit), _) => self.refused[misfit.position()] += 1,
+            (Err(rejection), _) => self.refused[rejection.position()] += 1,
         }
     }
 
@@ -106,11 +106,11 @@ impl ShapeTable {
         self.known.remove(at);
         match (&self.answers[at].1, &mut self.ranking) {
             // One that came later than the list of nodes that the ranking is of is not in it.
-            (Ok(merit), Some(ranking)) if at < ranking.nodes => {
-                ranking.remove(at, slots.order(at), merit);
+            (Ok(local_cost), Some(ranking)) if at < ranking.nodes => {
+                ranking.remove(at, slots.order(at), local_cost);
             }
             (Ok(_), _) => {}
-            (Err(misfit), _) => self.refused[misfit.position()] -= 1,
+            (Err(rejection), _) => self.refused[rejection.position()] -= 1,
         }
     }
 
@@ -133,8 +133,8 @@ impl ShapeTable {
         let count = |nodes: FixedBitSet| {
             let mut refused = Refused::default();
             for at in nodes.into_ones() {
-                if let Err(misfit) = &self.answers[at].1 {
-                    refused[misfit.position()] += 1;
+                if let Err(rejection) = &self.answers[at].1 {
+                    refused[rejection.position()] += 1;
                 }
             }
             refused
@@ -159,12 +159,12 @@ impl ShapeTable {
             (self.ranking, self.calm) = (None, CALM - AFTER_SCATTERED);
         }
         if self.ranking.is_none() && self.calm >= CALM {
-            let merit = |at: usize| {
-                let merit = self.answers[at].1.as_ref().ok()?;
-                Some((at, slots.order(at), merit))
+            let local_cost = |at: usize| {
+                let local_cost = self.answers[at].1.as_ref().ok()?;
+                Some((at, slots.order(at), local_cost))
             };
             let fitting = self.fitting.ones().take_while(|at| *at < slots.len());
-            self.ranking = Some(Ranking::of(slots.len(), fitting.filter_map(merit)));
+            self.ranking = Some(Ranking::of(slots.len(), fitting.filter_map(local_cost)));
         }
         self.ranking.as_ref()
     }
@@ -228,7 +228,7 @@ impl ShapeTable {
         self.seen = seen;
         self.fitting.intersect_with(&self.known);
         let nodes = known.max(slots.len());
-        self.answers.resize(nodes, (0, Err(Misfit::UnknownNode)));
+        self.answers.resize(nodes, (0, Err(Rejection::UnknownNode)));
         self.known.grow(nodes);
         self.fitting.grow(nodes);
     }
@@ -288,23 +288,27 @@ const _: () = assert!(size_of::<(u64, Kept)>() <= 48);
 mod tests {
     use super::*;
     use crate::hardware::device::NodeName;
-    use crate::hardware::topology::Reach;
+    use crate::hardware::topology::Proximity;
     use crate::hardware::units::{MemMib, MilliCpu};
     use crate::ledger::nodes::node_entry::Slot;
-    use crate::model::node_state::NodeLedger;
-    use crate::scoring::cost::Rank;
+    use crate::model::node_state::NodeState;
+    use crate::scoring::cost::Cost;
 
     fn slots(count: usize) -> Slots {
         let mut slots = Slots::default();
         for name in (0..count).map(|at| format!("{at:03}")) {
-            let books = NodeLedger::new(NodeName::new(name.as_str()), MemMib::ZERO);
+            let books = NodeState::new(NodeName::new(name.as_str()), MemMib::ZERO);
             slots.add(&name, |at| Slot::new(at, books, Arc::default()));
         }
         slots
     }
 
     fn fits(cost: i64) -> Kept {
-        Ok(Merit::Ranked(Rank::Fragmentation { instance_mib: 0, cost, reach: Reach::default() }))
+        Ok(LocalCost::Ranked(Cost::Fragmentation {
+            instance_mib: 0,
+            cost,
+            reach: Proximity::default(),
+        }))
     }
 
     /// The positions in the order of ranks, where that order is kept.
@@ -317,7 +321,7 @@ mod tests {
     fn the_order_is_kept_after_some_calm_and_only_while_few_nodes_change() {
         let (mut table, mut changes, slots) = (ShapeTable::default(), Changes::default(), slots(3));
         table.catch_up(&changes, &slots);
-        for (at, answer) in [fits(7), Err(Misfit::Silent), fits(5)].into_iter().enumerate() {
+        for (at, answer) in [fits(7), Err(Rejection::Silent), fits(5)].into_iter().enumerate() {
             table.keep(at, slots.order(at), 1, answer);
         }
         assert_eq!(order(&mut table, &slots), None);
@@ -328,7 +332,7 @@ mod tests {
         assert_eq!(order(&mut table, &slots), Some(vec![0]), "of that node nothing is known");
         table.keep(2, slots.order(2), 2, fits(9));
         assert_eq!(order(&mut table, &slots), Some(vec![0, 2]));
-        let refused = |table: &ShapeTable| table.refused[Misfit::Silent.position()];
+        let refused = |table: &ShapeTable| table.refused[Rejection::Silent.position()];
         assert_eq!(refused(&table), 1);
         (0..3).for_each(|at| changes.note(at));
         table.catch_up(&changes, &slots);

@@ -27,7 +27,7 @@ pub struct Choice {
 pub struct Keys {
     /// For each name of the list, where its node is in `keys`; none where the request does not fit.
     pub places: Vec<Option<usize>>,
-    /// The keys, each node once, in no particular order. See [`Rank::key`](crate::scoring::cost::Rank::key).
+    /// The keys, each node once, in no particular order. See [`Cost::key`](crate::scoring::cost::Cost::key).
     pub keys: Vec<u128>,
     /// Where the best one is; of equals that with the first name.
     pub best: Option<usize>,

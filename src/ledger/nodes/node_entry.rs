@@ -7,8 +7,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::hardware::device::NodeName;
 use crate::ledger::nodes::changes::{Changes, Session};
-use crate::model::node_state::NodeLedger;
-use crate::scoring::context::KeptOutlook;
+use crate::model::node_state::NodeState;
+use crate::scoring::context::KeptNodeWaste;
 use crate::usage::node_details::NodeDetails;
 use crate::waste::supply::{NodeSupply, Supply};
 
@@ -21,9 +21,9 @@ pub(crate) struct Slot {
     /// Whether its Node object says that it takes no new pods.
     pub(crate) is_unschedulable: AtomicBool,
     at: usize,
-    books: Mutex<NodeLedger>,
+    books: Mutex<NodeState>,
     /// What the free room is worth, as of a version of the books and a generation of the mix.
-    outlook: Mutex<(u64, u64, KeptOutlook)>,
+    node_waste: Mutex<(u64, u64, KeptNodeWaste)>,
     /// What the node adds to the supply of the cluster; changed while the books are held.
     supplied: Mutex<NodeSupply>,
     shared: Arc<Shared>,
@@ -49,7 +49,7 @@ impl Shared {
 }
 
 impl Slot {
-    pub(crate) fn new(at: usize, books: NodeLedger, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(at: usize, books: NodeState, shared: Arc<Shared>) -> Self {
         Self {
             name: books.name().clone(),
             version: AtomicU64::new(1),
@@ -57,7 +57,7 @@ impl Slot {
             is_unschedulable: AtomicBool::new(false),
             at,
             books: Mutex::new(books),
-            outlook: Mutex::default(),
+            node_waste: Mutex::default(),
             supplied: Mutex::default(),
             shared,
             session: Mutex::new(Session::default()),
@@ -78,18 +78,18 @@ impl Slot {
 
     /// The books, for reading. A panic while they were held cannot leave them half-changed in a way
     /// that matters: sums are derived anew at the next change, and `audit` compares them.
-    pub(crate) fn read(&self) -> MutexGuard<'_, NodeLedger> {
+    pub(crate) fn read(&self) -> MutexGuard<'_, NodeState> {
         self.books.lock()
     }
 
     /// Changes the books; the version grows while they are held.
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut NodeLedger) -> T) -> T {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut NodeState) -> T) -> T {
         self.change_if(|books| (change(books), true))
     }
 
     /// Changes the books; `change` says whether a question may be answered otherwise by it. Only then
     /// the version grows.
-    pub(crate) fn change_if<T>(&self, change: impl FnOnce(&mut NodeLedger) -> (T, bool)) -> T {
+    pub(crate) fn change_if<T>(&self, change: impl FnOnce(&mut NodeState) -> (T, bool)) -> T {
         let mut books = self.read();
         let (answer, is_news) = change(&mut books);
         if is_news {
@@ -101,28 +101,28 @@ impl Slot {
     }
 
     /// What `look` sees in the books, with their version.
-    pub(crate) fn look<T>(&self, look: impl FnOnce(u64, &NodeLedger) -> T) -> T {
+    pub(crate) fn look<T>(&self, look: impl FnOnce(u64, &NodeState) -> T) -> T {
         let books = self.read();
         look(self.version.load(Ordering::Acquire), &books)
     }
 
     /// The same with the worth of their free room under the mix of a generation, as far as it is known.
-    pub(crate) fn look_with_outlook<T>(
+    pub(crate) fn look_with_waste<T>(
         &self,
         mix_generation: u64,
-        look: impl FnOnce(&NodeLedger, &KeptOutlook) -> T,
+        look: impl FnOnce(&NodeState, &KeptNodeWaste) -> T,
     ) -> (u64, T) {
         let books = self.read();
         let version = self.version.load(Ordering::Acquire);
-        let mut kept = self.outlook.lock();
+        let mut kept = self.node_waste.lock();
         if (kept.0, kept.1) != (version, mix_generation) {
-            *kept = (version, mix_generation, KeptOutlook::new());
+            *kept = (version, mix_generation, KeptNodeWaste::new());
         }
         (version, look(&books, &kept.2))
     }
 
     /// Brings the supply of the cluster in line with the books.
-    fn supply_again(&self, books: &NodeLedger) {
+    fn supply_again(&self, books: &NodeState) {
         let now = NodeSupply::of(books);
         let mut before = self.supplied.lock();
         if *before != now {

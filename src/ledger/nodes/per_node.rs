@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::hardware::device::{ModelName, PoolName};
 use crate::ledger::nodes::node_entry::Slot;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::scoring::efficiency::Figures;
 use crate::scoring::fragmentation::Packing;
 use crate::waste::compiled_mix::CompiledMix;
@@ -28,7 +28,7 @@ impl<T> PerNode<T> {
         &mut self,
         slots: &[Arc<Slot>],
         classes: usize,
-        measure: impl Fn(&NodeLedger) -> T,
+        measure: impl Fn(&NodeState) -> T,
     ) {
         self.0.resize_with(slots.len(), || None);
         for (slot, known) in slots.iter().zip(&mut self.0) {

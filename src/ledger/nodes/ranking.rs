@@ -9,10 +9,10 @@ use std::collections::binary_heap::PeekMut;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, btree_set};
 
 use crate::hardware::device_class::ClassId;
-use crate::hardware::topology::Reach;
+use crate::hardware::topology::Proximity;
 use crate::ledger::nodes::table::{index, number};
-use crate::scoring::cost::Merit;
-use crate::waste::scarcity::{Prices, Worth};
+use crate::scoring::cost::LocalCost;
+use crate::waste::scarcity::{ScarcityPrices, WasteChange};
 
 /// What the places of a family have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,7 +20,7 @@ enum Family {
     /// Their ranks do not depend on prices.
     Ranked,
     /// What the prices are for.
-    Worth { instance_mib: u32, class: ClassId, share: i64, spared: i64, reach: Reach },
+    WasteChange { instance_mib: u32, class: ClassId, share: i64, spared: i64, reach: Proximity },
 }
 
 /// A node in its family, the better one first; equals are told apart by the order of names.
@@ -50,30 +50,31 @@ pub(crate) struct Ranking {
     families: BTreeMap<Family, BTreeSet<Member>>,
 }
 
-fn family_and_key(merit: &Merit) -> (Family, u128) {
-    match *merit {
-        Merit::Ranked(rank) => (Family::Ranked, rank.key()),
-        Merit::Worth(instance_mib, Worth { gain, spared, class, share }, reach) => {
-            let family = Family::Worth { instance_mib, class, share, spared, reach };
+fn family_and_key(local_cost: &LocalCost) -> (Family, u128) {
+    match *local_cost {
+        LocalCost::Ranked(rank) => (Family::Ranked, rank.key()),
+        LocalCost::WasteChange(instance_mib, WasteChange { gain, spared, class, share }, reach) => {
+            let family = Family::WasteChange { instance_mib, class, share, spared, reach };
             (family, u128::from(i64::MAX.abs_diff(gain)))
         }
     }
 }
 
-/// The key of the rank of a member of the family: see [`Merit::key`].
-fn rank_key(family: Family, key: u128, prices: &Prices) -> u128 {
+/// The key of the rank of a member of the family: see [`LocalCost::key`].
+fn rank_key(family: Family, key: u128, prices: &ScarcityPrices) -> u128 {
     match family {
         Family::Ranked => key,
-        Family::Worth { instance_mib, class, share, spared, reach } => {
+        Family::WasteChange { instance_mib, class, share, spared, reach } => {
             let less = u64::try_from(key).expect("it was made of one");
             let gain = i64::MAX.wrapping_sub_unsigned(less);
-            Merit::Worth(instance_mib, Worth { gain, spared, class, share }, reach).key(prices)
+            LocalCost::WasteChange(instance_mib, WasteChange { gain, spared, class, share }, reach)
+                .key(prices)
         }
     }
 }
 
-fn member(merit: &Merit, order: u32, at: usize) -> (Family, Member) {
-    let (family, key) = family_and_key(merit);
+fn member(local_cost: &LocalCost, order: u32, at: usize) -> (Family, Member) {
+    let (family, key) = family_and_key(local_cost);
     (family, Member { key, order, at: number(at) })
 }
 
@@ -82,9 +83,10 @@ impl Ranking {
     /// name in the order of all names.
     pub(crate) fn of<'a>(
         nodes: usize,
-        fitting: impl Iterator<Item = (usize, u32, &'a Merit)>,
+        fitting: impl Iterator<Item = (usize, u32, &'a LocalCost)>,
     ) -> Self {
-        let mut all: Vec<_> = fitting.map(|(at, order, merit)| member(merit, order, at)).collect();
+        let mut all: Vec<_> =
+            fitting.map(|(at, order, local_cost)| member(local_cost, order, at)).collect();
         all.sort_unstable();
         let families = all.chunk_by(|(one, _), (other, _)| one == other);
         let families = families.map(|family| {
@@ -94,14 +96,14 @@ impl Ranking {
         Self { nodes, families: families.collect() }
     }
 
-    pub(crate) fn insert(&mut self, at: usize, order: u32, merit: &Merit) {
-        let (family, member) = member(merit, order, at);
+    pub(crate) fn insert(&mut self, at: usize, order: u32, local_cost: &LocalCost) {
+        let (family, member) = member(local_cost, order, at);
         self.families.entry(family).or_default().insert(member);
     }
 
     /// Takes a node out that stands there with this merit.
-    pub(crate) fn remove(&mut self, at: usize, order: u32, merit: &Merit) {
-        let (family, member) = member(merit, order, at);
+    pub(crate) fn remove(&mut self, at: usize, order: u32, local_cost: &LocalCost) {
+        let (family, member) = member(local_cost, order, at);
         let members = self.families.get_mut(&family);
         let (was_there, is_last) =
             members.map_or((false, false), |all| (all.remove(&member), all.is_empty()));
@@ -118,7 +120,7 @@ impl Ranking {
 
     /// The nodes with their ranks at these prices, the best first. O(families), and O(log families) for each
     /// node that is taken.
-    pub(crate) fn in_order(&self, prices: &Prices) -> impl Iterator<Item = Candidate> {
+    pub(crate) fn in_order(&self, prices: &ScarcityPrices) -> impl Iterator<Item = Candidate> {
         let mut families: Vec<_> =
             self.families.iter().map(|(family, members)| (*family, members.iter())).collect();
         let next = |(family, members): &mut (Family, btree_set::Iter<'_, Member>)| {
@@ -150,7 +152,7 @@ mod tests {
     use crate::hardware::device::ModelName;
     use crate::hardware::device_class::{ClassKind, DeviceClass, DeviceClasses};
     use crate::hardware::units::{MemMib, Share};
-    use crate::scoring::cost::Rank;
+    use crate::scoring::cost::Cost;
 
     fn class(number: usize) -> ClassId {
         let mut classes = DeviceClasses::default();
@@ -165,20 +167,26 @@ mod tests {
     }
 
     /// Few values each, so that families have several members and ranks are often equal.
-    fn merits() -> impl Strategy<Value = Vec<Merit>> {
-        let reach = prop::sample::select(vec![Reach::Linked, Reach::NumaNode, Reach::Far]);
+    fn merits() -> impl Strategy<Value = Vec<LocalCost>> {
+        let reach =
+            prop::sample::select(vec![Proximity::Linked, Proximity::NumaNode, Proximity::Far]);
         let gain = prop_oneof![-3..3_i64, Just(-1_000_000_000_000), Just(1_000_000_000_000)];
         let instance = || (0..2_u32).prop_map(|size| size * 4_864);
-        let worth = (instance(), gain, 0..3_i64, 0..2_usize, 1..3_i64, reach);
-        let worth = worth.prop_map(|(instance_mib, gain, spared, number, share, reach)| {
-            Merit::Worth(instance_mib, Worth { gain, spared, class: class(number), share }, reach)
-        });
+        let waste_change = (instance(), gain, 0..3_i64, 0..2_usize, 1..3_i64, reach);
+        let waste_change =
+            waste_change.prop_map(|(instance_mib, gain, spared, number, share, reach)| {
+                LocalCost::WasteChange(
+                    instance_mib,
+                    WasteChange { gain, spared, class: class(number), share },
+                    reach,
+                )
+            });
         let ranked = (instance(), 0..3_usize, 0..3_u64);
         let ranked = ranked.prop_map(|(instance_mib, devices_opened, left)| {
             let left = Share::from_millionths(left);
-            let reach = Reach::Linked;
+            let reach = Proximity::Linked;
             let (left_on_devices, left_on_node) = (left, left);
-            Merit::Ranked(Rank::BinPack {
+            LocalCost::Ranked(Cost::BinPack {
                 instance_mib,
                 devices_opened,
                 left_on_devices,
@@ -186,7 +194,10 @@ mod tests {
                 reach,
             })
         });
-        prop_oneof![prop::collection::vec(worth, 0..20), prop::collection::vec(ranked, 0..20)]
+        prop_oneof![
+            prop::collection::vec(waste_change, 0..20),
+            prop::collection::vec(ranked, 0..20)
+        ]
     }
 
     proptest! {
@@ -196,12 +207,12 @@ mod tests {
             changes in prop::collection::vec(any::<(prop::sample::Index, bool)>(), 0..20),
             (several, prices) in (0..5_000_i64, prop::array::uniform2(0..5_000_i64)),
         ) {
-            let prices = Prices::of(several, &prices);
+            let prices = ScarcityPrices::of(several, &prices);
             let order = |at: usize| number(merits.len() - at); // any other than that of positions
             let mut is_in: Vec<bool> = merits.iter().enumerate().map(|(at, _)| at % 2 == 0).collect();
             let fitting = merits.iter().enumerate().step_by(2);
             let mut ranking =
-                Ranking::of(merits.len(), fitting.map(|(at, merit)| (at, order(at), merit)));
+                Ranking::of(merits.len(), fitting.map(|(at, local_cost)| (at, order(at), local_cost)));
             for (which, is_wanted) in changes.into_iter().filter(|_| !merits.is_empty()) {
                 let at = which.index(merits.len());
                 match (is_in[at], is_wanted) {

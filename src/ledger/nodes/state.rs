@@ -2,7 +2,7 @@
 //! in the folders `query`, `change`, `usage` and `suggest`.
 //!
 //! Everything is behind `&self`: one short lock per node, no lock across I/O. What a call changed
-//! beyond the books is returned as [`Effect`]s; the caller tells the world.
+//! beyond the books is returned as [`LedgerEvent`]s; the caller tells the world.
 //!
 //! Lock order, so that nothing can wait in a circle: membership, a session, `world`, a shape table or an entry of
 //! `pods`, an entry of `claims`, the books of one node, its outlook, what it supplies. `slots`, `ended`,
@@ -30,13 +30,13 @@ use crate::ledger::nodes::changes::{Changes, Ended, Session};
 use crate::ledger::nodes::node_entry::{Shared, Slot};
 use crate::ledger::nodes::per_node::{FleetGauge, Gauge};
 use crate::ledger::nodes::table::{Slots, VERSION_OF_NOBODY};
-use crate::model::event::{Effect, Standing};
-use crate::model::node_state::NodeLedger;
+use crate::model::event::{LedgerEvent, StateBefore};
+use crate::model::node_state::NodeState;
 use crate::usage::node_details::NodeDetails;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::{Mix, MixWindow};
-use crate::waste::supply::{Census, Supply};
-use crate::waste::term::Term;
+use crate::waste::supply::{NodeShapes, Supply};
+use crate::waste::term::CostTerm;
 
 /// What the ledger is told once, at the start.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,7 @@ const KEPT_GONE: usize = 64;
 
 /// The slot that stands where no node is. No version of a node is like its own.
 fn nobody(tolerance: MemMib) -> Slot {
-    let mut books = NodeLedger::new(NodeName::new(""), tolerance);
+    let mut books = NodeState::new(NodeName::new(""), tolerance);
     books.lose_node();
     let mut slot = Slot::new(0, books, Arc::default());
     slot.version = VERSION_OF_NOBODY.into();
@@ -71,19 +71,19 @@ fn nobody(tolerance: MemMib) -> Slot {
 }
 
 /// What is the same for all nodes: the classes of devices and the request mix worked out for them.
-pub(crate) struct World {
+pub(crate) struct ClusterModel {
     pub(crate) classes: DeviceClasses,
     mix: Mix,
-    census: Census,
+    node_shapes: NodeShapes,
     /// How the devices of each pool are shared.
     pub(crate) pools: PoolRules,
     /// What the policy judges without; none but in the simulator.
-    left_out: Option<Term>,
+    left_out: Option<CostTerm>,
     pub(crate) compiled: Arc<CompiledMix>,
     pub(crate) mix_generation: u64,
 }
 
-impl World {
+impl ClusterModel {
     /// Lets `change` add classes, and works out the mix anew when it did.
     pub(crate) fn change_classes<T>(&mut self, change: impl FnOnce(&mut DeviceClasses) -> T) -> T {
         let before = self.classes.count();
@@ -100,18 +100,18 @@ impl World {
     }
 
     /// The nodes by shape.
-    pub(crate) fn census(&self) -> &Census {
-        &self.census
+    pub(crate) fn node_shapes(&self) -> &NodeShapes {
+        &self.node_shapes
     }
 
     /// Judges by another mix and other nodes from now on.
-    fn replace_mix(&mut self, mix: Mix, census: Census) {
-        (self.mix, self.census) = (mix, census);
+    fn replace_mix(&mut self, mix: Mix, node_shapes: NodeShapes) {
+        (self.mix, self.node_shapes) = (mix, node_shapes);
         self.compile();
     }
 
     fn compile(&mut self) {
-        let mix = CompiledMix::without(self.left_out, &self.mix, &self.classes, &self.census);
+        let mix = CompiledMix::without(self.left_out, &self.mix, &self.classes, &self.node_shapes);
         self.compiled = Arc::new(mix);
         self.mix_generation += 1;
     }
@@ -122,11 +122,11 @@ pub struct Ledger {
     pub(crate) settings: Settings,
     slots: RwLock<Arc<Slots>>,
     pub(crate) pods: DashMap<PodUid, usize>,
-    pub(crate) claims: DashMap<PodUid, usize>,
+    pub(crate) holds: DashMap<PodUid, usize>,
     pub(crate) owners: DashMap<DeviceId, usize>,
     /// Numbers of failure domains, from one on.
     pub(crate) domains: Mutex<BTreeMap<String, u32>>,
-    world: RwLock<World>,
+    world: RwLock<ClusterModel>,
     shared: Arc<Shared>,
     /// Held for reading while a name or a position of a node is acted on, for writing while positions pass
     /// on to other nodes.
@@ -152,19 +152,19 @@ impl Ledger {
     pub fn new(settings: Settings) -> Self {
         let classes = DeviceClasses::default();
         let mix = Mix::default();
-        let census = Census::default();
-        let compiled = Arc::new(CompiledMix::of(&mix, &classes, &census));
+        let node_shapes = NodeShapes::default();
+        let compiled = Arc::new(CompiledMix::of(&mix, &classes, &node_shapes));
         Self {
             settings,
             slots: RwLock::default(),
             pods: DashMap::new(),
-            claims: DashMap::new(),
+            holds: DashMap::new(),
             owners: DashMap::new(),
             domains: Mutex::default(),
-            world: RwLock::new(World {
+            world: RwLock::new(ClusterModel {
                 classes,
                 mix,
-                census,
+                node_shapes,
                 pools: PoolRules::default(),
                 left_out: None,
                 compiled,
@@ -200,11 +200,11 @@ impl Ledger {
         self.membership.read()
     }
 
-    pub(crate) fn world(&self) -> RwLockReadGuard<'_, World> {
+    pub(crate) fn world(&self) -> RwLockReadGuard<'_, ClusterModel> {
         self.world.read()
     }
 
-    pub(crate) fn world_mut(&self) -> RwLockWriteGuard<'_, World> {
+    pub(crate) fn world_mut(&self) -> RwLockWriteGuard<'_, ClusterModel> {
         self.world.write()
     }
 
@@ -224,7 +224,7 @@ impl Ledger {
     }
 
     /// Leaves a part of the policy `fragmentation` out, to see what it is worth (simulation).
-    pub fn leave_out(&self, term: Term) {
+    pub fn leave_out(&self, term: CostTerm) {
         let mut world = self.world_mut();
         world.left_out = Some(term);
         world.compile();
@@ -233,16 +233,16 @@ impl Ledger {
     /// Judges by another mix from now on, or by the same one for other nodes.
     pub(crate) fn replace_mix(&self, mix: Option<Mix>) {
         self.is_census_old.store(false, Ordering::Release);
-        let mut census = Census::default();
-        self.slots().iter().for_each(|slot| census.count(&slot.read()));
+        let mut node_shapes = NodeShapes::default();
+        self.slots().iter().for_each(|slot| node_shapes.count(&slot.read()));
         let mut world = self.world_mut();
         match mix {
-            None if world.census == census => {} // an agent said hello again
+            None if world.node_shapes == node_shapes => {} // an agent said hello again
             None => {
                 let mix = world.mix.clone();
-                world.replace_mix(mix, census);
+                world.replace_mix(mix, node_shapes);
             }
-            Some(mix) => world.replace_mix(mix, census),
+            Some(mix) => world.replace_mix(mix, node_shapes),
         }
     }
 
@@ -263,7 +263,7 @@ impl Ledger {
         if let Some(at) = slots.position(name.as_str().as_bytes()) {
             return at; // another thread was quicker
         }
-        let mut books = NodeLedger::new(name.clone(), self.settings.unmanaged_tolerance);
+        let mut books = NodeState::new(name.clone(), self.settings.unmanaged_tolerance);
         books.lose_node(); // until its Node object is seen: a pod may name a node that is gone
         let slot = |at| Slot::new(at, books, Arc::clone(&self.shared));
         Arc::make_mut(&mut slots).add(name.as_str(), slot)
@@ -288,21 +288,21 @@ impl Ledger {
     pub(crate) fn change_slot(
         &self,
         at: usize,
-        change: impl FnOnce(&mut NodeLedger),
-    ) -> Vec<Effect> {
+        change: impl FnOnce(&mut NodeState),
+    ) -> Vec<LedgerEvent> {
         self.slot(at).change(|books| {
-            let before = Standing::of(books);
+            let before = StateBefore::of(books);
             change(books);
             before.effects(books)
         })
     }
 
     /// Ends the claim of a pod. Room appears by it.
-    pub(crate) fn unclaim(&self, uid: &PodUid) -> Option<Effect> {
+    pub(crate) fn release(&self, uid: &PodUid) -> Option<LedgerEvent> {
         let mut effects = Vec::new();
-        self.claims.remove_if(uid, |_, at| {
+        self.holds.remove_if(uid, |_, at| {
             effects = self.change_slot(*at, |books| {
-                books.unclaim(uid);
+                books.release(uid);
             });
             true
         });
@@ -319,16 +319,16 @@ impl Ledger {
         if self.ended().contains(uid) {
             return T::default();
         }
-        body(self.claims.get(uid).map(|at| *at))
+        body(self.holds.get(uid).map(|at| *at))
     }
 
     /// Forgets where pods are that node `at` no longer holds.
     pub(crate) fn drop_index(&self, at: usize, ended: &[PodUid]) {
         let slot = self.slot(at);
         for uid in ended {
-            self.pods.remove_if(uid, |_, held| *held == at && !slot.read().holds(uid));
-            let is_claimed = || slot.read().claims().contains_key(uid);
-            self.claims.remove_if(uid, |_, held| *held == at && !is_claimed());
+            self.pods.remove_if(uid, |_, held| *held == at && !slot.read().has_pod(uid));
+            let is_claimed = || slot.read().holds().contains_key(uid);
+            self.holds.remove_if(uid, |_, held| *held == at && !is_claimed());
         }
         self.recycle(at);
     }
@@ -372,7 +372,7 @@ impl Ledger {
                 self.owners.remove_if(&device.device().id, |_, owner| *owner == at);
             }
             let tolerance = self.settings.unmanaged_tolerance;
-            *books = NodeLedger::new(books.name().clone(), tolerance);
+            *books = NodeState::new(books.name().clone(), tolerance);
             books.lose_node();
             true
         });

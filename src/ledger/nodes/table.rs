@@ -231,7 +231,7 @@ mod tests {
     use super::*;
     use crate::hardware::device::NodeName;
     use crate::hardware::units::MemMib;
-    use crate::model::node_state::NodeLedger;
+    use crate::model::node_state::NodeState;
 
     #[test]
     fn names_are_the_same_where_all_their_bytes_are() {
@@ -252,7 +252,7 @@ mod tests {
         let mut slots = Slots::default();
         let names = ["m", "c", "x", "a", "ca", "", "y-0", "b"];
         for name in names {
-            let books = NodeLedger::new(NodeName::new(name), MemMib::ZERO);
+            let books = NodeState::new(NodeName::new(name), MemMib::ZERO);
             slots.add(name, |at| Slot::new(at, books, Arc::default()));
         }
         let mut sorted = names;

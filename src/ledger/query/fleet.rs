@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::ledger::nodes::per_node::{FleetGauge, Kind, PerNode};
 use crate::ledger::nodes::state::Ledger;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::scoring::efficiency::Figures;
 use crate::waste::compiled_mix::CompiledMix;
 
@@ -21,7 +21,7 @@ impl Ledger {
         if gauge.generation != Some(generation) {
             *gauge = FleetGauge { generation: Some(generation), nodes: PerNode::default() };
         }
-        let measure = |books: &NodeLedger| (books.pool().clone(), Figures::of(books, &mix));
+        let measure = |books: &NodeState| (books.pool().clone(), Figures::of(books, &mix));
         gauge.nodes.refresh(&self.slots(), classes, measure);
         let mut fleet: BTreeMap<Kind, Figures> = BTreeMap::new();
         for (pool, figures) in gauge.nodes.all().flatten() {

@@ -17,21 +17,21 @@ use crate::hardware::units::{HostAmount, Timestamp};
 use crate::ledger::nodes::answer_cache::{Kept, Shape, ShapeTable};
 use crate::ledger::nodes::narrowing::{Choice, Choosing, Keys};
 use crate::ledger::nodes::ranking::Candidate;
-use crate::ledger::nodes::state::{Ledger, World};
+use crate::ledger::nodes::state::{ClusterModel, Ledger};
 use crate::ledger::nodes::table::Slots;
-use crate::model::device_state::{Claim, ClaimRule};
-use crate::model::event::Effect;
-use crate::model::fit::{Ask, HostRule};
-use crate::model::node_state::NodeLedger;
+use crate::model::device_state::{Hold, HoldRule};
+use crate::model::event::LedgerEvent;
+use crate::model::fit::{CompiledRequest, HostRule};
+use crate::model::node_state::NodeState;
 use crate::model::policy::Policy;
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 use crate::model::request::GpuRequest;
-use crate::scoring::cost::Rank;
+use crate::scoring::cost::Cost;
 use crate::scoring::plan;
 use crate::scoring::plan::Place;
 use crate::scoring::strategy::Strategy;
 use crate::waste::compiled_mix::CompiledMix;
-use crate::waste::scarcity::Prices;
+use crate::waste::scarcity::ScarcityPrices;
 
 /// Most claims at once. Each belongs to one pod between two verbs, so only a runaway caller holds
 /// more; then new pods get none, and bind alone decides.
@@ -43,7 +43,7 @@ const MOST_NEW_CLASSES: usize = 16;
 
 /// A question about one pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Question {
+pub struct PlacementRequest {
     /// What it wants of GPUs; none for a pod without.
     pub gpu: Option<GpuRequest>,
     /// What it wants of the node outside its GPUs.
@@ -54,23 +54,23 @@ pub struct Question {
     pub strategy: Strategy,
 }
 
-impl Question {
+impl PlacementRequest {
     /// The request worked out for every class of device.
-    pub(crate) fn ask(&self, classes: &DeviceClasses) -> Ask {
-        Ask::new(self.gpu.clone(), self.host, self.host_rule, classes)
+    pub(crate) fn ask(&self, classes: &DeviceClasses) -> CompiledRequest {
+        CompiledRequest::new(self.gpu.clone(), self.host, self.host_rule, classes)
     }
 }
 
 /// An answer for one node: how good the best place is, or why there is none.
-pub type Answer = Result<Rank, Misfit>;
+pub type Answer = Result<Cost, Rejection>;
 
 /// A question with the answers that are kept to its shape.
 struct Asked<'a> {
     slots: &'a Slots,
-    world: &'a World,
-    question: &'a Question,
-    ask: Ask,
-    prices: Prices,
+    world: &'a ClusterModel,
+    question: &'a PlacementRequest,
+    ask: CompiledRequest,
+    prices: ScarcityPrices,
     table: &'a mut ShapeTable,
 }
 
@@ -80,13 +80,13 @@ impl Asked<'_> {
     fn answer(&mut self, name: &str) -> Answer {
         self.slots
             .position(name.as_bytes())
-            .map_or(Err(Misfit::UnknownNode), |at| self.answer_at(at))
+            .map_or(Err(Rejection::UnknownNode), |at| self.answer_at(at))
     }
 
     /// The answer for the node at a position.
     #[inline]
     fn answer_at(&mut self, at: usize) -> Answer {
-        self.kept_at(at).map(|merit| merit.rank(&self.prices))
+        self.kept_at(at).map(|local_cost| local_cost.rank(&self.prices))
     }
 
     #[inline]
@@ -108,21 +108,21 @@ impl Asked<'_> {
     fn look_at(&mut self, at: usize) -> Kept {
         let world = self.world;
         let (version, answer) =
-            self.slots[at].look_with_outlook(world.mix_generation, |books, outlook| {
+            self.slots[at].look_with_waste(world.mix_generation, |books, node_waste| {
                 let strategy = self.question.strategy;
-                let claims = ClaimRule::Respected;
+                let holds = HoldRule::Respected;
                 let mix = &world.compiled;
-                plan::evaluate_with(books, &self.ask, strategy, mix, claims, outlook)
+                plan::evaluate_with(books, &self.ask, strategy, mix, holds, node_waste)
             });
-        let answer = answer.map(|place| place.merit);
+        let answer = answer.map(|place| place.local_cost);
         self.table.keep(at, self.slots.order(at), version, answer);
         answer
     }
 
     /// Where the node at a position stands among others, if it is known to fit.
     fn candidate(&self, at: usize) -> Option<Candidate> {
-        let merit = self.table.get(at)?.as_ref().ok()?;
-        Some(Candidate { key: merit.key(&self.prices), order: self.slots.order(at), at })
+        let local_cost = self.table.get(at)?.as_ref().ok()?;
+        Some(Candidate { key: local_cost.key(&self.prices), order: self.slots.order(at), at })
     }
 
     /// The best of `nodes`, at most `most`, in the order of their ranks.
@@ -152,12 +152,16 @@ fn least<T: Ord>(mut all: impl Iterator<Item = T>, most: usize) -> Vec<T> {
 
 impl Ledger {
     /// The answer for each of `nodes`, in their order.
-    pub fn answers(&self, question: &Question, nodes: &[impl AsRef<str>]) -> Vec<Answer> {
+    pub fn answers(&self, question: &PlacementRequest, nodes: &[impl AsRef<str>]) -> Vec<Answer> {
         self.asked(question, |asked| nodes.iter().map(|name| asked.answer(name.as_ref())).collect())
     }
 
     /// Which of `nodes` fit, with the keys of their ranks.
-    pub fn keys(&self, question: &Question, nodes: impl Iterator<Item: AsRef<[u8]>>) -> Keys {
+    pub fn keys(
+        &self,
+        question: &PlacementRequest,
+        nodes: impl Iterator<Item: AsRef<[u8]>>,
+    ) -> Keys {
         self.asked(question, |asked| {
             let slots = asked.slots;
             let at: Vec<Option<usize>> = nodes.map(|name| slots.position(name.as_ref())).collect();
@@ -183,7 +187,7 @@ impl Ledger {
     /// the others. See [`Choice`].
     pub fn choose(
         &self,
-        question: &Question,
+        question: &PlacementRequest,
         nodes: impl Iterator<Item: AsRef<[u8]>>,
         most: usize,
     ) -> Choice {
@@ -203,14 +207,14 @@ impl Ledger {
                 }
             }
             let mut refused = asked.table.refused(&listed);
-            refused[Misfit::UnknownNode.position()] += unknown;
+            refused[Rejection::UnknownNode.position()] += unknown;
             let kept = choosing.end().into_iter().map(|at| slots[at].name.clone());
             Choice { kept: kept.collect(), refused }
         })
     }
 
     /// The best of all nodes, with its rank; ties go to the first name. `None` when none fits.
-    pub fn best(&self, question: &Question) -> Option<(NodeName, Rank)> {
+    pub fn best(&self, question: &PlacementRequest) -> Option<(NodeName, Cost)> {
         self.asked(question, |asked| {
             let slots = asked.slots;
             let mut all = FixedBitSet::with_capacity(slots.len());
@@ -223,9 +227,9 @@ impl Ledger {
     /// The rank of each node that fits and that `is_asked`, by position.
     pub(crate) fn ranked(
         &self,
-        question: &Question,
+        question: &PlacementRequest,
         is_asked: impl Fn(usize) -> bool,
-    ) -> Vec<(Rank, usize)> {
+    ) -> Vec<(Cost, usize)> {
         self.asked(question, |asked| {
             let nodes = asked.slots.present().filter(|at| is_asked(*at));
             nodes.filter_map(|at| Some((asked.answer_at(at).ok()?, at))).collect()
@@ -233,12 +237,12 @@ impl Ledger {
     }
 
     /// The answer for one node, worked out afresh without any kept answer: the oracle.
-    pub fn fresh_answer(&self, question: &Question, node: &str) -> Answer {
-        let at = self.position(node).ok_or(Misfit::UnknownNode)?;
+    pub fn fresh_answer(&self, question: &PlacementRequest, node: &str) -> Answer {
+        let at = self.position(node).ok_or(Rejection::UnknownNode)?;
         let world = self.world();
         let ask = question.ask(&world.classes);
         let place = evaluate(&self.slot(at).read(), &ask, question, &world)?;
-        Ok(place.merit.rank(&self.prices(&world.compiled, question)))
+        Ok(place.local_cost.rank(&self.prices(&world.compiled, question)))
     }
 
     /// The answers on `count` nodes that are not part of the ledger (an autoscaler's template nodes). `make`
@@ -247,14 +251,14 @@ impl Ledger {
     /// those with classes beyond `MOST_NEW_CLASSES` new ones count as without devices.
     pub fn answers_on(
         &self,
-        question: &Question,
+        question: &PlacementRequest,
         count: usize,
-        make: impl Fn(usize, &mut DeviceClasses) -> Option<NodeLedger>,
+        make: impl Fn(usize, &mut DeviceClasses) -> Option<NodeState>,
     ) -> Vec<Answer> {
         // Of a copy: the books wait for nobody who asks about made-up nodes.
-        let (mut classes, mix, census) = {
+        let (mut classes, mix, node_shapes) = {
             let world = self.world();
-            (world.classes.clone(), world.mix().clone(), world.census().clone())
+            (world.classes.clone(), world.mix().clone(), world.node_shapes().clone())
         };
         let most = classes.count() + MOST_NEW_CLASSES;
         let mut judged = FixedBitSet::with_capacity(count);
@@ -267,37 +271,37 @@ impl Ledger {
             }
         }
         let ask = question.ask(&classes);
-        let mix = CompiledMix::of(&mix, &classes, &census);
+        let mix = CompiledMix::of(&mix, &classes, &node_shapes);
         let prices = self.prices(&mix, question);
         let answer = |at: usize| {
             let node = judged.contains(at).then(|| make(at, &mut classes)).flatten();
-            let node = node.ok_or(Misfit::NoDevices)?;
-            let place = plan::evaluate(&node, &ask, question.strategy, &mix, ClaimRule::Respected)?;
-            Ok(place.merit.rank(&prices))
+            let node = node.ok_or(Rejection::NoDevices)?;
+            let place = plan::evaluate(&node, &ask, question.strategy, &mix, HoldRule::Respected)?;
+            Ok(place.local_cost.rank(&prices))
         };
         (0..count).map(answer).collect()
     }
 
     /// The prices of the moment, for all nodes alike.
-    pub(crate) fn prices(&self, mix: &CompiledMix, question: &Question) -> Prices {
+    pub(crate) fn prices(&self, mix: &CompiledMix, question: &PlacementRequest) -> ScarcityPrices {
         match question.strategy {
             Strategy::Policy(Policy::Fragmentation) => {
                 mix.prices(&self.supply(), question.gpu.is_some())
             }
             Strategy::Policy(Policy::BinPack | Policy::Spread) | Strategy::Baseline(_) => {
-                Prices::default()
+                ScarcityPrices::default()
             }
         }
     }
 
     /// Notes that a pod asks this that there is: the answers that are kept to it outlast those to questions
     /// that somebody makes up.
-    pub fn keep_answers(&self, question: &Question) {
+    pub fn keep_answers(&self, question: &PlacementRequest) {
         self.shapes.prefer(&shape(question));
     }
 
     /// Runs `body` with the question and the answers that are kept to its shape.
-    fn asked<T>(&self, question: &Question, body: impl FnOnce(&mut Asked<'_>) -> T) -> T {
+    fn asked<T>(&self, question: &PlacementRequest, body: impl FnOnce(&mut Asked<'_>) -> T) -> T {
         let slots = self.slots();
         let world = self.world();
         let table = self.shapes.table(shape(question), slots.len());
@@ -316,15 +320,15 @@ impl Ledger {
 
     /// Holds the best place on `node` back for a pod; its earlier claim ends. There is none without
     /// room there, with too many claims, or for a pod that is booked or has ended.
-    pub fn claim(
+    pub fn hold(
         &self,
         pod: &PodUid,
         node: &str,
-        question: &Question,
+        question: &PlacementRequest,
         now: Timestamp,
-    ) -> Vec<Effect> {
+    ) -> Vec<LedgerEvent> {
         let _stays = self.stay();
-        let found = self.position(node).filter(|_| self.claims.len() < MAX_CLAIMS);
+        let found = self.position(node).filter(|_| self.holds.len() < MAX_CLAIMS);
         let world = self.world();
         let ask = question.ask(&world.classes);
         self.while_unbooked(pod, |claimed_at| {
@@ -332,17 +336,17 @@ impl Ledger {
             // that only a difference between the two is.
             let mut effects = Vec::new();
             if claimed_at != found {
-                effects.extend(self.unclaim(pod));
+                effects.extend(self.release(pod));
             }
             let Some(at) = found else { return effects };
-            let entry = self.claims.entry(pod.clone());
+            let entry = self.holds.entry(pod.clone());
             let mut is_claimed = false;
             effects.extend(self.change_slot(at, |books| {
-                books.unclaim(pod);
+                books.release(pod);
                 let Ok(place) = evaluate(books, &ask, question, &world) else { return };
                 let placement = plan::placement(books, &place);
                 let expires = now.plus(self.settings.claim_for);
-                books.claim(pod.clone(), Claim { placement, host: ask.host, expires });
+                books.hold(pod.clone(), Hold { placement, host: ask.host, expires });
                 is_claimed = true;
             }));
             if is_claimed {
@@ -355,19 +359,19 @@ impl Ledger {
     }
 
     /// Ends the claim of a pod that is about to be booked on `node`, where it has one elsewhere.
-    pub fn drop_claim_elsewhere(&self, pod: &PodUid, node: &str) -> Vec<Effect> {
-        let is_there = self.claims.get(pod).is_none_or(|at| Some(*at) == self.position(node));
-        if is_there { Vec::new() } else { self.drop_claim(pod) }
+    pub fn drop_hold_elsewhere(&self, pod: &PodUid, node: &str) -> Vec<LedgerEvent> {
+        let is_there = self.holds.get(pod).is_none_or(|at| Some(*at) == self.position(node));
+        if is_there { Vec::new() } else { self.drop_hold(pod) }
     }
 
     /// Ends the claim of a pod, where it has one: its next question sees that room again.
-    pub fn drop_claim(&self, pod: &PodUid) -> Vec<Effect> {
-        self.unclaim(pod).into_iter().collect()
+    pub fn drop_hold(&self, pod: &PodUid) -> Vec<LedgerEvent> {
+        self.release(pod).into_iter().collect()
     }
 }
 
 /// What decides the answers to a question.
-fn shape(question: &Question) -> Shape {
+fn shape(question: &PlacementRequest) -> Shape {
     Shape {
         gpu: question.gpu.as_ref().map(GpuRequest::shape),
         host: question.host,
@@ -377,12 +381,12 @@ fn shape(question: &Question) -> Shape {
 }
 
 fn evaluate(
-    books: &NodeLedger,
-    ask: &Ask,
-    question: &Question,
-    world: &World,
-) -> Result<Place, Misfit> {
-    plan::evaluate(books, ask, question.strategy, &world.compiled, ClaimRule::Respected)
+    books: &NodeState,
+    ask: &CompiledRequest,
+    question: &PlacementRequest,
+    world: &ClusterModel,
+) -> Result<Place, Rejection> {
+    plan::evaluate(books, ask, question.strategy, &world.compiled, HoldRule::Respected)
 }
 
 #[cfg(test)]

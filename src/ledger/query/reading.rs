@@ -8,12 +8,12 @@ use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::nodes::node_entry::Slot;
 use crate::ledger::nodes::per_node::{Gauge, PerNode};
 use crate::ledger::nodes::state::Ledger;
-use crate::model::node_state::{AuditError, NodeLedger, NodeState};
+use crate::model::node_state::{AuditError, NodeReporting, NodeState};
 use crate::model::reservation::{PodRef, Reservation};
 use crate::scoring::fragmentation::{Packing, stranded_by_device};
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::Mix;
-use crate::waste::supply::Census;
+use crate::waste::supply::NodeShapes;
 
 /// Whether questions can be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl Ledger {
         let slots = self.slots();
         let waits = |slot: &&Arc<Slot>| {
             let books = slot.read();
-            books.state() == NodeState::NeverReported && !books.reservations().is_empty()
+            books.state() == NodeReporting::NeverReported && !books.reservations().is_empty()
         };
         match slots.iter().filter(waits).count() {
             0 => Readiness::Ready,
@@ -71,13 +71,13 @@ impl Ledger {
     }
 
     /// A copy of the books of one node.
-    pub fn node(&self, name: &str) -> Option<NodeLedger> {
+    pub fn node(&self, name: &str) -> Option<NodeState> {
         self.position(name).map(|at| self.slot(at).read().clone())
     }
 
     /// Copies of the books of all nodes, by name.
-    pub fn nodes(&self) -> Vec<NodeLedger> {
-        let mut nodes: Vec<NodeLedger> =
+    pub fn nodes(&self) -> Vec<NodeState> {
+        let mut nodes: Vec<NodeState> =
             self.slots().iter().map(|slot| slot.read().clone()).collect();
         nodes.retain(|node| !node.is_forgettable());
         nodes.sort_by(|a, b| a.name().cmp(b.name()));
@@ -86,7 +86,7 @@ impl Ledger {
 
     /// Lets `look` see the books of each node, one after the other, in no particular order, without a
     /// copy. Each node is held meanwhile, so `look` must be short and must not ask the ledger.
-    pub fn look_at_each(&self, mut look: impl FnMut(&NodeLedger)) {
+    pub fn look_at_each(&self, mut look: impl FnMut(&NodeState)) {
         for slot in self.slots().iter() {
             let books = slot.read();
             if !books.is_forgettable() {
@@ -96,7 +96,7 @@ impl Ledger {
     }
 
     /// The state of each node, in no particular order.
-    pub fn node_states(&self) -> Vec<NodeState> {
+    pub fn node_states(&self) -> Vec<NodeReporting> {
         self.slots().iter().map(|slot| slot.read().state()).collect()
     }
 
@@ -138,7 +138,9 @@ impl Ledger {
             if gauge.basis != Some(basis) {
                 gauge.compiled = match &gauge.mix {
                     None => Arc::clone(&world.compiled),
-                    Some(mix) => Arc::new(CompiledMix::of(mix, &world.classes, &Census::default())),
+                    Some(mix) => {
+                        Arc::new(CompiledMix::of(mix, &world.classes, &NodeShapes::default()))
+                    }
                 };
                 (gauge.basis, gauge.nodes) = (Some(basis), PerNode::default());
             }
@@ -152,7 +154,7 @@ impl Ledger {
 
     /// For each GPU, in no particular order: the free share that the requests of `mix` cannot use.
     pub fn stranded_against(&self, mix: &Mix) -> Vec<Share> {
-        let mix = CompiledMix::of(mix, &self.world().classes, &Census::default());
+        let mix = CompiledMix::of(mix, &self.world().classes, &NodeShapes::default());
         let slots = self.slots();
         let of_node = |slot: &Arc<Slot>| stranded_by_device(&slot.read(), &mix);
         slots.iter().flat_map(of_node).map(|(_, share)| share).collect()
@@ -164,8 +166,8 @@ impl Ledger {
     }
 
     /// Claims that are held now.
-    pub fn claim_count(&self) -> usize {
-        self.claims.len()
+    pub fn hold_count(&self) -> usize {
+        self.holds.len()
     }
 
     /// How many entries the tables have that grow with pods, nodes or questions, by name.
@@ -179,7 +181,7 @@ impl Ledger {
             ("nodes", slots.count()),
             ("domains", self.domains.lock().len()),
             ("pods", self.pods.len()),
-            ("claims", self.claims.len()),
+            ("claims", self.holds.len()),
             ("devices", self.owners.len()),
             ("ended", self.ended().count()),
             ("mix", self.window.lock().pods()),

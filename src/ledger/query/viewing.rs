@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use crate::hardware::device::NodeName;
 use crate::ledger::nodes::node_entry::Slot;
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::Question;
-use crate::model::device_state::ClaimRule;
-use crate::model::node_state::NodeLedger;
+use crate::ledger::query::questions::PlacementRequest;
+use crate::model::device_state::HoldRule;
+use crate::model::node_state::NodeState;
 use crate::scoring::fragmentation::Packing;
 use crate::scoring::plan;
 use crate::usage::node_details::NodeDetails;
@@ -16,8 +16,8 @@ use crate::usage::node_details::NodeDetails;
 impl Ledger {
     /// Lets `look` see each node with what its agent says beside the books, one after the other, in no
     /// particular order. Each node is held meanwhile, so `look` must be short and must not ask the
-    /// ledger. Nodes that are forgotten are shown too: see [`NodeLedger::is_forgettable`].
-    pub fn look_into_each(&self, mut look: impl FnMut(&NodeLedger, &NodeDetails)) {
+    /// ledger. Nodes that are forgotten are shown too: see [`NodeState::is_forgettable`].
+    pub fn look_into_each(&self, mut look: impl FnMut(&NodeState, &NodeDetails)) {
         let slots = self.slots();
         slots.present().for_each(|at| show(&slots[at], &mut look));
     }
@@ -27,7 +27,7 @@ impl Ledger {
     pub fn look_into_changed(
         &self,
         seen: &mut u64,
-        mut look: impl FnMut(&NodeLedger, &NodeDetails),
+        mut look: impl FnMut(&NodeState, &NodeDetails),
     ) {
         let changed: Option<BTreeSet<usize>> = self.changes().since(seen).map(Iterator::collect);
         let slots = self.slots(); // as young as the changes: it has all that they name
@@ -41,7 +41,7 @@ impl Ledger {
 
     /// Each node that fits, in no particular order, with the positions of all its devices that the pod
     /// could get: O(nodes × devices). It claims nothing and keeps nothing.
-    pub fn fitting(&self, question: &Question) -> Vec<(NodeName, Vec<usize>)> {
+    pub fn fitting(&self, question: &PlacementRequest) -> Vec<(NodeName, Vec<usize>)> {
         let slots = self.slots();
         let (ask, known) = {
             let world = self.world();
@@ -51,7 +51,7 @@ impl Ledger {
             let books = slot.read();
             // Devices of a class that came this very moment are told of the next time.
             let is_known = books.is_of_classes(known);
-            is_known.then(|| plan::fitting(&books, &ask, ClaimRule::Respected).ok()).flatten()
+            is_known.then(|| plan::fitting(&books, &ask, HoldRule::Respected).ok()).flatten()
         };
         let found = slots.present().map(|at| &slots[at]);
         found.filter_map(|slot| Some((slot.name.clone(), on(slot)?))).collect()
@@ -67,7 +67,7 @@ impl Ledger {
     }
 }
 
-fn show(slot: &Slot, look: &mut impl FnMut(&NodeLedger, &NodeDetails)) {
+fn show(slot: &Slot, look: &mut impl FnMut(&NodeState, &NodeDetails)) {
     let books = slot.read();
     look(&books, &slot.details.lock());
 }

@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 
 use crate::hardware::device::PodUid;
 use crate::hardware::units::{HostAmount, Share};
-use crate::model::device_state::{ClaimRule, DeviceBooks};
-use crate::model::fit::{Ask, fit_host};
-use crate::model::node_state::NodeLedger;
+use crate::model::device_state::{DeviceState, HoldRule};
+use crate::model::fit::{CompiledRequest, fit_host};
+use crate::model::node_state::NodeState;
 use crate::model::reservation::Reservation;
 use crate::scoring::plan;
 
@@ -46,11 +46,11 @@ impl PartialOrd for Clearing {
 
 /// The sets of at most `most` pods without which `ask` fits on `node`, fewest pods first, then the
 /// least share moved. Empty where it fits as it is, and where nothing helps.
-pub fn clearings(node: &NodeLedger, ask: &Ask, most: usize) -> Vec<Clearing> {
+pub fn clearings(node: &NodeState, ask: &CompiledRequest, most: usize) -> Vec<Clearing> {
     let held = node.reservations().iter();
     let movable: Vec<_> = held.filter(|(_, held)| held.is_movable()).collect();
     let finder = Finder { node, ask, most, movable };
-    if finder.movable.is_empty() || plan::fits(node, ask, ClaimRule::Respected) {
+    if finder.movable.is_empty() || plan::fits(node, ask, HoldRule::Respected) {
         return Vec::new();
     }
     let mut found: Vec<Clearing> = finder
@@ -72,8 +72,8 @@ pub fn clearings(node: &NodeLedger, ask: &Ask, most: usize) -> Vec<Clearing> {
 }
 
 struct Finder<'a> {
-    node: &'a NodeLedger,
-    ask: &'a Ask,
+    node: &'a NodeState,
+    ask: &'a CompiledRequest,
     most: usize,
     movable: Vec<(&'a PodUid, &'a Reservation)>,
 }
@@ -109,7 +109,7 @@ impl Finder<'_> {
 
     /// The sets of tenants of one device without which one part of the request fits there; the empty
     /// set where it does anyway. None where the device can never take it.
-    fn clear_device(&self, books: &DeviceBooks) -> Option<Vec<BTreeSet<PodUid>>> {
+    fn clear_device(&self, books: &DeviceState) -> Option<Vec<BTreeSet<PodUid>>> {
         let demand = self.ask.demand_on(books.class()).ok()?;
         if !books.is_placeable() {
             return None;
@@ -143,7 +143,7 @@ impl Finder<'_> {
     /// The set as it is, or where the host is too full for the request, the set with the fewest more
     /// pods that hold enough of it.
     fn with_host(&self, pods: BTreeSet<PodUid>) -> Vec<BTreeSet<PodUid>> {
-        let free = self.node.host_room(ClaimRule::Respected);
+        let free = self.node.host_room(HoldRule::Respected);
         let host =
             |uid: &PodUid| self.node.reservation(uid).map_or(HostAmount::ZERO, |held| held.host);
         let freed = pods.iter().map(host).try_fold(free, HostAmount::checked_add).unwrap_or(free);

@@ -9,14 +9,14 @@ use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::nodes::node_entry::Slot;
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::Question;
+use crate::ledger::query::questions::PlacementRequest;
 use crate::ledger::suggest::displacement::{Clearing, clearings};
-use crate::model::device_state::ClaimRule;
+use crate::model::device_state::HoldRule;
 use crate::model::fit::HostRule;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::model::policy::Policy;
 use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
-use crate::scoring::cost::Rank;
+use crate::scoring::cost::Cost;
 use crate::scoring::plan;
 use crate::scoring::plan::Place;
 use crate::scoring::strategy::Strategy;
@@ -58,7 +58,7 @@ pub struct Emptying {
 impl Ledger {
     /// The cheapest way to make room for a pod that fits nowhere by at most `most` moves: fewest pods,
     /// then the least share moved. `None` where it fits as it is, or where no such way is found.
-    pub fn moves(&self, question: &Question, most: usize) -> Option<Relocation> {
+    pub fn moves(&self, question: &PlacementRequest, most: usize) -> Option<Relocation> {
         if self.best(question).is_some() {
             return None;
         }
@@ -115,7 +115,7 @@ impl Ledger {
     fn relocation(
         &self,
         slots: &[Arc<Slot>],
-        question: &Question,
+        question: &PlacementRequest,
         pods: &BTreeSet<PodUid>,
         at: usize,
     ) -> Option<Relocation> {
@@ -129,7 +129,7 @@ impl Ledger {
 }
 
 /// The waiting pod on its place, for the books of a proposal only.
-fn guest(placement: Placement, question: &Question) -> Reservation {
+fn guest(placement: Placement, question: &PlacementRequest) -> Reservation {
     Reservation {
         pod: PodRef { uid: PodUid::new("the waiting pod"), name: "the waiting pod".into() },
         placement,
@@ -143,11 +143,11 @@ fn guest(placement: Placement, question: &Question) -> Reservation {
 struct Board<'a> {
     ledger: &'a Ledger,
     slots: &'a [Arc<Slot>],
-    changed: BTreeMap<usize, NodeLedger>,
+    changed: BTreeMap<usize, NodeState>,
 }
 
 impl Board<'_> {
-    fn books(&mut self, at: usize) -> &mut NodeLedger {
+    fn books(&mut self, at: usize) -> &mut NodeState {
         self.changed.entry(at).or_insert_with(|| self.slots[at].read().clone())
     }
 
@@ -162,20 +162,20 @@ impl Board<'_> {
         Some(taken)
     }
 
-    fn place_on(&mut self, at: usize, question: &Question) -> Option<Placement> {
+    fn place_on(&mut self, at: usize, question: &PlacementRequest) -> Option<Placement> {
         let (place, _) = self.evaluate(at, question)?;
         Some(plan::placement(self.books(at), &place))
     }
 
-    fn evaluate(&mut self, at: usize, question: &Question) -> Option<(Place, Rank)> {
+    fn evaluate(&mut self, at: usize, question: &PlacementRequest) -> Option<(Place, Cost)> {
         let ledger = self.ledger;
         let books = self.books(at);
         let world = ledger.world();
         let ask = question.ask(&world.classes);
         let strategy = question.strategy;
         let place =
-            plan::evaluate(books, &ask, strategy, &world.compiled, ClaimRule::Respected).ok()?;
-        let rank = place.merit.rank(&ledger.prices(&world.compiled, question));
+            plan::evaluate(books, &ask, strategy, &world.compiled, HoldRule::Respected).ok()?;
+        let rank = place.local_cost.rank(&ledger.prices(&world.compiled, question));
         Some((place, rank))
     }
 
@@ -188,7 +188,7 @@ impl Board<'_> {
         &mut self,
         mut leaving: Vec<Reservation>,
         strategy: Strategy,
-        is_welcome: impl Fn(Rank) -> bool,
+        is_welcome: impl Fn(Cost) -> bool,
     ) -> Option<Vec<Move>> {
         let share = |held: &Reservation| {
             let shares = held.placement.devices.iter().map(|placed| placed.demand.share);
@@ -197,7 +197,7 @@ impl Board<'_> {
         leaving.sort_by(|a, b| (Reverse(share(a)), &a.pod).cmp(&(Reverse(share(b)), &b.pod)));
         let mut moves = Vec::new();
         for held in leaving {
-            let question = Question {
+            let question = PlacementRequest {
                 gpu: held.request.as_deref().cloned(),
                 host: held.host,
                 host_rule: HostRule::Checked,
@@ -212,10 +212,14 @@ impl Board<'_> {
     }
 
     /// The best node for a pod: kept answers for nodes that are as they are, fresh ones for the rest.
-    fn best(&mut self, question: &Question, is_welcome: impl Fn(Rank) -> bool) -> Option<usize> {
+    fn best(
+        &mut self,
+        question: &PlacementRequest,
+        is_welcome: impl Fn(Cost) -> bool,
+    ) -> Option<usize> {
         let changed: Vec<usize> = self.changed.keys().copied().collect();
         let here = changed.iter().filter_map(|at| Some((self.evaluate(*at, question)?.1, *at)));
-        let here: Vec<(Rank, usize)> = here.collect();
+        let here: Vec<(Cost, usize)> = here.collect();
         // A node may have come since the board was made.
         let is_asked = |at: usize| at < self.slots.len() && !changed.contains(&at);
         let elsewhere = self.ledger.ranked(question, is_asked);
@@ -238,7 +242,7 @@ impl Board<'_> {
             return None; // others have come by earlier moves
         }
         let leaving = self.take_out(at, pods)?;
-        let opens_none = |rank| matches!(rank, Rank::BinPack { devices_opened: 0, .. });
+        let opens_none = |rank| matches!(rank, Cost::BinPack { devices_opened: 0, .. });
         self.rehome(leaving, Strategy::Policy(Policy::BinPack), opens_none)
     }
 }

@@ -15,10 +15,10 @@ use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::Question;
-use crate::model::device_state::{ClaimRule, DeviceBooks};
-use crate::model::fit::Ask;
-use crate::model::node_state::NodeLedger;
+use crate::ledger::query::questions::PlacementRequest;
+use crate::model::device_state::{DeviceState, HoldRule};
+use crate::model::fit::CompiledRequest;
+use crate::model::node_state::NodeState;
 use crate::model::request::{Amount, GpuRequest};
 use crate::scoring::plan;
 
@@ -57,7 +57,7 @@ pub(crate) struct Arrival {
 #[derive(Debug)]
 pub struct FreeRoom {
     pub(crate) arrival: Arrival,
-    node: NodeLedger,
+    node: NodeState,
     classes: DeviceClasses,
     /// No device has more free than this.
     most: Demand,
@@ -101,7 +101,7 @@ impl Ledger {
             }
             let node = slot.read();
             let is_known = node.is_of_classes(classes.count());
-            if is_known && plan::fits(&node, &ask, ClaimRule::Respected) {
+            if is_known && plan::fits(&node, &ask, HoldRule::Respected) {
                 return Some(slot.name.clone());
             }
         }
@@ -110,19 +110,19 @@ impl Ledger {
 }
 
 /// An upper bound of what is free on each device; none where nothing is.
-fn most_free(devices: &[DeviceBooks]) -> Option<Demand> {
+fn most_free(devices: &[DeviceState]) -> Option<Demand> {
     // What is taken of a device in equal slots is rounded, so that amounts are not compared.
     if devices.iter().any(|device| device.slots().is_some()) {
         return Some(Demand { memory: MemMib::new(u64::MAX), share: Share::WHOLE });
     }
-    let free = devices.iter().map(DeviceBooks::free);
+    let free = devices.iter().map(DeviceState::free);
     let memory = free.clone().map(|free| free.memory).max()?;
     let share = free.map(|free| free.share).max()?;
     (memory > MemMib::ZERO && share > Share::ZERO).then_some(Demand { memory, share })
 }
 
 /// What a request takes at least of each device, whatever its class.
-fn least_of(question: &Question) -> Demand {
+fn least_of(question: &PlacementRequest) -> Demand {
     match question.gpu.as_ref().map(|gpu| &gpu.amount) {
         Some(Amount::Fraction(share)) => Demand { memory: MemMib::ZERO, share: *share },
         Some(Amount::Memory(memory)) => Demand { memory: *memory, share: Share::ZERO },
@@ -141,7 +141,7 @@ pub(crate) type Order = (std::cmp::Reverse<i32>, i64, PodUid);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub(crate) order: Order,
-    pub(crate) question: Question,
+    pub(crate) question: PlacementRequest,
     /// The nodes of its last question; none where any node may be in the next one.
     pub(crate) asked: Option<Arc<AskedNodes>>,
 }
@@ -149,7 +149,7 @@ pub struct Candidate {
 /// Pods with the same question about the same nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group {
-    question: Arc<Question>,
+    question: Arc<PlacementRequest>,
     asked: Option<Arc<AskedNodes>>,
 }
 
@@ -170,7 +170,7 @@ pub struct RequeueOrder {
     /// The groups by their first pod, each with the least that it takes of a device.
     heads: BTreeMap<Order, (Demand, Group)>,
     /// Requests compiled for so many classes of devices.
-    asks: BTreeMap<Arc<Question>, Ask>,
+    asks: BTreeMap<Arc<PlacementRequest>, CompiledRequest>,
     classes: usize,
 }
 
@@ -206,7 +206,7 @@ impl RequeueOrder {
     pub fn take(&mut self, uid: &PodUid) -> Option<Candidate> {
         let (order, Group { question, asked }) = self.pods.get(uid)?.clone();
         self.set(uid, None);
-        Some(Candidate { order, question: Question::clone(&question), asked })
+        Some(Candidate { order, question: PlacementRequest::clone(&question), asked })
     }
 
     /// Keeps those pods alone.
@@ -268,11 +268,11 @@ impl RequeueOrder {
 
 /// Whether the request fits on the node; what was compiled of it is kept.
 fn fits(
-    asks: &mut BTreeMap<Arc<Question>, Ask>,
+    asks: &mut BTreeMap<Arc<PlacementRequest>, CompiledRequest>,
     room: &FreeRoom,
-    question: &Arc<Question>,
+    question: &Arc<PlacementRequest>,
 ) -> bool {
-    let fits = |ask: &Ask| plan::fits(&room.node, ask, ClaimRule::Respected);
+    let fits = |ask: &CompiledRequest| plan::fits(&room.node, ask, HoldRule::Respected);
     if let Some(ask) = asks.get(question) {
         return fits(ask);
     }

@@ -9,12 +9,12 @@ use crate::hardware::device::NodeName;
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::units::MemMib;
 use crate::ledger::nodes::node_entry::Slot;
-use crate::ledger::nodes::state::World;
-use crate::ledger::query::questions::Question;
+use crate::ledger::nodes::state::ClusterModel;
+use crate::ledger::query::questions::PlacementRequest;
 use crate::ledger::suggest::displacement::Clearing;
-use crate::model::device_state::ClaimRule;
-use crate::model::fit::Ask;
-use crate::model::node_state::NodeLedger;
+use crate::model::device_state::HoldRule;
+use crate::model::fit::CompiledRequest;
+use crate::model::node_state::NodeState;
 use crate::model::reservation::PodRef;
 use crate::scoring::plan;
 
@@ -26,13 +26,13 @@ pub(crate) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    pub(crate) fn new(slots: &'a [Arc<Slot>], world: &World) -> Self {
+    pub(crate) fn new(slots: &'a [Arc<Slot>], world: &ClusterModel) -> Self {
         Self { slots, classes: world.classes.clone() }
     }
 
     /// The nodes by position, each held while it is looked at. One that got devices of a new class
     /// since the search began is left out.
-    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&'a NodeName, MutexGuard<'a, NodeLedger>)> {
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&'a NodeName, MutexGuard<'a, NodeState>)> {
         let known = self.classes.count();
         self.slots.iter().filter_map(move |slot| {
             let books = slot.read();
@@ -41,13 +41,13 @@ impl<'a> Search<'a> {
     }
 
     /// The first node, by position, where `is_it`.
-    pub(crate) fn find(&self, is_it: impl Fn(&NodeLedger) -> bool) -> Option<NodeName> {
+    pub(crate) fn find(&self, is_it: impl Fn(&NodeState) -> bool) -> Option<NodeName> {
         self.nodes().find(|(_, books)| is_it(books)).map(|(name, _)| name.clone())
     }
 
-    pub(crate) fn first(&self, question: &Question) -> Option<NodeName> {
+    pub(crate) fn first(&self, question: &PlacementRequest) -> Option<NodeName> {
         let ask = question.ask(&self.classes);
-        self.find(|books| plan::fits(books, &ask, ClaimRule::Respected))
+        self.find(|books| plan::fits(books, &ask, HoldRule::Respected))
     }
 
     /// The largest size from `least` up to but without `asked` at which some node fits. At the sizes
@@ -60,8 +60,8 @@ impl<'a> Search<'a> {
         lever: Lever,
         (least, asked): (u64, u64),
         whole: &[u64],
-        make: impl Fn(u64) -> Question,
-    ) -> Option<Remedy> {
+        make: impl Fn(u64) -> PlacementRequest,
+    ) -> Option<Suggestion> {
         let most = asked.checked_sub(1).filter(|most| *most >= least)?;
         let ask = |size| {
             let mut question = make(size);
@@ -70,11 +70,12 @@ impl<'a> Search<'a> {
         };
         let above = |size: &u64| (least..=most).contains(size);
         let sizes: BTreeSet<u64> = whole.iter().copied().filter(above).chain([most]).collect();
-        let special: Vec<(u64, Ask)> = sizes.into_iter().map(|size| (size, ask(size))).collect();
+        let special: Vec<(u64, CompiledRequest)> =
+            sizes.into_iter().map(|size| (size, ask(size))).collect();
         let mut best: Option<(u64, NodeName)> = None;
         let mut next = (least, ask(least));
         for (name, books) in self.nodes() {
-            let fits = |ask: &Ask| plan::fits(&books, ask, ClaimRule::Respected);
+            let fits = |ask: &CompiledRequest| plan::fits(&books, ask, HoldRule::Respected);
             let known = best.as_ref().map(|(size, _)| *size);
             let mut better = special.iter().rev().take_while(|(size, _)| Some(*size) > known);
             let mut found = better.find(|(_, ask)| fits(ask)).map(|(size, _)| *size).max(known);
@@ -91,7 +92,7 @@ impl<'a> Search<'a> {
                 found = Some(low);
             }
             if let Some(size) = found.filter(|size| Some(*size) > known)
-                && plan::fits(&books, &make(size).ask(&self.classes), ClaimRule::Respected)
+                && plan::fits(&books, &make(size).ask(&self.classes), HoldRule::Respected)
             {
                 best = Some((size, name.clone()));
                 if size == most {
@@ -100,13 +101,13 @@ impl<'a> Search<'a> {
             }
         }
         let (size, node) = best?;
-        Some(Remedy { node, change: Change::Ask(lever, Box::new(make(size))) })
+        Some(Suggestion { node, change: Change::CompiledRequest(lever, Box::new(make(size))) })
     }
 }
 
 /// A change after which a waiting pod fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remedy {
+pub struct Suggestion {
     /// A node where it fits then.
     pub node: NodeName,
     /// The change.
@@ -122,7 +123,7 @@ pub enum Change {
     /// Nothing but time: these pods have ended, and their processes may still hold the room.
     Ending(Vec<PodRef>),
     /// The pod asks for this in place of what it asks for.
-    Ask(Lever, Box<Question>),
+    CompiledRequest(Lever, Box<PlacementRequest>),
     /// These pods end; none of them could stay.
     End(Clearing, Vec<PodRef>),
     /// This many GPUs that kubelet hands out are given to gpupack; with each of them it would fit.

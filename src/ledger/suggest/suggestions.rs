@@ -10,12 +10,12 @@ use crate::hardware::device::{Health, MigProfile, ModelFilter, NodeName};
 use crate::hardware::device_class::ClassKind;
 use crate::hardware::units::{MemMib, MilliCpu, Share};
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::Question;
+use crate::ledger::query::questions::PlacementRequest;
 use crate::ledger::suggest::displacement::{Clearing, MOST_MOVES, clearings};
-use crate::ledger::suggest::search::{Change, Lever, Remedy, Search};
-use crate::model::device_state::ClaimRule;
-use crate::model::fit::{Ask, HostRule, Room, fit, fit_host};
-use crate::model::node_state::NodeLedger;
+use crate::ledger::suggest::search::{Change, Lever, Search, Suggestion};
+use crate::model::device_state::HoldRule;
+use crate::model::fit::{CompiledRequest, HostRule, Room, fit, fit_host};
+use crate::model::node_state::NodeState;
 use crate::model::request::{Amount, GpuRequest, Isolation};
 use crate::model::reservation::{PodRef, ReservationState};
 use crate::scoring::plan;
@@ -29,13 +29,13 @@ const MOST_WAYS: usize = 3;
 impl Ledger {
     /// The remedies for a pod that fits nowhere, the cheapest first; none where it fits as it is, and
     /// where no single change helps. Looks at every node some ten times.
-    pub fn remedies(&self, question: &Question) -> Vec<Remedy> {
+    pub fn suggestions(&self, question: &PlacementRequest) -> Vec<Suggestion> {
         let slots = self.slots();
         let search = Search::new(&slots, &self.world());
         if search.first(question).is_some() {
             return Vec::new();
         }
-        let mut found: Vec<Remedy> = search.waiting(question).into_iter().collect();
+        let mut found: Vec<Suggestion> = search.waiting(question).into_iter().collect();
         found.extend(search.asking(question));
         found.extend(search.ending(question));
         found.extend(search.mending(question));
@@ -43,20 +43,20 @@ impl Ledger {
     }
 
     /// Whether a remedy still helps: a look at one node.
-    pub fn still_helps(&self, question: &Question, remedy: &Remedy) -> bool {
+    pub fn still_helps(&self, question: &PlacementRequest, suggestion: &Suggestion) -> bool {
         let slots = self.slots();
-        let at = self.position(remedy.node.as_str());
+        let at = self.position(suggestion.node.as_str());
         let slot = at.and_then(|at| slots.get(at..=at)).unwrap_or_default();
         let search = Search::new(slot, &self.world());
         let ask = question.ask(&search.classes);
         let Some((_, books)) = search.nodes().next() else { return false };
-        if plan::fits(&books, &ask, ClaimRule::Respected) {
+        if plan::fits(&books, &ask, HoldRule::Respected) {
             return false; // no need of it any more
         }
-        match &remedy.change {
-            Change::Claimed => plan::fits(&books, &ask, ClaimRule::Ignored),
-            Change::Ask(_, changed) => {
-                plan::fits(&books, &changed.ask(&search.classes), ClaimRule::Respected)
+        match &suggestion.change {
+            Change::Claimed => plan::fits(&books, &ask, HoldRule::Ignored),
+            Change::CompiledRequest(_, changed) => {
+                plan::fits(&books, &changed.ask(&search.classes), HoldRule::Respected)
             }
             Change::Ending(pods) | Change::End(_, pods) => {
                 let gone = pods.iter().map(|pod| &pod.uid);
@@ -84,13 +84,12 @@ impl Ledger {
 
 impl Search<'_> {
     /// What is a matter of moments.
-    fn waiting(&self, question: &Question) -> Option<Remedy> {
+    fn waiting(&self, question: &PlacementRequest) -> Option<Suggestion> {
         let ask = question.ask(&self.classes);
-        let claimed = self.find(|books| {
-            !books.claims().is_empty() && plan::fits(books, &ask, ClaimRule::Ignored)
-        });
-        if let Some(node) = claimed {
-            return Some(Remedy { node, change: Change::Claimed });
+        let on_hold = self
+            .find(|books| !books.holds().is_empty() && plan::fits(books, &ask, HoldRule::Ignored));
+        if let Some(node) = on_hold {
+            return Some(Suggestion { node, change: Change::Claimed });
         }
         self.nodes().find_map(|(name, books)| {
             let held = books.reservations().values();
@@ -100,12 +99,12 @@ impl Search<'_> {
                 .collect();
             let gone = ending.iter().map(|pod| &pod.uid);
             let helps = !ending.is_empty() && plan::fits_without(&books, &ask, gone);
-            helps.then(|| Remedy { node: name.clone(), change: Change::Ending(ending) })
+            helps.then(|| Suggestion { node: name.clone(), change: Change::Ending(ending) })
         })
     }
 
     /// Requests that fit now and are as near to this one as can be, each changed in one way.
-    fn asking(&self, question: &Question) -> Vec<Remedy> {
+    fn asking(&self, question: &PlacementRequest) -> Vec<Suggestion> {
         let mut found = Vec::new();
         if let Some(request) = &question.gpu {
             found.extend(self.smaller(question, request));
@@ -136,14 +135,17 @@ impl Search<'_> {
         for (lever, other) in self.others(request) {
             let changed = asking(question, other);
             let node = self.first(&changed);
-            let change = |node| Remedy { node, change: Change::Ask(lever, Box::new(changed)) };
+            let change = |node| Suggestion {
+                node,
+                change: Change::CompiledRequest(lever, Box::new(changed)),
+            };
             found.extend(node.map(change));
         }
         found
     }
 
     /// The largest smaller amounts that fit.
-    fn smaller(&self, question: &Question, request: &GpuRequest) -> Vec<Remedy> {
+    fn smaller(&self, question: &PlacementRequest, request: &GpuRequest) -> Vec<Suggestion> {
         let ask = |amount| asking(question, GpuRequest { amount, ..request.clone() });
         let share_of = |steps| Share::from_millionths(steps * FRACTION_STEP_MILLIONTHS);
         let steps = |share: Share| share.millionths().div_ceil(FRACTION_STEP_MILLIONTHS);
@@ -208,7 +210,7 @@ impl Search<'_> {
     }
 
     /// The cheapest sets of pods without which it fits: fewest pods, then the least they hold.
-    fn ending(&self, question: &Question) -> Vec<Remedy> {
+    fn ending(&self, question: &PlacementRequest) -> Vec<Suggestion> {
         let ask = question.ask(&self.classes);
         let mut ways: Vec<(Clearing, NodeName, Vec<PodRef>)> = Vec::new();
         for (name, books) in self.nodes() {
@@ -230,12 +232,12 @@ impl Search<'_> {
             ways.sort();
             ways.truncate(MOST_WAYS);
         }
-        let remedy = |(way, node, pods)| Remedy { node, change: Change::End(way, pods) };
-        ways.into_iter().map(remedy).collect()
+        let suggestion = |(way, node, pods)| Suggestion { node, change: Change::End(way, pods) };
+        ways.into_iter().map(suggestion).collect()
     }
 
     /// GPUs that are out of service for us and would take it.
-    fn mending(&self, question: &Question) -> Vec<Remedy> {
+    fn mending(&self, question: &PlacementRequest) -> Vec<Suggestion> {
         let ask = question.ask(&self.classes);
         let mut found = Vec::new();
         for (health, change) in [
@@ -250,18 +252,18 @@ impl Search<'_> {
                     first.get_or_insert_with(|| name.clone());
                 }
             }
-            found.extend(first.map(|node| Remedy { node, change: change(devices) }));
+            found.extend(first.map(|node| Suggestion { node, change: change(devices) }));
         }
         found
     }
 }
 
-fn asking(question: &Question, request: GpuRequest) -> Question {
-    Question { gpu: Some(request), ..question.clone() }
+fn asking(question: &PlacementRequest, request: GpuRequest) -> PlacementRequest {
+    PlacementRequest { gpu: Some(request), ..question.clone() }
 }
 
 /// Devices of this health on a node where the request would fit if they were healthy.
-fn would_serve(node: &NodeLedger, ask: &Ask, health: Health) -> usize {
+fn would_serve(node: &NodeState, ask: &CompiledRequest, health: Health) -> usize {
     if ask.count() == 0 || node.placeable().is_err() {
         return 0;
     }
@@ -270,9 +272,9 @@ fn would_serve(node: &NodeLedger, ask: &Ask, health: Health) -> usize {
         let health = if is_ill { Health::Healthy } else { room.health };
         fit(ask, &Room { health, ..**room }).is_ok()
     };
-    let serving = node.rooms(ClaimRule::Respected).iter().filter(fits_if_healthy);
+    let serving = node.rooms(HoldRule::Respected).iter().filter(fits_if_healthy);
     let (ill, well): (Vec<&Room>, Vec<&Room>) = serving.partition(|room| room.health == health);
     let is_enough = ill.len() + well.len() >= ask.count();
-    let has_host = fit_host(ask, node.host_room(ClaimRule::Respected)).is_ok();
+    let has_host = fit_host(ask, node.host_room(HoldRule::Respected)).is_ok();
     if is_enough && has_host { ill.len() } else { 0 }
 }

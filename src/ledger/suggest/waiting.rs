@@ -14,9 +14,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
-use crate::ledger::query::questions::Question;
+use crate::ledger::query::questions::PlacementRequest;
 use crate::ledger::suggest::requeue::{Arrival, AskedNodes, Candidate};
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 use crate::model::reservation::PodRef;
 
 /// A pod known only from a verb, not from the watch, is dropped after this time: longer than any
@@ -59,7 +59,7 @@ pub struct WaitingPod {
     /// Its name.
     pub name: String,
     /// What is asked about it.
-    pub question: Question,
+    pub question: PlacementRequest,
     /// Its priority; the larger the more important.
     pub priority: i32,
     /// When it was created, in seconds since 1970.
@@ -72,7 +72,7 @@ pub struct WaitingState {
     /// The pod.
     pub waiting: WaitingPod,
     /// The misfits of its last question with the number of nodes, when no node fitted.
-    pub refused: Option<BTreeMap<Misfit, usize>>,
+    pub refused: Option<BTreeMap<Rejection, usize>>,
     /// The nodes of its last question; none while that is answered, and where there was none.
     pub(crate) asked: Option<Arc<AskedNodes>>,
     /// When that began.
@@ -104,9 +104,10 @@ impl WaitingState {
 
     /// The closest misfit of its last question, with the number of nodes; none where it was not refused,
     /// or no node was asked about.
-    pub fn closest(&self) -> Option<(Misfit, usize)> {
-        let misfits = self.refused.iter().flatten().map(|(misfit, nodes)| (*misfit, *nodes));
-        misfits.max_by_key(|(misfit, _)| misfit.closeness())
+    pub fn closest(&self) -> Option<(Rejection, usize)> {
+        let rejections =
+            self.refused.iter().flatten().map(|(rejection, nodes)| (*rejection, *nodes));
+        rejections.max_by_key(|(rejection, _)| rejection.closeness())
     }
 }
 
@@ -290,7 +291,7 @@ impl WaitingPods {
     }
 
     /// Counts that room is to be held for the pod. Answers whether it may be, as it was held few times lately.
-    pub fn hold(&self, uid: &PodUid, now: Timestamp) -> bool {
+    pub fn may_hold(&self, uid: &PodUid, now: Timestamp) -> bool {
         let pods = &mut *self.pods();
         pods.by_uid.get_mut(uid).is_none_or(|WaitingState { holds: (times, since), .. }| {
             if *times == 0 || now.since(*since) >= MOST_HOLDS.1 {
@@ -317,7 +318,7 @@ impl WaitingPods {
     pub fn refuse(
         &self,
         uid: &PodUid,
-        misfits: BTreeMap<Misfit, usize>,
+        rejections: BTreeMap<Rejection, usize>,
         asked: Option<AskedNodes>,
     ) -> Option<Requeued> {
         let pods = &mut *self.pods();
@@ -327,7 +328,7 @@ impl WaitingPods {
         let is_about_all = asked.is_some();
         let asked = asked.and_then(|asked| pods.shared(asked));
         let ended = pods.change(uid, |state| {
-            state.refused = Some(misfits);
+            state.refused = Some(rejections);
             (state.asked, state.is_answered) = (asked, true);
             let is_asked = |touch: &mut Touch| matches!(touch.stage, Stage::Asked(_));
             let touch = state.touch.take_if(|touch| is_about_all && is_asked(touch))?;

@@ -9,7 +9,7 @@ use crate::hardware::device::PoolName;
 use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::ledger::nodes::node_entry::Slot;
 use crate::ledger::nodes::state::Ledger;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::model::reservation::{PodRef, Reservation};
 use crate::usage::history::Usage;
 
@@ -148,7 +148,7 @@ fn advise(slot: &Arc<Slot>, now: Timestamp, all: &mut Vec<Advice>) {
 
 /// What is said about a pod; nothing where it holds a device that is gone.
 fn advice_on(
-    books: &NodeLedger,
+    books: &NodeState,
     held: &Reservation,
     usage: Usage,
     now: Timestamp,

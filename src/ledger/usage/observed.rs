@@ -6,25 +6,29 @@ use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::nodes::node_entry::Slot;
 use crate::ledger::nodes::state::Ledger;
-use crate::model::device_state::{DeviceUse, Evidence};
-use crate::model::event::Effect;
+use crate::model::device_state::{DeviceUse, Verification};
+use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::reservation::ReservationState;
 use crate::usage::history::{History, Usage, booked};
-use crate::usage::isolation::Census;
+use crate::usage::isolation::NodeShapes;
 use crate::usage::node_details::{DetailsReport, NodeDetails, evidence};
-use crate::usage::samples::{BEYOND, Outside, OverUser};
+use crate::usage::samples::{BEYOND, Outside, OverLimitPod};
 
 impl Ledger {
     /// Notes what is known now of the protection of devices, and says what follows.
-    pub(crate) fn see_evidence(&self, at: usize, found: &[(DeviceId, Evidence)]) -> Vec<Effect> {
+    pub(crate) fn see_evidence(
+        &self,
+        at: usize,
+        found: &[(DeviceId, Verification)],
+    ) -> Vec<LedgerEvent> {
         if found.is_empty() {
             return Vec::new();
         }
         // Whoever was kept away for want of protection may fit again, though nothing became free.
-        let is_room = found.iter().any(|(_, evidence)| *evidence != Evidence::Missing);
-        let mut effects: Vec<Effect> =
-            is_room.then(|| Effect::Room(self.slot(at).name.clone())).into_iter().collect();
+        let is_room = found.iter().any(|(_, evidence)| *evidence != Verification::Missing);
+        let mut effects: Vec<LedgerEvent> =
+            is_room.then(|| LedgerEvent::Room(self.slot(at).name.clone())).into_iter().collect();
         effects.extend(self.change_slot(at, |books| {
             for (id, evidence) in found {
                 books.see_evidence(id, *evidence);
@@ -35,26 +39,27 @@ impl Ledger {
 
     /// Tenants by mode: how many it is meant to protect, and how many it is known to. A pod counts once
     /// for each device that it holds.
-    pub fn protections(&self, limits: DriverLimits) -> Census {
-        let mut census: Census = Mode::ALL.into_iter().map(|mode| (mode, (0, 0))).collect();
+    pub fn protections(&self, limits: DriverLimits) -> NodeShapes {
+        let mut node_shapes: NodeShapes =
+            Mode::ALL.into_iter().map(|mode| (mode, (0, 0))).collect();
         for slot in self.slots().iter() {
             let books = slot.read();
             let details = slot.details.lock();
             for device in books.devices() {
                 for (uid, held) in device.tenants() {
                     let found = details.protections.of(device, (uid, *held), limits);
-                    census.entry(found.intended).or_default().0 += 1;
-                    census.entry(found.verified).or_default().1 += 1;
+                    node_shapes.entry(found.intended).or_default().0 += 1;
+                    node_shapes.entry(found.verified).or_default().1 += 1;
                 }
             }
         }
-        census
+        node_shapes
     }
 }
 
 impl Ledger {
     /// All over-users, node by node in no particular order.
-    pub fn over_users(&self) -> Vec<OverUser> {
+    pub fn over_users(&self) -> Vec<OverLimitPod> {
         let slots = self.slots();
         let of_node = |slot: &Arc<Slot>| {
             let books = slot.read();
@@ -125,7 +130,7 @@ impl Ledger {
         seen: (&[DeviceUse], DetailsReport),
         rules: Rules,
         now: Timestamp,
-    ) -> Vec<Effect> {
+    ) -> Vec<LedgerEvent> {
         let _stays = self.stay();
         let Some(at) = self.position(node) else { return Vec::new() };
         let slot = self.slot(at);

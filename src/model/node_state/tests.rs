@@ -10,8 +10,8 @@ use crate::model::device_state::ProcessUse;
 use crate::model::reservation::{PlacedDevice, Placement, PodRef};
 
 /// A node with two GPUs, `A` and `B`, of 1000 MiB, whose agent has reported.
-fn node() -> NodeLedger {
-    let mut node = NodeLedger::new(NodeName::new("n"), MemMib::new(10));
+fn node() -> NodeState {
+    let mut node = NodeState::new(NodeName::new("n"), MemMib::new(10));
     node.see_node(cores(8000), PoolName::new(""));
     node.replace_inventory(&inventory(&["A", "B"], 1000), &mut DeviceClasses::default());
     node.observe(&[clean("A"), clean("B")], Timestamp::START);
@@ -85,14 +85,14 @@ fn held(pod: &str, device: &str, demand: Demand) -> Reservation {
     }
 }
 
-fn free(node: &NodeLedger) -> Vec<(u64, u64)> {
-    let free = node.devices().iter().map(DeviceBooks::free);
+fn free(node: &NodeState) -> Vec<(u64, u64)> {
+    let free = node.devices().iter().map(DeviceState::free);
     free.map(|free| (free.memory.mib(), free.share.millionths())).collect()
 }
 
 #[test]
 fn names_of_a_placement_are_held_once_per_node() {
-    let is_shared = |node: &NodeLedger| {
+    let is_shared = |node: &NodeState| {
         let placed = &node.reservation(&uid("p")).unwrap().placement;
         let device = &node.devices()[0].device().id;
         let of = |text: &str| text.as_ptr();
@@ -182,7 +182,7 @@ fn a_drain_ends_by_time_also_where_no_agent_has_spoken_yet() {
     assert_eq!(free(&spoken), [(1000, 1_000_000); 2]);
 
     // after a restart the agent may only be late: the processes may still be there
-    let mut restarted = NodeLedger::new(NodeName::new("n"), MemMib::ZERO);
+    let mut restarted = NodeState::new(NodeName::new("n"), MemMib::ZERO);
     restarted.book(held("p", "A", demand(400, 400_000)));
     assert!(!restarted.drain(&uid("p"), Timestamp::START));
     restarted.replace_inventory(&inventory(&["A"], 1000), &mut DeviceClasses::default());
@@ -288,7 +288,7 @@ fn room_of_an_ended_pod_is_not_free_while_reports_list_its_processes() {
 }
 
 /// What is free of `A` after each of these lists, by a node that tolerates 50 MiB of unknown use.
-fn free_after_lists(node: &mut NodeLedger, lists: &[(u64, &[&str])]) -> Vec<u64> {
+fn free_after_lists(node: &mut NodeState, lists: &[(u64, &[&str])]) -> Vec<u64> {
     let list = |(second, pods): &(u64, &[&str])| {
         let processes: Vec<_> = pods.iter().map(|pod| (Some(*pod), Some(9))).collect();
         let total = 9 * u64::try_from(pods.len()).unwrap();
@@ -306,7 +306,7 @@ fn free_after_lists(node: &mut NodeLedger, lists: &[(u64, &[&str])]) -> Vec<u64>
 #[test]
 fn processes_of_pods_that_are_gone_keep_a_device_from_being_given_away_whole() {
     let fresh = || {
-        let mut node = NodeLedger::new(NodeName::new("n"), MemMib::new(50));
+        let mut node = NodeState::new(NodeName::new("n"), MemMib::new(50));
         node.replace_inventory(&inventory(&["A", "B"], 1000), &mut DeviceClasses::default());
         node
     };
@@ -393,5 +393,5 @@ fn a_pod_without_devices_has_nothing_to_drain() {
     node.book(Reservation { placement, ..held("p", "A", demand(0, 0)) });
     assert_eq!(node.host_free(), cores(7000));
     node.drain(&uid("p"), Timestamp::START);
-    assert!(!node.holds(&uid("p")));
+    assert!(!node.has_pod(&uid("p")));
 }

@@ -4,7 +4,7 @@ use expect_test::{Expect, expect};
 
 use super::*;
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
-use crate::model::device_state::Claim;
+use crate::model::device_state::Hold;
 use crate::model::policy::Policy;
 use crate::scoring::fixture;
 
@@ -12,9 +12,9 @@ fn answer(node_text: &str, request_text: &str, policy: Policy, mix_text: &str) -
     let (node, classes) = fixture::node(node_text);
     let ask = fixture::ask(request_text, &classes);
     let mix = fixture::compiled(mix_text, &node, &classes);
-    let found = evaluate(&node, &ask, Strategy::Policy(policy), &mix, ClaimRule::Respected);
+    let found = evaluate(&node, &ask, Strategy::Policy(policy), &mix, HoldRule::Respected);
     match found {
-        Err(misfit) => format!("{misfit:?}"),
+        Err(rejection) => format!("{rejection:?}"),
         Ok(place) => {
             let placed = placement(&node, &place);
             assert!(still_fits(&node, &ask, &placed), "what was just found fits");
@@ -143,22 +143,22 @@ fn room_that_is_claimed_is_free_for_bind_alone() {
     let ask = fixture::ask("fraction=0.6 cpu=9000", &classes);
     let mix = fixture::compiled("", &node, &classes);
     let strategy = Strategy::Policy(Policy::BinPack);
-    let place = evaluate(&node, &ask, strategy, &mix, ClaimRule::Respected).unwrap();
-    let claim = Claim {
+    let place = evaluate(&node, &ask, strategy, &mix, HoldRule::Respected).unwrap();
+    let hold = Hold {
         placement: placement(&node, &place),
         host: HostAmount { cpu: MilliCpu::new(9000), memory: MemMib::ZERO },
         expires: Timestamp::START,
     };
-    node.claim(PodUid::new("other"), claim.clone());
-    let refused = evaluate(&node, &ask, strategy, &mix, ClaimRule::Respected);
-    assert!(matches!(refused, Err(Misfit::Memory { .. })), "{refused:?}");
+    node.hold(PodUid::new("other"), hold.clone());
+    let refused = evaluate(&node, &ask, strategy, &mix, HoldRule::Respected);
+    assert!(matches!(refused, Err(Rejection::Memory { .. })), "{refused:?}");
     let cpu_only = fixture::ask("cpu=9000", &classes);
-    let refused = evaluate(&node, &cpu_only, strategy, &mix, ClaimRule::Respected);
-    assert!(matches!(refused, Err(Misfit::Cpu { .. })), "{refused:?}");
+    let refused = evaluate(&node, &cpu_only, strategy, &mix, HoldRule::Respected);
+    assert!(matches!(refused, Err(Rejection::Cpu { .. })), "{refused:?}");
     for ask in [&ask, &cpu_only] {
-        assert!(evaluate(&node, ask, strategy, &mix, ClaimRule::Ignored).is_ok());
+        assert!(evaluate(&node, ask, strategy, &mix, HoldRule::Ignored).is_ok());
     }
-    assert!(still_fits(&node, &ask, &claim.placement));
+    assert!(still_fits(&node, &ask, &hold.placement));
 }
 
 #[test]
@@ -168,14 +168,14 @@ fn a_node_that_cannot_be_trusted_takes_no_gpu_pod() {
     let ask = fixture::ask("fraction=0.5", &classes);
     let strategy = Strategy::Policy(Policy::BinPack);
     let found =
-        |node: &NodeLedger| evaluate(node, &ask, strategy, &mix, ClaimRule::Ignored).map(|_| ());
+        |node: &NodeState| evaluate(node, &ask, strategy, &mix, HoldRule::Ignored).map(|_| ());
     assert_eq!(found(&node), Ok(()));
     node.silence(std::time::Duration::ZERO, Timestamp::from_millis(1));
-    assert_eq!(found(&node), Err(Misfit::Silent));
+    assert_eq!(found(&node), Err(Rejection::Silent));
     node.lose_node();
-    assert_eq!(found(&node), Err(Misfit::NodeGone));
-    let fresh = NodeLedger::new(crate::hardware::device::NodeName::new("m"), MemMib::ZERO);
-    assert_eq!(found(&fresh), Err(Misfit::NeverReported));
+    assert_eq!(found(&node), Err(Rejection::NodeGone));
+    let fresh = NodeState::new(crate::hardware::device::NodeName::new("m"), MemMib::ZERO);
+    assert_eq!(found(&fresh), Err(Rejection::NeverReported));
 }
 
 /// Devices and protection that a pod gets in a pool with this rule, the same under every policy.
@@ -186,9 +186,9 @@ fn check_pool(rule: &str, node_text: &str, request_text: &str, expected: Expect)
     let ask = fixture::ask(request_text, &classes);
     let mix = fixture::compiled("1 fraction=0.5; 1 slot", &node, &classes);
     for policy in Policy::ALL {
-        let found = evaluate(&node, &ask, Strategy::Policy(policy), &mix, ClaimRule::Respected);
+        let found = evaluate(&node, &ask, Strategy::Policy(policy), &mix, HoldRule::Respected);
         expected.assert_eq(&found.map_or_else(
-            |misfit| format!("{misfit:?}"),
+            |rejection| format!("{rejection:?}"),
             |place| {
                 let placed = placement(&node, &place);
                 assert!(still_fits(&node, &ask, &placed), "what was just found fits");
@@ -311,14 +311,13 @@ fn isolation_of_memory_needs_a_guard_and_neighbours_that_it_holds() {
 }
 
 /// A node whose GPU `A` has one tenant with isolation of its memory, under MPS.
-fn with_protected_tenant() -> (NodeLedger, crate::hardware::device_class::DeviceClasses) {
+fn with_protected_tenant() -> (NodeState, crate::hardware::device_class::DeviceClasses) {
     let (mut node, mut classes) = fixture::node("A:1000/1000");
     node.share_by(fixture::rule("mps"), &mut classes);
     let (request, _) = fixture::request("fraction=0.25 isolation=memory");
     let ask = fixture::ask("fraction=0.25 isolation=memory", &classes);
     let mix = fixture::compiled("", &node, &classes);
-    let place =
-        evaluate(&node, &ask, Strategy::Policy(Policy::BinPack), &mix, ClaimRule::Respected);
+    let place = evaluate(&node, &ask, Strategy::Policy(Policy::BinPack), &mix, HoldRule::Respected);
     let mut tenant = fixture::tenant("guarded", Vec::new());
     tenant.placement = placement(&node, &place.unwrap());
     tenant.request = request.map(Into::into);
@@ -329,27 +328,27 @@ fn with_protected_tenant() -> (NodeLedger, crate::hardware::device_class::Device
 #[test]
 fn nobody_unheld_comes_beside_a_tenant_that_needs_all_to_be_held() {
     use crate::hardware::device::DeviceId;
-    use crate::model::device_state::Evidence;
-    let answer = |node: &NodeLedger, classes: &_, request_text: &str| {
+    use crate::model::device_state::Verification;
+    let answer = |node: &NodeState, classes: &_, request_text: &str| {
         let ask = fixture::ask(request_text, classes);
-        fit(&ask, &node.rooms(ClaimRule::Respected)[0]).err()
+        fit(&ask, &node.rooms(HoldRule::Respected)[0]).err()
     };
     let (mut node, mut classes) = with_protected_tenant();
-    assert_eq!(node.devices()[0].evidence(), Evidence::Intended);
+    assert_eq!(node.devices()[0].evidence(), Verification::Intended);
     let guarded = "fraction=0.25 isolation=memory";
     assert_eq!(answer(&node, &classes, "fraction=0.25"), None);
     assert_eq!(answer(&node, &classes, guarded), None);
     // the agent finds that nothing holds them
     let id = DeviceId::new("A").unwrap();
-    node.see_evidence(&id, Evidence::Missing);
-    assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Misfit::ProtectedTenant));
-    assert_eq!(answer(&node, &classes, guarded), Some(Misfit::UnverifiedGuard));
-    node.see_evidence(&id, Evidence::Verified);
+    node.see_evidence(&id, Verification::Missing);
+    assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Rejection::ProtectedTenant));
+    assert_eq!(answer(&node, &classes, guarded), Some(Rejection::UnverifiedGuard));
+    node.see_evidence(&id, Verification::Verified);
     assert_eq!(answer(&node, &classes, guarded), None);
     // the operator takes the protection away
     node.share_by(fixture::rule(""), &mut classes);
-    assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Misfit::ProtectedTenant));
-    assert_eq!(answer(&node, &classes, guarded), Some(Misfit::Unprotected));
+    assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Rejection::ProtectedTenant));
+    assert_eq!(answer(&node, &classes, guarded), Some(Rejection::Unprotected));
     node.remove(&PodUid::new("guarded"));
     assert_eq!(answer(&node, &classes, "fraction=0.25"), None);
     assert_eq!(node.audit(), Ok(()));
@@ -368,8 +367,8 @@ fn use_that_no_booking_covers_is_held_by_nothing() {
         processes: Some(Vec::new()),
     };
     let ask = fixture::ask("fraction=0.25 isolation=memory", &classes);
-    for (used, expected) in [(10, Some(Misfit::UnheldTenant)), (0, None)] {
+    for (used, expected) in [(10, Some(Rejection::UnheldTenant)), (0, None)] {
         node.observe(&[seen(used)], Timestamp::START);
-        assert_eq!(fit(&ask, &node.rooms(ClaimRule::Respected)[0]).err(), expected, "{used}");
+        assert_eq!(fit(&ask, &node.rooms(HoldRule::Respected)[0]).err(), expected, "{used}");
     }
 }

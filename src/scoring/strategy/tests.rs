@@ -1,29 +1,31 @@
 //! Which place each policy prefers.
 
-use crate::hardware::topology::Reach;
+use crate::hardware::topology::Proximity;
 use crate::hardware::units::Share;
 use proptest::prelude::{Just, Strategy as Any, any, prop_oneof, proptest};
 use proptest::prop_assert_eq;
 
 use super::*;
-use crate::model::device_state::ClaimRule;
+use crate::model::device_state::HoldRule;
 use crate::scoring::plan::Place;
 use crate::scoring::{fixture, plan};
-use crate::waste::scarcity::Prices;
+use crate::waste::scarcity::ScarcityPrices;
 
 fn place(node: &str, request: &str, policy: Policy, mix: &str) -> Place {
     let (node, classes) = fixture::node(node);
     let ask = fixture::ask(request, &classes);
     let mix = fixture::compiled(mix, &node, &classes);
-    plan::evaluate(&node, &ask, Strategy::Policy(policy), &mix, ClaimRule::Respected).unwrap()
+    plan::evaluate(&node, &ask, Strategy::Policy(policy), &mix, HoldRule::Respected).unwrap()
 }
 
 fn share(millionths: u64) -> Share {
     Share::from_millionths(millionths)
 }
 
-fn rank(node: &str, request: &str, policy: Policy) -> Rank {
-    place(node, request, policy, "1 fraction=0.5; 9 whole").merit.rank(&Prices::default())
+fn rank(node: &str, request: &str, policy: Policy) -> Cost {
+    place(node, request, policy, "1 fraction=0.5; 9 whole")
+        .local_cost
+        .rank(&ScarcityPrices::default())
 }
 
 /// Both nodes take the request, and the first one is the better place.
@@ -72,24 +74,24 @@ fn fragmentation_prefers_the_node_that_loses_least() {
 #[test]
 fn a_rank_counts_what_stays_free_where_tenants_may_come() {
     let node = "A:600/1000 B!:900/1000 C=1g.5gb:500/500";
-    let rank = place(node, "fraction=0.4", Policy::BinPack, "").merit;
-    let left = Rank::BinPack {
+    let rank = place(node, "fraction=0.4", Policy::BinPack, "").local_cost;
+    let left = Cost::BinPack {
         instance_mib: 0,
         devices_opened: 0,
         left_on_devices: share(200_000),
-        reach: Reach::Linked,
+        reach: Proximity::Linked,
         left_on_node: share(1_200_000), // of A and C; B is ill, and a MIG parent holds nobody
     };
-    assert_eq!(rank, Merit::Ranked(left));
-    let rank = place(node, "fraction=0.4", Policy::Spread, "").merit;
-    let left = Rank::Spread {
+    assert_eq!(rank, LocalCost::Ranked(left));
+    let rank = place(node, "fraction=0.4", Policy::Spread, "").local_cost;
+    let left = Cost::Spread {
         instance_mib: 0,
         tenants_met: 1,
         left_on_devices: Reverse(share(200_000)),
         left_on_node: Reverse(share(1_200_000)),
-        reach: Reach::Linked,
+        reach: Proximity::Linked,
     };
-    assert_eq!(rank, Merit::Ranked(left));
+    assert_eq!(rank, LocalCost::Ranked(left));
 }
 
 #[test]
@@ -111,7 +113,8 @@ fn the_smallest_instance_that_is_enough_wins_under_every_policy() {
     let request = "memory=400 isolation=hardware";
     for policy in Policy::ALL {
         for mix in ["", "9 memory=400 isolation=hardware; 1 fraction=0.5"] {
-            let key = |node| place(node, request, policy, mix).merit.key(&Prices::default());
+            let key =
+                |node| place(node, request, policy, mix).local_cost.key(&ScarcityPrices::default());
             // The larger one is alone on its node, or the only free one beside tenants.
             for large in [
                 "A=3g.20gb:2000/2000",
@@ -142,32 +145,33 @@ fn policies_are_named_as_the_annotation_writes_them() {
 }
 
 /// Any rank of one strategy, near others as a rule.
-fn any_rank(strategy: u8) -> impl Any<Value = Rank> {
+fn any_rank(strategy: u8) -> impl Any<Value = Cost> {
     let share = prop_oneof![4 => 0..5_u64, 1 => 0..(1_u64 << 39)];
     let few = prop_oneof![4 => 0..4_usize, 1 => 0..256_usize];
     let number = prop_oneof![4 => -3..3_i64, 1 => any::<i64>()];
-    let reach = prop_oneof![Just(Reach::Linked), Just(Reach::NumaNode), Just(Reach::Far)];
+    let reach =
+        prop_oneof![Just(Proximity::Linked), Just(Proximity::NumaNode), Just(Proximity::Far)];
     let instance = prop_oneof![Just(0), 0..3_u32, 0..(1_u32 << 29)];
     let any = (few, share.clone(), share, reach, number, instance);
     any.prop_map(move |(few, a, b, reach, number, instance_mib)| {
         let (a, b) = (self::share(a), self::share(b));
         match strategy {
-            0 => Rank::BinPack {
+            0 => Cost::BinPack {
                 instance_mib,
                 devices_opened: few,
                 left_on_devices: a,
                 left_on_node: b,
                 reach,
             },
-            1 => Rank::Spread {
+            1 => Cost::Spread {
                 instance_mib,
                 tenants_met: few,
                 left_on_devices: Reverse(a),
                 left_on_node: Reverse(b),
                 reach,
             },
-            2 => Rank::Fragmentation { instance_mib, cost: number, reach },
-            _ => Rank::Baseline { score: Reverse(number) },
+            2 => Cost::Fragmentation { instance_mib, cost: number, reach },
+            _ => Cost::Baseline { score: Reverse(number) },
         }
     })
 }

@@ -16,7 +16,7 @@ use crate::control::pods::memory_guard::{
 };
 use crate::control::pods::proposals::{Proposals, proposals};
 use crate::control::pods::reasons::explaining;
-use crate::control::pods::requeue::Wakes;
+use crate::control::pods::requeue::RequeueLoop;
 use crate::control::pods::teams;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::bind_error::BindError;
@@ -30,7 +30,7 @@ use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::displacement::MOST_MOVES;
 use crate::ledger::suggest::waiting::WaitingPod;
 use crate::metrics::labels::RequeueResult;
-use crate::model::event::Effect;
+use crate::model::event::LedgerEvent;
 use crate::model::reservation::PodRef;
 use crate::server::history::recall::recalling;
 
@@ -196,7 +196,7 @@ fn audit(app: &App) {
 }
 
 async fn effects(app: &Arc<App>) {
-    let mut wakes = Wakes::default();
+    let mut wakes = RequeueLoop::default();
     loop {
         let taken = tokio::select! {
             taken = app.outbox.take() => taken,
@@ -218,7 +218,7 @@ async fn effects(app: &Arc<App>) {
 
 /// Touches the pods that are to be requeued now. They are chosen off the threads that answer questions, and
 /// a pause follows: it takes a fifth of a core at most, however much room appears.
-async fn requeued(app: &Arc<App>, mut wakes: Wakes) -> Wakes {
+async fn requeued(app: &Arc<App>, mut wakes: RequeueLoop) -> RequeueLoop {
     let started = app.clock.precise();
     let worker = Arc::clone(app);
     let work = move || {
@@ -228,7 +228,7 @@ async fn requeued(app: &Arc<App>, mut wakes: Wakes) -> Wakes {
     let Ok((wakes, step)) = tokio::task::spawn_blocking(work).await else {
         tracing::error!("a fault while choosing pods to requeue, please report this");
         app.waiting.change_all();
-        return Wakes::default();
+        return RequeueLoop::default();
     };
     step.ended.into_iter().for_each(|ended| app.requeued(Some(ended)));
     for (node, pod) in step.touches {
@@ -238,17 +238,17 @@ async fn requeued(app: &Arc<App>, mut wakes: Wakes) -> Wakes {
     wakes
 }
 
-fn tell(app: &App, effect: &Effect) {
+fn tell(app: &App, effect: &LedgerEvent) {
     match effect {
-        Effect::Room(_) => {}
-        Effect::Overbooked { node, device } => {
+        LedgerEvent::Room(_) => {}
+        LedgerEvent::Overbooked { node, device } => {
             tracing::error!(%node, %device, "more is booked on a device than it has: bound by others, a smaller replacement, or a forged annotation");
             let note = format!(
                 "its device {device} on node {node} holds more than it has: nothing more is placed there, nothing is taken away"
             );
             tell_tenants(app, node, device, NoticeReason::Overbooked, &note);
         }
-        Effect::DeviceLost { node, device, health } => {
+        LedgerEvent::DeviceLost { node, device, health } => {
             let what = match health {
                 None => "has vanished",
                 Some(Health::KubeletOwned) => "is handed out by kubelet, to other pods too",
@@ -260,27 +260,27 @@ fn tell(app: &App, effect: &Effect) {
             );
             tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
         }
-        Effect::Impossible { node, device, fault } => {
+        LedgerEvent::Impossible { node, device, fault } => {
             tracing::error!(%node, %device, %fault, "a MIG instance is reported that cannot be: nothing is placed on it");
         }
-        Effect::Unplaced { pod, node } => {
+        LedgerEvent::Unplaced { pod, node } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, %node, "a pod with a GPU request runs without a placement of gpupack: only its observed use counts");
             let note = format!(
                 "runs on node {node} without a placement of gpupack: it counts only by the memory that it is seen to use"
             );
             app.tell(pod, NoticeReason::PlacedByOthers, note);
         }
-        Effect::PlacementEdited { pod, node } => tell_edited(app, pod, node),
-        Effect::Overuse { node, device, pod, used, allowed } => {
+        LedgerEvent::PlacementEdited { pod, node } => tell_edited(app, pod, node),
+        LedgerEvent::Overuse { node, device, pod, used, allowed } => {
             tell_over_use(app, pod, *allowed, &Told { node, device, used: *used });
         }
-        Effect::Foreign { node, device, used } => {
+        LedgerEvent::Foreign { node, device, used } => {
             tell_foreign_use(app, &Told { node, device, used: *used });
         }
-        Effect::Unprotected { node, device, pod, intended, limit } => {
+        LedgerEvent::Unprotected { node, device, pod, intended, limit } => {
             tell_unprotected(app, pod, (*intended, *limit), (node, device));
         }
-        Effect::Silent(node) => {
+        LedgerEvent::Silent(node) => {
             tracing::warn!(%node, "the node's agent is silent: the node takes no new pods");
         }
     }
@@ -319,7 +319,7 @@ fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
                 app.metrics.requeued(RequeueResult::Failed);
                 tokio::time::sleep(BEAT).await;
                 app.waiting.not_touched(&pod.pod.uid);
-                app.outbox.push(vec![Effect::Room(node)]); // the room still waits for somebody
+                app.outbox.push(vec![LedgerEvent::Room(node)]); // the room still waits for somebody
             }
         }
     });

@@ -10,7 +10,7 @@ use crate::ledger::query::reading::Readiness;
 use crate::metrics::demand::{Bearable, Queue};
 use crate::metrics::fleet::{Fleet, NodeCounts};
 use crate::metrics::guard::OutsideFigures;
-use crate::model::node_state::NodeState;
+use crate::model::node_state::NodeReporting;
 use crate::model::request::Amount;
 use crate::scoring::efficiency::Size;
 use crate::server::views::advice;
@@ -26,17 +26,17 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
     let mut nodes = NodeCounts::default();
     let mut oldest = None;
     app.ledger.look_at_each(|node| match node.state() {
-        NodeState::Reporting => {
+        NodeReporting::Reporting => {
             nodes.reporting += 1;
             oldest = oldest.max(node.last_report().map(|last| now.since(last)));
         }
-        NodeState::Silent => nodes.silent += 1,
-        NodeState::NeverReported => nodes.never += 1,
-        NodeState::Gone => {}
+        NodeReporting::Silent => nodes.silent += 1,
+        NodeReporting::NeverReported => nodes.never += 1,
+        NodeReporting::Gone => {}
     });
     let heard = oldest.map_or(0, |age| app.clock.unix_seconds().saturating_sub(age.as_secs()));
     let is_ready = app.readiness() == Readiness::Ready;
-    app.metrics.set_service(is_ready, app.ledger.claim_count(), heard);
+    app.metrics.set_service(is_ready, app.ledger.hold_count(), heard);
     if let Truth::Cluster(cluster) = &app.truth {
         let counts = cluster.notices.counts();
         app.metrics.set_events_lost(counts.dropped + counts.failed);
@@ -71,7 +71,7 @@ fn queue(app: &App) -> Queue {
         if state.refused.is_none() {
             return;
         }
-        let reason = state.closest().map(|(misfit, _)| misfit.label());
+        let reason = state.closest().map(|(rejection, _)| rejection.label());
         let size = Size::of(request);
         *queue.pods.entry((size, reason)).or_default() += 1;
         let share = match &request.amount {

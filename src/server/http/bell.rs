@@ -32,7 +32,7 @@ pub(crate) async fn awake<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) 
     .await
 }
 
-/// Wakes a task, unless that is awake and will look whether it has rung.
+/// RequeueLoop a task, unless that is awake and will look whether it has rung.
 #[derive(Default)]
 struct Bell {
     task: AtomicWaker,

@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use crate::hardware::device::{DeviceKind, Health};
 use crate::hardware::units::{MemMib, Share};
-use crate::model::device_state::DeviceBooks;
+use crate::model::device_state::DeviceState;
 use crate::model::isolation::{DriverLimits, Mode};
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::model::reservation::ReservationState;
 use crate::server::views::inspect::state_name;
 use crate::usage::node_details::NodeDetails;
@@ -90,7 +90,7 @@ pub(crate) struct Sight<'a> {
 }
 
 /// The cell of a node.
-pub(crate) fn node_cell(node: &NodeLedger, sight: &mut Sight<'_>) -> NodeCell {
+pub(crate) fn node_cell(node: &NodeState, sight: &mut Sight<'_>) -> NodeCell {
     NodeCell {
         name: node.name().to_string(),
         state: state_name(node.state()),
@@ -98,7 +98,7 @@ pub(crate) fn node_cell(node: &NodeLedger, sight: &mut Sight<'_>) -> NodeCell {
     }
 }
 
-fn gpu_cell(node: &NodeLedger, books: &DeviceBooks, sight: &mut Sight<'_>) -> GpuCell {
+fn gpu_cell(node: &NodeState, books: &DeviceState, sight: &mut Sight<'_>) -> GpuCell {
     let (device, capacity) = (books.device(), books.capacity().memory);
     let flags = match books.health() {
         Health::Healthy => 0,

@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::control::shared::app::App;
 use crate::hardware::device::NodeName;
 use crate::hardware::units::Timestamp;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::protocol::messages::to_json;
 use crate::server::page::cells::{Legend, Sight, node_cell};
 use crate::server::page::summary::{Figures, figures};
@@ -232,7 +232,7 @@ impl FleetMap {
         let is_sweep = is_due(self.swept, SWEEP_EVERY);
         let (mut seen, mut is_news) = (self.seen, false);
         let mut there = BTreeSet::new();
-        let look = |node: &NodeLedger, details: &NodeDetails| {
+        let look = |node: &NodeState, details: &NodeDetails| {
             if is_sweep {
                 there.insert(node.name().clone());
             }
@@ -269,7 +269,7 @@ impl FleetMap {
     }
 
     /// Takes a node in under the number `next`; whether it looks other than before.
-    fn take(&mut self, app: &App, node: &NodeLedger, details: &NodeDetails, next: u64) -> bool {
+    fn take(&mut self, app: &App, node: &NodeState, details: &NodeDetails, next: u64) -> bool {
         let known = self.nodes.get(node.name().as_str()).and_then(|(_, cell)| cell.as_deref());
         if node.is_forgettable() {
             let is_news = known.is_some();

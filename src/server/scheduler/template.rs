@@ -14,19 +14,19 @@ use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::kube_api::pod::host::host_offer;
 use crate::kube_api::pod::labels::{is_of_gpus, labelled_gpus};
-use crate::ledger::query::questions::{Answer, Question};
-use crate::model::node_state::NodeLedger;
-use crate::model::rejection::Misfit;
+use crate::ledger::query::questions::{Answer, PlacementRequest};
+use crate::model::node_state::NodeState;
+use crate::model::rejection::Rejection;
 use crate::protocol::wire::NodeObject;
 
 /// The answer for each Node object, in their order. Changes nothing.
-pub fn answers(app: &App, question: &Question, objects: &[NodeObject<'_>]) -> Vec<Answer> {
+pub fn answers(app: &App, question: &PlacementRequest, objects: &[NodeObject<'_>]) -> Vec<Answer> {
     let ledger = &app.ledger;
     let names: Vec<&str> = objects.iter().map(|object| object.name.as_str()).collect();
     let mut answers = ledger.answers(question, &names);
     // The objects that stand for no node of the books: those that an autoscaler thinks of.
     let is_thought_of =
-        |at: &usize| matches!(answers[*at], Err(Misfit::UnknownNode | Misfit::NodeGone));
+        |at: &usize| matches!(answers[*at], Err(Rejection::UnknownNode | Rejection::NodeGone));
     let places: Vec<usize> = (0..objects.len()).filter(is_thought_of).collect();
     if places.is_empty() {
         return answers;
@@ -45,7 +45,7 @@ fn empty_node(
     object: &NodeObject<'_>,
     config: &Config,
     classes: &mut DeviceClasses,
-) -> Option<NodeLedger> {
+) -> Option<NodeState> {
     let labels = object.labels.entries(|key| is_of_gpus(key) || key == config.pool_label);
     let amounts =
         object.allocatable.entries(|key| is_of_gpus(key) || key == "cpu" || key == "memory");
@@ -66,7 +66,7 @@ fn empty_node(
         })
         .collect();
     let inventory = NodeInventory::new(devices?).ok()?;
-    let mut node = NodeLedger::new(NodeName::new(object.name.as_str()), MemMib::ZERO);
+    let mut node = NodeState::new(NodeName::new(object.name.as_str()), MemMib::ZERO);
     let pool = PoolName::new(label(&config.pool_label).unwrap_or_default());
     node.share_by(config.pools.of(&pool), classes);
     node.see_node(host_offer(allocatable), pool);

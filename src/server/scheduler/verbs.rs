@@ -15,17 +15,17 @@ use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
 use crate::ledger::nodes::narrowing::Keys;
-use crate::ledger::query::questions::Question;
+use crate::ledger::query::questions::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::Outcome;
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 use crate::protocol::bounds::ProtocolError;
 use crate::protocol::messages::{
     ExtenderArgs, ExtenderFilterResult, HostPriority, NodesArg, Passed, VerbAnswer,
     host_priorities_json,
 };
 use crate::protocol::names::Names;
-use crate::scoring::cost::Rank;
+use crate::scoring::cost::Cost;
 use crate::server::scheduler::template;
 
 /// Score of the best node. Multiplied by 10 and the extender's weight it outweighs all in-tree
@@ -106,7 +106,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
             let answers = template::answers(app, &question, objects);
             let answers: Vec<_> = answers.into_iter().map(Result::err).collect();
             let names = names();
-            let fitting = names.iter().zip(&answers).filter(|(_, misfit)| misfit.is_none());
+            let fitting = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_none());
             let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
             note_passed(app, pod, Some(&question), Some(fitting.into_iter()));
             Ok(encode_filter(passed(&args.nodes, &answers), (&names, are_plain), &answers))
@@ -117,8 +117,8 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
 
 /// What is asked; none for a faulty request, and where no GPU is asked for. Nothing but the GPUs of a
 /// Node object that need not exist is ever judged.
-fn question_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<Question> {
-    let is_judged = |question: &Question| match nodes {
+fn question_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<PlacementRequest> {
+    let is_judged = |question: &PlacementRequest| match nodes {
         NodesArg::Names(_) => true,
         NodesArg::Objects(_) => question.gpu.is_some(),
     };
@@ -126,7 +126,7 @@ fn question_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<Questio
 }
 
 /// Asks about known nodes. A single node left is claimed at once, since prioritize will not be called.
-fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> VerbAnswer {
+fn ask(app: &App, pod: &SeenPod, question: &PlacementRequest, names: &Names<'_>) -> VerbAnswer {
     let uid = &pod.pod.uid;
     let now = app.clock.now();
     app.note_asked(pod, question, now);
@@ -135,7 +135,7 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
     {
         // Its Binding may still land there, and its own room there would count against it.
         let kept = vec![held_on.as_str()];
-        hold(app, pod, &kept, question, now);
+        note_fitting(app, pod, &kept, question, now);
         let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
         return (result.to_json(), Outcome::Ok);
     }
@@ -146,7 +146,7 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
         let kept: Vec<&str> = choice.kept.iter().map(NodeName::as_str).collect();
         if !kept.is_empty() {
             app.metrics.refused(&choice.refused);
-            hold(app, pod, &kept, question, now);
+            note_fitting(app, pod, &kept, question, now);
             let passed = Passed::Names(kept);
             let result = ExtenderFilterResult { passed, ..Default::default() };
             return (result.to_json(), Outcome::Ok);
@@ -155,39 +155,45 @@ fn ask(app: &App, pod: &SeenPod, question: &Question, names: &Names<'_>) -> Verb
     let are_plain = names.are_plain();
     let names: Vec<&str> = names.iter().collect();
     let answers = app.ledger.answers(question, &names);
-    let answers: Vec<Option<Misfit>> = answers.into_iter().map(Result::err).collect();
-    let mut refused = [0; Misfit::LABELS.len()];
-    answers.iter().flatten().for_each(|misfit| refused[misfit.position()] += 1);
+    let answers: Vec<Option<Rejection>> = answers.into_iter().map(Result::err).collect();
+    let mut refused = [0; Rejection::LABELS.len()];
+    answers.iter().flatten().for_each(|rejection| refused[rejection.position()] += 1);
     app.metrics.refused(&refused);
-    let fitting = names.iter().zip(&answers).filter(|(_, misfit)| misfit.is_none());
+    let fitting = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_none());
     let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
     if fitting.is_empty() {
-        let mut misfits: Vec<(Misfit, usize)> = Vec::new(); // few are different
-        for misfit in answers.iter().flatten() {
-            match misfits.iter_mut().find(|(known, _)| known == misfit) {
+        let mut rejections: Vec<(Rejection, usize)> = Vec::new(); // few are different
+        for rejection in answers.iter().flatten() {
+            match rejections.iter_mut().find(|(known, _)| known == rejection) {
                 Some((_, nodes)) => *nodes += 1,
-                None => misfits.push((*misfit, 1)),
+                None => rejections.push((*rejection, 1)),
             }
         }
-        let misfits: BTreeMap<Misfit, usize> = misfits.into_iter().collect();
+        let rejections: BTreeMap<Rejection, usize> = rejections.into_iter().collect();
         // After the node that it has nominated, kube-scheduler asks about all that may do.
         let is_nominated =
             |only: &&str| pod.nominated.as_ref().is_some_and(|it| it.as_str() == *only);
         let is_about_all = !matches!(&names[..], [only] if is_nominated(only));
         let asked = is_about_all.then(|| app.ledger.asked_nodes(names.iter()));
-        app.note_refused(uid, question, misfits, asked);
+        app.note_refused(uid, question, rejections, asked);
     } else {
-        hold(app, pod, &fitting, question, now);
+        note_fitting(app, pod, &fitting, question, now);
     }
     encode_filter(Passed::Names(fitting), (&names, are_plain), &answers)
 }
 
 /// Notes that the pod fits somewhere, and claims the only node that is left to it.
-fn hold(app: &App, pod: &SeenPod, fitting: &[&str], question: &Question, now: Timestamp) {
+fn note_fitting(
+    app: &App,
+    pod: &SeenPod,
+    fitting: &[&str],
+    question: &PlacementRequest,
+    now: Timestamp,
+) {
     app.note_fits(&pod.pod.uid, question);
     note_passed(app, pod, Some(question), Some(fitting.iter().copied()));
     if let [only] = fitting {
-        claim(app, &pod.pod.uid, only, question, now);
+        hold(app, &pod.pod.uid, only, question, now);
     }
 }
 
@@ -195,7 +201,7 @@ fn hold(app: &App, pod: &SeenPod, fitting: &[&str], question: &Question, now: Ti
 fn note_passed<'a>(
     app: &App,
     pod: &SeenPod,
-    question: Option<&Question>,
+    question: Option<&PlacementRequest>,
     nodes: Option<impl ExactSizeIterator<Item = &'a str>>,
 ) {
     let uid = &pod.pod.uid;
@@ -208,10 +214,10 @@ fn note_passed<'a>(
 /// Holds room back for a pod; where the watch does not show it yet, as soon as it does. Anyone can make up a
 /// pod, and room that is held for it is taken from those that there are. A pod that is asked about again and again
 /// and not bound has none held for a while.
-fn claim(app: &App, uid: &PodUid, node: &str, question: &Question, now: Timestamp) {
+fn hold(app: &App, uid: &PodUid, node: &str, question: &PlacementRequest, now: Timestamp) {
     if app.is_known_to_wait(uid, question) {
-        if app.waiting.hold(uid, now) {
-            app.outbox.push(app.ledger.claim(uid, node, question, now));
+        if app.waiting.may_hold(uid, now) {
+            app.outbox.push(app.ledger.hold(uid, node, question, now));
         }
         return;
     }
@@ -221,12 +227,12 @@ fn claim(app: &App, uid: &PodUid, node: &str, question: &Question, now: Timestam
     app.passed.hold_later(uid, node);
     if app.is_known_to_wait(uid, question) {
         // The watch showed it meanwhile.
-        app.outbox.push(app.ledger.claim(uid, node, question, now));
+        app.outbox.push(app.ledger.hold(uid, node, question, now));
     }
 }
 
 /// The nodes that fit, by their answers and in the form of the question.
-fn passed<'a>(nodes: &'a NodesArg<'_>, answers: &[Option<Misfit>]) -> Passed<'a> {
+fn passed<'a>(nodes: &'a NodesArg<'_>, answers: &[Option<Rejection>]) -> Passed<'a> {
     let fits = |at: &usize| answers[*at].is_none();
     let fitting = (0..answers.len()).filter(fits);
     match nodes {
@@ -238,7 +244,7 @@ fn passed<'a>(nodes: &'a NodesArg<'_>, answers: &[Option<Misfit>]) -> Passed<'a>
 fn encode_filter(
     passed: Passed<'_>,
     (names, are_plain): (&[&str], bool),
-    answers: &[Option<Misfit>],
+    answers: &[Option<Rejection>],
 ) -> VerbAnswer {
     let fits = answers.iter().any(Option::is_none);
     let outcome = if fits { Outcome::Ok } else { Outcome::Refused };
@@ -269,20 +275,20 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let keys = match &args.nodes {
         NodesArg::Names(names) => {
             if app.is_known_to_wait(&pod.pod.uid, &question) {
-                app.outbox.push(app.ledger.drop_claim(&pod.pod.uid));
+                app.outbox.push(app.ledger.drop_hold(&pod.pod.uid));
             }
             app.ledger.keys(&question, names.bytes())
         }
         NodesArg::Objects(objects) => {
             let answers = template::answers(app, &question, objects);
-            let keys = answers.iter().map(|answer| answer.as_ref().ok().map(Rank::key));
+            let keys = answers.iter().map(|answer| answer.as_ref().ok().map(Cost::key));
             Keys::of(names.iter().copied().zip(keys))
         }
     };
     let is_best = |place: &Option<usize>| place.is_some() && *place == keys.best;
     if let (NodesArg::Names(_), Some(best)) = (&args.nodes, keys.places.iter().position(is_best)) {
         let now = app.clock.now();
-        claim(app, &pod.pod.uid, names[best], &question, now);
+        hold(app, &pod.pod.uid, names[best], &question, now);
     }
     let outcome = if keys.best.is_some() { Outcome::Ok } else { Outcome::Refused };
     let scores = scores(&keys);
@@ -317,10 +323,10 @@ fn scale(keys: &[u128]) -> Vec<u128> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::topology::Reach;
+    use crate::hardware::topology::Proximity;
 
     fn rank(cost: i64) -> Option<u128> {
-        Some(Rank::Fragmentation { instance_mib: 0, cost, reach: Reach::default() }.key())
+        Some(Cost::Fragmentation { instance_mib: 0, cost, reach: Proximity::default() }.key())
     }
 
     fn score(nodes: &[(&str, Option<u128>)]) -> Vec<i64> {

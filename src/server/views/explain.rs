@@ -15,8 +15,8 @@ use crate::hardware::device_class::DeviceClass;
 use crate::ledger::query::questions::Answer;
 use crate::ledger::suggest::displacement::MOST_MOVES;
 use crate::ledger::suggest::waiting::WaitingState;
-use crate::model::node_state::{NodeLedger, NodeState};
-use crate::model::rejection::Misfit;
+use crate::model::node_state::{NodeReporting, NodeState};
+use crate::model::rejection::Rejection;
 use crate::server::views::pods::reservation_state;
 use crate::server::views::waiting::{LineView, Lines, since};
 
@@ -150,20 +150,21 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
     let answers = app.ledger.answers(question, &names);
     let fitting = names.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
     let fits_on: Vec<String> = fitting.map(|(name, _)| (*name).to_owned()).collect();
-    let misfits: BTreeSet<Misfit> = answers.iter().filter_map(|answer| answer.err()).collect();
-    let closest = misfits.iter().copied().max_by_key(|misfit| misfit.closeness());
-    let (way, remedies) = match fits_on.len() {
+    let rejections: BTreeSet<Rejection> =
+        answers.iter().filter_map(|answer| answer.err()).collect();
+    let closest = rejections.iter().copied().max_by_key(|rejection| rejection.closeness());
+    let (way, suggestions) = match fits_on.len() {
         0 => (
             app.ledger.moves(question, MOST_MOVES),
             app.reasons.found(&app.ledger, question, app.clock.now()),
         ),
         _ => (None, Vec::new()),
     };
-    let of_operator = misfits.iter().copied().filter(|_| fits_on.is_empty());
+    let of_operator = rejections.iter().copied().filter(|_| fits_on.is_empty());
     let refusing = names.iter().zip(&answers).filter_map(|(name, answer)| {
-        let misfit = answer.err()?;
-        let (name, reason) = ((*name).to_owned(), misfit.reason());
-        Some(NodeRefusal { name, reason, missing: misfit.missing() })
+        let rejection = answer.err()?;
+        let (name, reason) = ((*name).to_owned(), rejection.reason());
+        Some(NodeRefusal { name, reason, missing: rejection.missing() })
     });
     let is_gated = app.gated.contains_key(&waiting.pod.uid);
     let (verdict, blocked_by) = match closest {
@@ -171,7 +172,7 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
         _ if !fits_on.is_empty() => {
             (wording::verdict(fits_on.len(), nodes.len(), closest), NOT_OURS)
         }
-        _ => (wording::verdict(0, nodes.len(), closest), closest.map_or("node", Misfit::lack)),
+        _ => (wording::verdict(0, nodes.len(), closest), closest.map_or("node", Rejection::lack)),
     };
     Explanation {
         pod: waiting.pod.to_string(),
@@ -182,7 +183,7 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
         line: Lines::of(app).place(waiting),
         fitting_nodes: fits_on.len(),
         refusals: groups(&nodes, &answers),
-        mends: wording::mends(question, &remedies, of_operator),
+        mends: wording::mends(question, &suggestions, of_operator),
         moves: way.map(|way| views(&way.moves)).unwrap_or_default(),
         unknown: unknown(state, &nodes),
         nodes: refusing.collect(),
@@ -191,40 +192,40 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
 }
 
 /// Refusing nodes by what they are and why they refuse, the closest first.
-fn groups(nodes: &[NodeLedger], answers: &[Answer]) -> Vec<RefusalView> {
-    let mut groups: BTreeMap<(&str, String, &'static str), (usize, Misfit, &NodeLedger)> =
+fn groups(nodes: &[NodeState], answers: &[Answer]) -> Vec<RefusalView> {
+    let mut groups: BTreeMap<(&str, String, &'static str), (usize, Rejection, &NodeState)> =
         BTreeMap::new();
     for (node, answer) in nodes.iter().zip(answers) {
-        let Err(misfit) = answer else { continue };
-        let key = (node.pool().as_str(), gpus(node), misfit.reason());
-        let group = groups.entry(key).or_insert((0, *misfit, node));
+        let Err(rejection) = answer else { continue };
+        let key = (node.pool().as_str(), gpus(node), rejection.reason());
+        let group = groups.entry(key).or_insert((0, *rejection, node));
         group.0 += 1;
-        if group.1 != *misfit && group.1.closer(*misfit) == *misfit {
-            (group.1, group.2) = (*misfit, node);
+        if group.1 != *rejection && group.1.closer(*rejection) == *rejection {
+            (group.1, group.2) = (*rejection, node);
         }
     }
     let mut groups: Vec<_> = groups.into_iter().collect();
-    groups.sort_by_key(|(_, (_, misfit, _))| Reverse(misfit.closeness()));
-    let view = |((pool, gpus, reason), (nodes, misfit, closest)): (
+    groups.sort_by_key(|(_, (_, rejection, _))| Reverse(rejection.closeness()));
+    let view = |((pool, gpus, reason), (nodes, rejection, closest)): (
         (&str, _, _),
-        (_, Misfit, &NodeLedger),
+        (_, Rejection, &NodeState),
     )| {
         RefusalView {
             pool: pool.to_owned(),
             gpus,
-            lacks: misfit.lack(),
+            lacks: rejection.lack(),
             reason,
             nodes,
             closest_node: closest.name().to_string(),
-            missing: misfit.missing(),
-            curable_by_room: misfit.is_curable_by_room(),
+            missing: rejection.missing(),
+            curable_by_room: rejection.is_curable_by_room(),
         }
     };
     groups.into_iter().map(view).collect()
 }
 
 /// The devices of a node, equal ones together.
-fn gpus(node: &NodeLedger) -> String {
+fn gpus(node: &NodeState) -> String {
     let mut alike: BTreeMap<(String, u64), usize> = BTreeMap::new();
     for books in node.devices() {
         let device = books.device();
@@ -237,11 +238,11 @@ fn gpus(node: &NodeLedger) -> String {
 
 /// What an explanation cannot know: nodes without reports, memory that the driver does not tell, and
 /// what kube-scheduler's own filters refuse.
-fn unknown(state: &WaitingState, nodes: &[NodeLedger]) -> Vec<String> {
+fn unknown(state: &WaitingState, nodes: &[NodeState]) -> Vec<String> {
     let mut unknown = Vec::new();
     for (of, what) in [
-        (NodeState::NeverReported, "have no report of an agent since the extender started"),
-        (NodeState::Silent, "are silent: what is free there now is not known"),
+        (NodeReporting::NeverReported, "have no report of an agent since the extender started"),
+        (NodeReporting::Silent, "are silent: what is free there now is not known"),
     ] {
         let of_state = nodes.iter().filter(|node| node.state() == of);
         let names: Vec<&str> = of_state.map(|node| node.name().as_str()).collect();

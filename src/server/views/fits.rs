@@ -14,7 +14,7 @@ use crate::kube_api::request::annotations::{
 };
 use crate::kube_api::request::other_keys::check;
 use crate::kube_api::request::resources::{ContainerAsk, ContainerKind};
-use crate::ledger::query::questions::Question;
+use crate::ledger::query::questions::PlacementRequest;
 use crate::model::fit::HostRule;
 use crate::model::request::GpuRequest;
 use crate::scoring::strategy::Strategy;
@@ -50,7 +50,7 @@ pub(crate) fn fits(app: &App, query: &BTreeMap<String, String>) -> Result<Fits, 
     let asks = in_words(&request);
     let policy = Strategy::Policy(app.config.policy);
     let (host, host_rule) = (HostAmount::ZERO, HostRule::Trusted);
-    let question = Question { gpu: Some(request), host, host_rule, strategy: policy };
+    let question = PlacementRequest { gpu: Some(request), host, host_rule, strategy: policy };
     let found = app.ledger.fitting(&question);
     Ok(Fits {
         asks,

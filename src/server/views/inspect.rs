@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-use crate::control::pods::memory_guard::{OverUserView, over_users};
+use crate::control::pods::memory_guard::{OverLimitPodView, over_users};
 use crate::control::shared::app::App;
 use crate::hardware::device::{DeviceKind, Health};
-use crate::model::device_state::DeviceBooks;
+use crate::model::device_state::DeviceState;
 use crate::model::isolation::DriverLimits;
-use crate::model::node_state::{NodeLedger, NodeState};
+use crate::model::node_state::{NodeReporting, NodeState};
 use crate::protocol::messages::to_json;
 use crate::scoring::fragmentation::Packing;
 use crate::server::views::details::DetailsView;
@@ -118,7 +118,7 @@ pub struct DeviceView {
     pub foreign_mib: u64,
     /// Pods that use more of it than they may, by UID; not all of them are tenants.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub over_users: Vec<OverUserView>,
+    pub over_users: Vec<OverLimitPodView>,
     /// Whether more is booked than there is.
     pub overbooked: bool,
     /// Its tenants, by UID.
@@ -177,16 +177,16 @@ pub fn node(app: &App, name: &str) -> Option<NodeView> {
 }
 
 /// The state of a node as JSON has it.
-pub(crate) fn state_name(state: NodeState) -> &'static str {
+pub(crate) fn state_name(state: NodeReporting) -> &'static str {
     match state {
-        NodeState::NeverReported => "never_reported",
-        NodeState::Reporting => "reporting",
-        NodeState::Silent => "silent",
-        NodeState::Gone => "gone",
+        NodeReporting::NeverReported => "never_reported",
+        NodeReporting::Reporting => "reporting",
+        NodeReporting::Silent => "silent",
+        NodeReporting::Gone => "gone",
     }
 }
 
-fn node_view(app: &App, node: &NodeLedger) -> NodeView {
+fn node_view(app: &App, node: &NodeState) -> NodeView {
     let (host, free) = (node.host_capacity(), node.host_free());
     let details = app.ledger.details(node.name().as_str());
     let of_node = (node, app.driver_limits());
@@ -208,9 +208,9 @@ fn node_view(app: &App, node: &NodeLedger) -> NodeView {
 }
 
 fn device_view(
-    (node, limits): (&NodeLedger, DriverLimits),
+    (node, limits): (&NodeState, DriverLimits),
     details: &NodeDetails,
-    books: &DeviceBooks,
+    books: &DeviceState,
 ) -> DeviceView {
     let device = books.device();
     let (kind, profile) = match &device.kind {
@@ -232,8 +232,8 @@ fn device_view(
         capacity_mib: device.capacity().mib(),
         booked_mib: books.booked().memory.mib(),
         booked_share_millionths: books.booked().share.millionths(),
-        claimed_mib: books.claimed().memory.mib(),
-        claimed_share_millionths: books.claimed().share.millionths(),
+        claimed_mib: books.on_hold().memory.mib(),
+        claimed_share_millionths: books.on_hold().share.millionths(),
         free_mib: free.memory.mib(),
         free_share_millionths: free.share.millionths(),
         used_mib: books.used().map(|used| used.mib()),

@@ -6,7 +6,7 @@ use crate::control::shared::app::App;
 use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
 use crate::hardware::units::{HostAmount, MemMib, Share};
 use crate::ledger::suggest::waiting::WaitingPod;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::model::request::Amount;
 use crate::model::reservation::{Reservation, ReservationState};
 
@@ -63,7 +63,7 @@ impl PodView {
     }
 
     /// A pod with devices.
-    fn placed(node: &NodeLedger, held: &Reservation) -> Self {
+    fn placed(node: &NodeState, held: &Reservation) -> Self {
         let placed = &held.placement.devices;
         let mig_profile = placed.first().and_then(|first| profile(node, &first.id));
         Self {
@@ -113,7 +113,7 @@ pub(crate) fn reservation_state(held: &Reservation) -> &'static str {
     }
 }
 
-fn profile(node: &NodeLedger, id: &DeviceId) -> Option<String> {
+fn profile(node: &NodeState, id: &DeviceId) -> Option<String> {
     let mut devices = node.devices().iter().map(|books| books.device());
     match &devices.find(|device| device.id == *id)?.kind {
         DeviceKind::MigInstance { profile, .. } => Some(profile.to_string()),
@@ -126,7 +126,7 @@ fn count(devices: usize) -> u32 {
 }
 
 /// The pods on a node, by UID, those without a GPU last.
-pub(crate) fn on(app: &App, node: &NodeLedger) -> impl Iterator<Item = PodView> {
+pub(crate) fn on(app: &App, node: &NodeState) -> impl Iterator<Item = PodView> {
     let placed = node.reservations().values().map(|held| PodView {
         start_failure: app.start_failures.get(&held.pod.uid).map(|failure| failure.to_string()),
         ..PodView::placed(node, held)

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::hardware::device::{Device, DeviceKind};
 use crate::hardware::mig::Geometry;
-use crate::model::device_state::DeviceBooks;
-use crate::model::node_state::NodeLedger;
+use crate::model::device_state::DeviceState;
+use crate::model::node_state::NodeState;
 
 /// How a device is shared.
 #[derive(Debug, Serialize)]
@@ -33,7 +33,7 @@ pub struct SlotsView {
 
 impl SharingView {
     /// How a device of `node` is shared.
-    pub(crate) fn of(node: &NodeLedger, books: &DeviceBooks) -> Self {
+    pub(crate) fn of(node: &NodeState, books: &DeviceState) -> Self {
         Self {
             compute_millionths: compute_of(node, books.device()),
             slots: books.slots().map(|(all, free)| SlotsView { all, free }),
@@ -44,9 +44,9 @@ impl SharingView {
 }
 
 /// The part of its GPU's compute that a MIG instance has.
-fn compute_of(node: &NodeLedger, device: &Device) -> Option<u64> {
+fn compute_of(node: &NodeState, device: &Device) -> Option<u64> {
     let DeviceKind::MigInstance { parent, profile } = &device.kind else { return None };
-    let parent = node.devices().iter().map(DeviceBooks::device).find(|it| it.id == *parent)?;
+    let parent = node.devices().iter().map(DeviceState::device).find(|it| it.id == *parent)?;
     let share = Geometry::of(&parent.model, parent.total)?.compute_of(profile)?;
     Some(share.millionths())
 }

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use crate::model::device_state::DeviceBooks;
+use crate::model::device_state::DeviceState;
 use crate::model::isolation::DriverLimits;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::server::views::pods::reservation_state;
 use crate::usage::node_details::NodeDetails;
 
@@ -33,9 +33,9 @@ pub struct TenantView {
 
 /// The tenants of one device of `node`, by UID.
 pub(crate) fn tenants(
-    node: &NodeLedger,
+    node: &NodeState,
     details: &NodeDetails,
-    books: &DeviceBooks,
+    books: &DeviceState,
     limits: DriverLimits,
 ) -> Vec<TenantView> {
     let on = details.sightings.on(&books.device().id);

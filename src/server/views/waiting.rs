@@ -12,8 +12,8 @@ use crate::control::pods::wording::{
 use crate::control::shared::app::App;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::request_error::RequestError;
-use crate::ledger::query::questions::Question;
-use crate::ledger::suggest::search::Remedy;
+use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::suggest::search::Suggestion;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
 use crate::model::request::GpuRequest;
 
@@ -158,8 +158,10 @@ pub(crate) fn refused(app: &App, most: usize) -> Vec<WaitingView> {
     let pods = lines.pods().iter().zip(places);
     pods.map(|(state, line)| {
         let question = &state.waiting.question;
-        let mend =
-            app.reasons.known(&app.ledger, question).and_then(|known| mends_of(state, &known));
+        let mend = app
+            .reasons
+            .known(&app.ledger, question)
+            .and_then(|known| suggestions_of(state, &known));
         WaitingView { mend, line, ..view(state, false, now) }
     })
     .collect()
@@ -193,7 +195,7 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
     let all = app.waiting.all().into_iter();
     let all: Vec<WaitingState> = all.filter(|state| is_asked(&state.waiting.namespace)).collect();
     let waiting = pods.len() + all.len() + gated.len();
-    let mut looked: BTreeMap<&Question, bool> = BTreeMap::new();
+    let mut looked: BTreeMap<&PlacementRequest, bool> = BTreeMap::new();
     pods.truncate(limit);
     for state in all.iter().take(limit - pods.len()) {
         let question = &state.waiting.question;
@@ -205,7 +207,7 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
             Some(false) => Some(app.reasons.recent(&app.ledger, question, app.clock.now())),
             None => app.reasons.known(&app.ledger, question),
         };
-        let mend = known.and_then(|known| mends_of(state, &known));
+        let mend = known.and_then(|known| suggestions_of(state, &known));
         let line = places.get(&state.waiting.pod.uid).copied().flatten();
         let fits = looked.get(question) == Some(&true);
         pods.push(WaitingView { mend, line, ..view(state, fits, now) });
@@ -218,9 +220,9 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
 }
 
 /// The first mend of a pod that no node fits.
-fn mends_of(state: &WaitingState, known: &[Remedy]) -> Option<String> {
-    let misfits = state.refused.as_ref()?.keys().copied();
-    wording::mends(&state.waiting.question, known, misfits).into_iter().next()
+fn suggestions_of(state: &WaitingState, known: &[Suggestion]) -> Option<String> {
+    let rejections = state.refused.as_ref()?.keys().copied();
+    wording::mends(&state.waiting.question, known, rejections).into_iter().next()
 }
 
 /// A pod as it was refused last, or as one that `fits` now.
@@ -228,7 +230,7 @@ fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> WaitingView 
     let waiting = &state.waiting;
     let closest = state.closest().filter(|_| !fits);
     let (reason, blocked_by) = match closest {
-        Some((misfit, _)) => (misfit.reason(), misfit.lack()),
+        Some((rejection, _)) => (rejection.reason(), rejection.lack()),
         None if fits => (FITS_NOW, NOT_OURS),
         None => (NOT_REFUSED, NOT_OURS),
     };
@@ -237,7 +239,7 @@ fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> WaitingView 
         asks: waiting.question.gpu.as_ref().map_or_else(|| "no GPU".to_owned(), wording::in_words),
         reason,
         blocked_by,
-        missing: closest.map(|(misfit, _)| misfit.missing()).unwrap_or_default(),
+        missing: closest.map(|(rejection, _)| rejection.missing()).unwrap_or_default(),
         nodes: closest.map_or(0, |(_, nodes)| nodes),
         seconds: since(waiting.created_unix_seconds, now_unix_seconds),
         priority: waiting.priority,

@@ -21,7 +21,7 @@ use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::ledger::change::reports::{NodeReport, ReportRefusal};
 use crate::ledger::nodes::per_node::Gauge;
 use crate::ledger::nodes::state::{Ledger, Settings};
-use crate::ledger::query::questions::Question;
+use crate::ledger::query::questions::PlacementRequest;
 use crate::ledger::suggest::moves::Move;
 use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, DeviceUse};
 use crate::model::fit::HostRule;
@@ -56,7 +56,7 @@ pub(crate) struct SimCluster {
     /// Where pods run that have moved, by arrival.
     moved: BTreeMap<usize, Seat>,
     /// Requests that no moves have helped since the last pod ended.
-    hopeless: BTreeSet<Question>,
+    hopeless: BTreeSet<PlacementRequest>,
 }
 
 /// Where a pod runs, and what it takes there.
@@ -152,7 +152,7 @@ impl SimCluster {
     }
 
     /// Moves running pods so that one fits that fits nowhere; on which node.
-    fn make_room(&mut self, question: &Question) -> Option<NodeName> {
+    fn make_room(&mut self, question: &PlacementRequest) -> Option<NodeName> {
         if self.most_moves == 0 || self.hopeless.contains(question) {
             return None;
         }
@@ -184,7 +184,7 @@ impl SimCluster {
         is_free.then(|| self.reserve(arrival, pod, rank, &question))
     }
 
-    fn question(&mut self, pod: &TracePod) -> Question {
+    fn question(&mut self, pod: &TracePod) -> PlacementRequest {
         let strategy = self.policy.strategy(|| self.chance.next_u64());
         question_of(pod, strategy)
     }
@@ -194,7 +194,7 @@ impl SimCluster {
         arrival: usize,
         pod: &TracePod,
         rank: usize,
-        question: &Question,
+        question: &PlacementRequest,
     ) -> Seat {
         let pod = PodRef { uid: uid(arrival), name: pod.name.as_str().into() };
         let placement = self
@@ -312,8 +312,8 @@ fn request_type(pod: &TracePod) -> RequestType {
     RequestType::new(gpu_request(pod).as_ref(), MilliCpu::new(pod.cpu_milli))
 }
 
-fn question_of(pod: &TracePod, strategy: Strategy) -> Question {
-    Question {
+fn question_of(pod: &TracePod, strategy: Strategy) -> PlacementRequest {
+    PlacementRequest {
         gpu: gpu_request(pod),
         host: host_of(pod.cpu_milli, pod.memory_mib),
         host_rule: HostRule::Checked,

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use crate::model::policy::Policy;
 use crate::scoring::baseline::Baseline;
 use crate::scoring::strategy::Strategy;
-use crate::waste::term::Term;
+use crate::waste::term::CostTerm;
 
 /// A placement rule of the simulator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,7 +20,7 @@ pub enum SimPolicy {
     /// `fragmentation` with the request mix known beforehand: what learning costs.
     Foreknowing,
     /// `fragmentation` without a part of it: what that is worth.
-    Without(Term),
+    Without(CostTerm),
     /// The paper's policy. The request mix is known beforehand.
     Fgd,
     /// Least left of CPU and GPU.
@@ -52,14 +52,14 @@ impl SimPolicy {
     /// What tells what a part of `fragmentation` is worth.
     pub const ABLATIONS: [Self; 9] = [
         Self::Foreknowing,
-        Self::Without(Term::ALL[0]),
-        Self::Without(Term::ALL[1]),
-        Self::Without(Term::ALL[2]),
-        Self::Without(Term::ALL[3]),
-        Self::Without(Term::ALL[4]),
-        Self::Without(Term::ALL[5]),
-        Self::Without(Term::ALL[6]),
-        Self::Without(Term::ALL[7]),
+        Self::Without(CostTerm::ALL[0]),
+        Self::Without(CostTerm::ALL[1]),
+        Self::Without(CostTerm::ALL[2]),
+        Self::Without(CostTerm::ALL[3]),
+        Self::Without(CostTerm::ALL[4]),
+        Self::Without(CostTerm::ALL[5]),
+        Self::Without(CostTerm::ALL[6]),
+        Self::Without(CostTerm::ALL[7]),
     ];
 
     /// The name users type.
@@ -68,14 +68,14 @@ impl SimPolicy {
         match self {
             Self::Product(policy) => policy.name(),
             Self::Foreknowing => "foreknowing",
-            Self::Without(Term::Holes) => "without-holes",
-            Self::Without(Term::HolePrices) => "without-hole-prices",
-            Self::Without(Term::Host) => "without-host",
-            Self::Without(Term::Pieces) => "without-pieces",
-            Self::Without(Term::Several) => "without-several",
-            Self::Without(Term::WholeNodes) => "without-whole-nodes",
-            Self::Without(Term::Scarce) => "without-scarce",
-            Self::Without(Term::Rare) => "without-rare",
+            Self::Without(CostTerm::Residuals) => "without-holes",
+            Self::Without(CostTerm::HolePrices) => "without-hole-prices",
+            Self::Without(CostTerm::Host) => "without-host",
+            Self::Without(CostTerm::Pieces) => "without-pieces",
+            Self::Without(CostTerm::Several) => "without-several",
+            Self::Without(CostTerm::WholeNodes) => "without-whole-nodes",
+            Self::Without(CostTerm::Scarce) => "without-scarce",
+            Self::Without(CostTerm::Rare) => "without-rare",
             Self::Fgd => "fgd",
             Self::BestFit => "bestfit",
             Self::DotProd => "dotprod",
@@ -102,7 +102,7 @@ impl SimPolicy {
 
     /// The part of `fragmentation` that is left out.
     #[must_use]
-    pub fn left_out(self) -> Option<Term> {
+    pub fn left_out(self) -> Option<CostTerm> {
         match self {
             Self::Without(term) => Some(term),
             _ => None,

@@ -1,4 +1,4 @@
-//! Turns a trace into the arrivals that one experiment replays.
+//! BindLocks a trace into the arrivals that one experiment replays.
 //!
 //! [`Workload::paper`] is the workload of the FGD paper (USENIX ATC'23, "Beware of Fragmentation")
 //! as its simulator makes it, number for number, so that results can be compared seed by seed;

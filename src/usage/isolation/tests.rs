@@ -19,7 +19,7 @@ fn note(
     report: DetailsReport,
     limits: DriverLimits,
     at: u64,
-) -> Vec<Effect> {
+) -> Vec<LedgerEvent> {
     let rules = Rules {
         tolerance: MemMib::new(u64::MAX),
         limits,
@@ -40,8 +40,8 @@ fn list(ledger: &Ledger, told: Option<Told>, limits: DriverLimits, at: u64) -> b
     let told = BTreeMap::from([(DeviceId::new("A").unwrap(), told)]);
     let report = DetailsReport { tenants: told, ..known(ledger) };
     let effects = note(ledger, ("n", &uses("A", &["p"])), report, limits, at);
-    let is_news = |it: &Effect| matches!(it, Effect::Unprotected { .. });
-    let is_room = |it: &Effect| matches!(it, Effect::Room(_));
+    let is_news = |it: &LedgerEvent| matches!(it, LedgerEvent::Unprotected { .. });
+    let is_room = |it: &LedgerEvent| matches!(it, LedgerEvent::Room(_));
     assert!(effects.iter().all(|it| is_news(it) || is_room(it)), "{effects:?}");
     effects.iter().any(is_news)
 }
@@ -52,8 +52,11 @@ fn modes(ledger: &Ledger, limits: DriverLimits) -> String {
     let device = &books.devices()[0];
     let held = device.tenants()[&uid("p")];
     let found = ledger.details("n").protections.of(device, (&uid("p"), held), limits);
-    let census = ledger.protections(limits);
-    assert!(census[&found.intended].0 == 1 && census[&found.verified].1 == 1, "{census:?}");
+    let node_shapes = ledger.protections(limits);
+    assert!(
+        node_shapes[&found.intended].0 == 1 && node_shapes[&found.verified].1 == 1,
+        "{node_shapes:?}"
+    );
     format!("{} {}", found.intended.name(), found.verified.name())
 }
 

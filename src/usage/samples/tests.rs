@@ -6,11 +6,11 @@ use crate::model::device_state::ProcessUse;
 use crate::model::isolation::DriverLimits;
 use crate::usage::node_details::DetailsReport;
 
-fn note(ledger: &Ledger, node: &str, uses: &[DeviceUse]) -> Vec<Effect> {
+fn note(ledger: &Ledger, node: &str, uses: &[DeviceUse]) -> Vec<LedgerEvent> {
     note_at(ledger, node, uses, Timestamp::START)
 }
 
-fn note_at(ledger: &Ledger, node: &str, uses: &[DeviceUse], now: Timestamp) -> Vec<Effect> {
+fn note_at(ledger: &Ledger, node: &str, uses: &[DeviceUse], now: Timestamp) -> Vec<LedgerEvent> {
     let rules = Rules {
         tolerance: MemMib::new(50),
         limits: DriverLimits::Unused,
@@ -41,12 +41,12 @@ fn tenanted() -> Ledger {
     ledger
 }
 
-fn shown(effects: &[Effect]) -> String {
+fn shown(effects: &[LedgerEvent]) -> String {
     let shown = effects.iter().map(|effect| match effect {
-        Effect::Overuse { device, pod, used, allowed, .. } => {
+        LedgerEvent::Overuse { device, pod, used, allowed, .. } => {
             format!("{pod} {}/{} on {device}", used.mib(), allowed.mib())
         }
-        Effect::Foreign { device, used, .. } => format!("foreign {} on {device}", used.mib()),
+        LedgerEvent::Foreign { device, used, .. } => format!("foreign {} on {device}", used.mib()),
         other => format!("{other:?}"),
     });
     shown.collect::<Vec<_>>().join(", ")

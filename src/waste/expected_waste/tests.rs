@@ -1,13 +1,13 @@
 //! What free room is expected to be worth.
 
 use super::*;
-use crate::model::device_state::ClaimRule;
-use crate::scoring::context::{KeptOutlook, Scene, Taken};
+use crate::model::device_state::HoldRule;
+use crate::scoring::context::{KeptNodeWaste, ScoringContext, Taken};
 use crate::scoring::{fixture, node_waste};
 
-fn forecast(node: &str, mix: &str) -> Forecast {
+fn expected_waste(node: &str, mix: &str) -> ExpectedWaste {
     let (node, classes) = fixture::node(node);
-    fixture::compiled(mix, &node, &classes).forecast.expect("the mix asks for GPUs")
+    fixture::compiled(mix, &node, &classes).expected_waste.expect("the mix asks for GPUs")
 }
 
 fn close(found: f64, expected: f64) {
@@ -30,19 +30,22 @@ fn share_that_processor_time_will_not_serve_is_the_mean_over_the_demand() {
         // a pod without GPU needs nothing beside GPUs
         ("1 whole cpu=8000; 5 cpu=64000", 16_000.0, 2.0),
     ] {
-        close(forecast(four, mix).unserved(4.0, cpu, 1e9), unserved);
+        close(expected_waste(four, mix).unserved(4.0, cpu, 1e9), unserved);
     }
-    close(forecast(four, "1 whole cpu=8000").unserved(0.0, 0.0, 0.0), 0.0);
+    close(expected_waste(four, "1 whole cpu=8000").unserved(0.0, 0.0, 0.0), 0.0);
 }
 
 #[test]
 fn nothing_is_expected_before_the_first_request_for_a_gpu() {
     let (node, classes) = fixture::node("A:1000/1000");
     for mix in ["", "3 cpu=1000", "1 mig=1g.5gb"] {
-        assert!(fixture::compiled(mix, &node, &classes).forecast.is_none(), "{mix}");
+        assert!(fixture::compiled(mix, &node, &classes).expected_waste.is_none(), "{mix}");
     }
     let (mig, classes) = fixture::node("A=1g.5gb:500/500");
-    assert!(fixture::compiled("1 whole", &mig, &classes).forecast.is_none(), "nothing to share");
+    assert!(
+        fixture::compiled("1 whole", &mig, &classes).expected_waste.is_none(),
+        "nothing to share"
+    );
 }
 
 /// The position of the device that a request gets.
@@ -50,15 +53,22 @@ fn taken(node: &str, mix: &str, request: &str) -> usize {
     let (node, classes) = fixture::node(node);
     let mix = fixture::compiled(mix, &node, &classes);
     let ask = fixture::ask(request, &classes);
-    let rooms = node.rooms(ClaimRule::Respected);
+    let rooms = node.rooms(HoldRule::Respected);
     let fits: Vec<Taken> = (0..)
         .zip(rooms)
         .filter_map(|(at, room)| Some((at, crate::model::fit::fit(&ask, room).ok()?)))
         .collect();
-    let host_free = node.host_room(ClaimRule::Respected);
-    let outlook = KeptOutlook::new();
-    let scene = Scene { node: &node, rooms, ask: &ask, fits: &fits, host_free, outlook: &outlook };
-    node_waste::choose(&mix.forecast.unwrap(), &scene, &mix.typical).1[0].0
+    let host_free = node.host_room(HoldRule::Respected);
+    let node_waste = KeptNodeWaste::new();
+    let context = ScoringContext {
+        node: &node,
+        rooms,
+        ask: &ask,
+        fits: &fits,
+        host_free,
+        node_waste: &node_waste,
+    };
+    node_waste::choose(&mix.expected_waste.unwrap(), &context, &mix.typical).1[0].0
 }
 
 #[test]
@@ -84,8 +94,9 @@ fn processor_time_under_pressure_is_left_in_small_pieces() {
 #[test]
 fn pods_without_gpu_leave_what_they_cannot_use() {
     let (node, classes) = fixture::node("A:1000/1000");
-    let forecast = fixture::compiled("1 whole; 1 cpu=4000", &node, &classes).forecast.unwrap();
+    let expected_waste =
+        fixture::compiled("1 whole; 1 cpu=4000", &node, &classes).expected_waste.unwrap();
     for (half_cores, rest) in [(0, 0.0), (3, 1500.0), (8, 0.0), (11, 1500.0)] {
-        close(forecast.pressure.rest[half_cores], rest);
+        close(expected_waste.pressure.rest[half_cores], rest);
     }
 }

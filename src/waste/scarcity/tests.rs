@@ -1,28 +1,28 @@
 //! When what becomes dear.
 
 use super::*;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::scoring::fixture;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::supply::NodeSupply;
 
 /// A cluster of the nodes of these texts, all of one table of classes.
-fn cluster(nodes: &[&str]) -> (Vec<NodeLedger>, DeviceClasses, Census, Supply) {
+fn cluster(nodes: &[&str]) -> (Vec<NodeState>, DeviceClasses, NodeShapes, Supply) {
     let mut classes = DeviceClasses::default();
-    let (mut census, mut supply) = (Census::default(), Supply::default());
+    let (mut node_shapes, mut supply) = (NodeShapes::default(), Supply::default());
     let mut made = Vec::new();
     for text in nodes {
         let node = fixture::node_of(text, &mut classes);
-        census.count(&node);
+        node_shapes.count(&node);
         supply.replace(&NodeSupply::default(), &NodeSupply::of(&node));
         made.push(node);
     }
-    (made, classes, census, supply)
+    (made, classes, node_shapes, supply)
 }
 
-fn prices(nodes: &[&str], mix: &str, has_gpu: bool) -> Prices {
-    let (_, classes, census, supply) = cluster(nodes);
-    CompiledMix::of(&fixture::mix(mix), &classes, &census).prices(&supply, has_gpu)
+fn prices(nodes: &[&str], mix: &str, has_gpu: bool) -> ScarcityPrices {
+    let (_, classes, node_shapes, supply) = cluster(nodes);
+    CompiledMix::of(&fixture::mix(mix), &classes, &node_shapes).prices(&supply, has_gpu)
 }
 
 const PAIR: &str = "A:1000/1000 B:1000/1000";
@@ -54,9 +54,9 @@ fn a_model_is_dear_to_all_when_some_accept_nothing_else() {
 
 #[test]
 fn a_place_costs_its_waste_and_what_it_takes_of_the_scarce() {
-    let worth = Worth { gain: 5, spared: 2, class: ClassId::default(), share: 3 };
-    let free = Prices::default();
-    assert_eq!(free.cost(&worth), -5_000);
-    let dear = Prices { several: 10, by_class: vec![100] };
-    assert_eq!(dear.cost(&worth), 3 * 100 - 5_000 - 2 * 10);
+    let waste_change = WasteChange { gain: 5, spared: 2, class: ClassId::default(), share: 3 };
+    let free = ScarcityPrices::default();
+    assert_eq!(free.cost(&waste_change), -5_000);
+    let dear = ScarcityPrices { several: 10, by_class: vec![100] };
+    assert_eq!(dear.cost(&waste_change), 3 * 100 - 5_000 - 2 * 10);
 }

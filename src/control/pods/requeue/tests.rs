@@ -2,13 +2,13 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::ledger::fixture::{asks, hello, ledger, pod, see_node};
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 
 /// A ledger with nodes `n` and `m` of one GPU each, and who waits for room on them.
 struct Bed {
     ledger: Ledger,
     waiting: WaitingPods,
-    wakes: Wakes,
+    wakes: RequeueLoop,
     now: Timestamp,
     ended: Vec<Requeued>,
 }
@@ -18,7 +18,7 @@ impl Bed {
         let ledger = ledger("A");
         see_node(&ledger, "m");
         ledger.report("m", &hello("y", 1, "B"), Timestamp::START).unwrap();
-        let (waiting, wakes) = (WaitingPods::default(), Wakes::default());
+        let (waiting, wakes) = (WaitingPods::default(), RequeueLoop::default());
         Self { ledger, waiting, wakes, now: Timestamp::START, ended: Vec::new() }
     }
 
@@ -268,8 +268,8 @@ fn a_touch_that_could_not_be_written_can_be_repeated() {
     bed.room("n");
     assert_eq!(bed.touched_after(0), ["a"]);
     bed.waiting.ask(bed.waiting.pod(&pod("a").uid).unwrap().waiting, bed.now);
-    let misfits = BTreeMap::from([(Misfit::Silent, 1)]);
-    bed.waiting.refuse(&pod("a").uid, misfits, Some(bed.ledger.asked_nodes(["n"].iter())));
+    let rejections = BTreeMap::from([(Rejection::Silent, 1)]);
+    bed.waiting.refuse(&pod("a").uid, rejections, Some(bed.ledger.asked_nodes(["n"].iter())));
     bed.room("n");
     let step = bed.wakes.step(&bed.waiting, &bed.ledger, bed.now);
     assert_eq!(step.touches.len(), 1);

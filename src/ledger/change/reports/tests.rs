@@ -6,7 +6,7 @@ use crate::hardware::units::MemMib;
 use crate::ledger::fixture::{
     asks, bound, free, hello, inventory, ledger, node, report, say, seconds, see_node, uid, uses,
 };
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 
 #[test]
 fn a_repeated_or_late_report_changes_nothing() {
@@ -28,7 +28,7 @@ fn a_repeated_or_late_report_changes_nothing() {
     say(&ledger, &report("x", 7, 6, "A")).unwrap();
     assert_eq!(free(&ledger), [500], "nor is the same one twice");
     let receipt = say(&ledger, &report("x", 7, 7, "A")).unwrap();
-    assert_eq!(receipt.effects, [Effect::Room(NodeName::new("n"))]);
+    assert_eq!(receipt.effects, [LedgerEvent::Room(NodeName::new("n"))]);
     assert_eq!(receipt.bookings, Some(Vec::new()));
     assert_eq!(free(&ledger), [1000]);
 }
@@ -97,9 +97,9 @@ fn a_node_that_only_a_pod_names_takes_nobody() {
     ledger.see_pod(&bound("p", "ghost", "G", 500_000), seconds(0));
     ledger.report("ghost", &hello("g", 1, "G"), seconds(0)).unwrap();
     let question = asks(1000);
-    assert_eq!(ledger.answers(&question, &["ghost"]), [Err(Misfit::NodeGone)]);
+    assert_eq!(ledger.answers(&question, &["ghost"]), [Err(Rejection::NodeGone)]);
     see_node(&ledger, "ghost");
-    assert_eq!(ledger.answers(&question, &["ghost"]), [Err(Misfit::Silent)]);
+    assert_eq!(ledger.answers(&question, &["ghost"]), [Err(Rejection::Silent)]);
     ledger.report("ghost", &hello("g", 2, "G"), seconds(0)).unwrap();
     assert!(ledger.answers(&question, &["ghost"])[0].is_ok());
 }
@@ -115,9 +115,9 @@ fn a_device_moves_only_from_a_node_that_is_deleted_or_silent() {
     let moved = hello("m", 1, "C B");
     assert_eq!(ledger.report("m", &moved, seconds(9)), foreign);
     assert_eq!(node(&ledger, "m").devices().len(), 0, "nothing of it was taken in");
-    assert_eq!(ledger.tick(seconds(11)), [Effect::Silent(NodeName::new("n"))]);
+    assert_eq!(ledger.tick(seconds(11)), [LedgerEvent::Silent(NodeName::new("n"))]);
     let receipt = ledger.report("m", &moved, seconds(12)).unwrap();
-    assert_eq!(receipt.effects, [Effect::Room(NodeName::new("m"))]);
+    assert_eq!(receipt.effects, [LedgerEvent::Room(NodeName::new("m"))]);
     assert_eq!(node(&ledger, "m").devices().len(), 2);
     assert_eq!(node(&ledger, "n").devices().len(), 1);
     let back = ledger.report("n", &hello("x", 2, "A B"), seconds(13));
@@ -138,13 +138,13 @@ fn room_appears_with_health_and_not_with_a_mere_inventory() {
     let still = NodeReport { sequence: 3, inventory: Some(inventory("A")), ..sick };
     assert_eq!(say(&ledger, &still).unwrap().effects, []);
     let well = report("x", 7, 4, "A");
-    assert_eq!(say(&ledger, &well).unwrap().effects, [Effect::Room(NodeName::new("n"))]);
+    assert_eq!(say(&ledger, &well).unwrap().effects, [LedgerEvent::Room(NodeName::new("n"))]);
     let running = NodeReport { uses: uses("A", &["stranger"]), ..report("x", 7, 5, "A") };
     assert_eq!(say(&ledger, &running).unwrap().effects, []);
     let silence = ledger.tick(seconds(60));
-    assert_eq!(silence, [Effect::Silent(NodeName::new("n"))]);
+    assert_eq!(silence, [LedgerEvent::Silent(NodeName::new("n"))]);
     let spoken = ledger.report("n", &report("x", 7, 6, "A"), seconds(61)).unwrap();
-    assert_eq!(spoken.effects, [Effect::Room(NodeName::new("n"))]);
+    assert_eq!(spoken.effects, [LedgerEvent::Room(NodeName::new("n"))]);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_report_without_news_leaves_known_answers_known() {
     unhealthy.uses[0].health = Health::Unhealthy;
     say(&ledger, &unhealthy).unwrap();
     assert!(version() > known);
-    assert_eq!(ledger.answers(&asks(500_000), &["n"]), [Err(Misfit::Unhealthy)]);
+    assert_eq!(ledger.answers(&asks(500_000), &["n"]), [Err(Rejection::Unhealthy)]);
     say(&ledger, &report("x", 7, 4, "A")).unwrap();
     assert!(ledger.answers(&asks(500_000), &["n"])[0].is_ok(), "and it is back");
     let known = version();
@@ -198,17 +198,19 @@ fn an_instance_that_cannot_be_is_told_of_and_takes_nobody() {
     let told: Vec<_> = effects
         .iter()
         .filter_map(|effect| match effect {
-            Effect::Impossible { device, fault, .. } => Some((device.as_str(), fault.to_string())),
+            LedgerEvent::Impossible { device, fault, .. } => {
+                Some((device.as_str(), fault.to_string()))
+            }
             _ => None,
         })
         .collect();
     let fault = "a GPU of model `NVIDIA A30` has no MIG profile `3g.18gb`".to_owned();
     assert_eq!(told, [("M-bad", fault)]);
-    for (profile, misfit) in [("1g.6gb", None), ("3g.18gb", Some(Misfit::Unhealthy))] {
+    for (profile, rejection) in [("1g.6gb", None), ("3g.18gb", Some(Rejection::Unhealthy))] {
         let mut question = asks(1);
         question.gpu = Some(crate::model::request::GpuRequest::one(
             crate::model::request::Amount::MigInstance(MigProfile::new(profile)),
         ));
-        assert_eq!(ledger.answers(&question, &["n"])[0].err(), misfit, "{profile}");
+        assert_eq!(ledger.answers(&question, &["n"])[0].err(), rejection, "{profile}");
     }
 }

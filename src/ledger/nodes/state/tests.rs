@@ -8,12 +8,12 @@ use crate::ledger::fixture::{
     asks, bound, free, hello, ledger, node, pod, report, say, seconds, see_node, uid,
 };
 use crate::ledger::query::reading::Readiness;
-use crate::model::rejection::Misfit;
+use crate::model::rejection::Rejection;
 use crate::model::request::{Isolation, Limit};
 use crate::model::reservation::{Placement, ReservationState};
 
-fn room() -> Effect {
-    Effect::Room(NodeName::new("n"))
+fn room() -> LedgerEvent {
+    LedgerEvent::Room(NodeName::new("n"))
 }
 
 fn reserve(ledger: &Ledger, name: &str, share: u64) -> Result<Placement, ReserveError> {
@@ -39,7 +39,7 @@ fn a_repeated_bind_gives_the_same_place_and_another_node_is_refused() {
     assert_eq!(ledger.forget(&uid("p")), [], "a bound pod is not forgotten");
     assert_eq!(free(&ledger), [500, 1000]);
     let unknown = ledger.reserve(&pod("q"), "nowhere", &asks(1), seconds(0));
-    assert_eq!(unknown, Err(ReserveError::Misfit(Misfit::UnknownNode)));
+    assert_eq!(unknown, Err(ReserveError::Rejection(Rejection::UnknownNode)));
 }
 
 #[test]
@@ -84,14 +84,14 @@ fn a_pod_without_a_placement_is_told_of_and_its_reservation_ends() {
     let ledger = ledger("A");
     reserve(&ledger, "p", 500_000).unwrap();
     let fact = PodFact { placement: None, ..bound("p", "n", "A", 0) };
-    let unplaced = Effect::Unplaced { pod: pod("p"), node: NodeName::new("n") };
+    let unplaced = LedgerEvent::Unplaced { pod: pod("p"), node: NodeName::new("n") };
     assert_eq!(ledger.see_pod(&fact, seconds(0)), [room(), unplaced]);
     assert_eq!(free(&ledger), [1000]);
     assert_eq!(reserve(&ledger, "p", 500_000), Err(ReserveError::Ended));
     let pending = PodFact { node: None, ..fact };
     assert_eq!(ledger.see_pod(&pending, seconds(0)), [], "a late copy");
     ledger.end_pod(&uid("p"), seconds(0));
-    assert!(!node(&ledger, "n").holds(&uid("p")));
+    assert!(!node(&ledger, "n").has_pod(&uid("p")));
 }
 
 #[test]
@@ -104,8 +104,8 @@ fn keys_taken_away_from_a_bound_pod_free_nothing() {
     assert_eq!(free(&ledger), [600]);
 }
 
-fn edited(node: &str) -> Effect {
-    Effect::PlacementEdited { pod: pod("p"), node: NodeName::new(node) }
+fn edited(node: &str) -> LedgerEvent {
+    LedgerEvent::PlacementEdited { pod: pod("p"), node: NodeName::new(node) }
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_pod_without_a_gpu_is_not_told_of_where_too_many_nodes_are_named() {
     for at in 0..MAX_NAMED_NODES {
         ledger.slot_of(&NodeName::new(format!("m-{at}").as_str()));
     }
-    let unplaced = Effect::Unplaced { pod: pod("p"), node: NodeName::new("one-more") };
+    let unplaced = LedgerEvent::Unplaced { pod: pod("p"), node: NodeName::new("one-more") };
     let fact = PodFact { placement: None, ..bound("p", "one-more", "X", 1) };
     assert_eq!(ledger.see_pod(&fact, seconds(0)), [unplaced]);
     let fact = PodFact { wants_gpu: false, request: None, ..fact };
@@ -233,7 +233,7 @@ fn an_ended_pod_is_not_booked_again_by_late_events() {
     assert_eq!(free(&ledger), [600], "its processes may still run");
     ledger.see_pod(&fact, seconds(1));
     assert_eq!(reserve(&ledger, "p", 1000), Err(ReserveError::Ended));
-    let silent = Effect::Silent(NodeName::new("n"));
+    let silent = LedgerEvent::Silent(NodeName::new("n"));
     assert_eq!(ledger.tick(seconds(30)), [silent], "no room on a node that is silent");
     assert!(ledger.reservation(&uid("p")).is_none());
     ledger.see_pod(&fact, seconds(31));
@@ -262,11 +262,11 @@ fn a_deleted_node_keeps_its_tenants_and_returns_as_a_new_one() {
     let ledger = ledger("A");
     ledger.see_pod(&bound("p", "n", "A", 400_000), seconds(0));
     ledger.lose_node(&NodeName::new("n"));
-    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Misfit::NodeGone)]);
+    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Rejection::NodeGone)]);
     assert!(say(&ledger, &report("x", 7, 2, "A")).is_ok());
-    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Misfit::NodeGone)]);
+    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Rejection::NodeGone)]);
     see_node(&ledger, "n");
-    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Misfit::Silent)]);
+    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Rejection::Silent)]);
     say(&ledger, &report("x", 7, 3, "A")).unwrap();
     assert_eq!(free(&ledger), [600]);
     ledger.lose_node(&NodeName::new("n"));
@@ -274,7 +274,7 @@ fn a_deleted_node_keeps_its_tenants_and_returns_as_a_new_one() {
     ledger.tick(seconds(30));
     assert_eq!(ledger.nodes().len(), 0);
     see_node(&ledger, "n");
-    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Misfit::NeverReported)]);
+    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Rejection::NeverReported)]);
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn overbooking_by_facts_is_told_and_stops_nothing_else() {
     let ledger = ledger("A B");
     ledger.see_pod(&bound("p", "n", "A", 700_000), seconds(0));
     let overbooked =
-        Effect::Overbooked { node: NodeName::new("n"), device: DeviceId::new("A").unwrap() };
+        LedgerEvent::Overbooked { node: NodeName::new("n"), device: DeviceId::new("A").unwrap() };
     assert_eq!(ledger.see_pod(&bound("q", "n", "A", 400_000), seconds(0)), [overbooked]);
     assert_eq!(free(&ledger), [0, 1000]);
     assert_eq!(reserve(&ledger, "r", 1_000_000).unwrap().devices[0].id.as_str(), "B");
@@ -367,7 +367,7 @@ fn many_nodes_that_go_at_once_leave_few_slots_and_return_as_new_ones() {
         ledger.tick(seconds(0));
         assert_eq!(kept_nodes(&ledger), (2, 1), "one holds a pod");
         assert_eq!(ledger.reservation(&uid("p")).unwrap().placement.node.as_str(), "node-7");
-        assert_eq!(ledger.answers(&asks(1), &["node-8"]), [Err(Misfit::UnknownNode)]);
+        assert_eq!(ledger.answers(&asks(1), &["node-8"]), [Err(Rejection::UnknownNode)]);
     }
     assert_eq!(ledger.slots().len(), 501);
 }
@@ -393,7 +393,7 @@ fn pods_that_name_nodes_that_there_are_not_make_a_bounded_number_of_them() {
         ledger.see_pod(&bound(&name, &name, "X", 1), seconds(0));
     }
     assert_eq!(kept_nodes(&ledger).0, MAX_NAMED_NODES);
-    let unplaced = Effect::Unplaced { pod: pod("p"), node: NodeName::new("z") };
+    let unplaced = LedgerEvent::Unplaced { pod: pod("p"), node: NodeName::new("z") };
     assert_eq!(ledger.see_pod(&bound("p", "z", "Z", 1), seconds(0)), [unplaced]);
     see_node(&ledger, "z");
     assert_eq!(ledger.see_pod(&bound("p", "z", "Z", 1), seconds(0)), [], "one that there is");
@@ -440,11 +440,11 @@ fn a_node_that_passes_its_position_on_takes_nothing_of_others_with_it() {
                     } else {
                         drop(ledger.reserve(&pod(&pod_uid), &name, question, seconds(0)));
                     }
-                    ledger.claim(&uid(&format!("c{pod_uid}")), &name, question, seconds(0));
+                    ledger.hold(&uid(&format!("c{pod_uid}")), &name, question, seconds(0));
                     if let Some(held) = ledger.reservation(&uid(&pod_uid)) {
                         assert_eq!(held.placement.node.as_str(), name);
                     }
-                    ledger.drop_claim(&uid(&format!("c{pod_uid}")));
+                    ledger.drop_hold(&uid(&format!("c{pod_uid}")));
                     ledger.end_pod(&uid(&pod_uid), seconds(0));
                 }
             });
@@ -452,7 +452,7 @@ fn a_node_that_passes_its_position_on_takes_nothing_of_others_with_it() {
     });
     ledger.tick(seconds(1_000));
     ledger.forget_gone_nodes();
-    assert_eq!((ledger.pods.len(), ledger.claims.len()), (0, 0));
+    assert_eq!((ledger.pods.len(), ledger.holds.len()), (0, 0));
     assert_eq!(kept_nodes(&ledger).0, 1);
     assert_eq!(ledger.audit(), Ok(()));
 }

@@ -3,38 +3,38 @@
 use super::*;
 use crate::ledger::fixture::{asks, bound, free, ledger, node, pod, seconds, see_node, uid};
 
-fn room() -> Effect {
-    Effect::Room(NodeName::new("n"))
+fn room() -> LedgerEvent {
+    LedgerEvent::Room(NodeName::new("n"))
 }
 
 #[test]
 fn a_claim_hides_room_from_other_questions_until_it_ends() {
     let ledger = ledger("A");
-    assert_eq!(ledger.claim(&uid("p"), "n", &asks(600_000), seconds(1)), []);
+    assert_eq!(ledger.hold(&uid("p"), "n", &asks(600_000), seconds(1)), []);
     assert_eq!(free(&ledger), [400]);
     assert!(ledger.answers(&asks(500_000), &["n"])[0].is_err());
     assert!(ledger.answers(&asks(400_000), &["n"])[0].is_ok());
     assert_eq!(ledger.tick(seconds(5)), []);
     assert_eq!(ledger.tick(seconds(6)), [room()]);
-    assert_eq!((free(&ledger), ledger.claim_count()), (vec![1000], 0));
+    assert_eq!((free(&ledger), ledger.hold_count()), (vec![1000], 0));
 }
 
 #[test]
 fn a_bind_takes_its_own_claim_and_past_those_of_others_only_what_the_books_allow() {
     let ledger = ledger("A B");
-    ledger.claim(&uid("p"), "n", &asks(600_000), seconds(1));
-    ledger.claim(&uid("q"), "n", &asks(600_000), seconds(1));
+    ledger.hold(&uid("p"), "n", &asks(600_000), seconds(1));
+    ledger.hold(&uid("q"), "n", &asks(600_000), seconds(1));
     let reserved = |name: &str, share| ledger.reserve(&pod(name), "n", &asks(share), seconds(1));
     let own = reserved("q", 600_000).unwrap();
     assert_eq!(own.devices[0].id.as_str(), "B");
-    assert_eq!(ledger.claim_count(), 1);
+    assert_eq!(ledger.hold_count(), 1);
     assert_eq!(free(&ledger), [400, 400]);
     let beside = reserved("r", 400_000).unwrap();
     assert_eq!(beside.devices[0].id.as_str(), "A", "a place beside the claim of p");
     let over = reserved("s", 600_000).unwrap();
     assert_eq!(over.devices[0].id.as_str(), "A", "claims never refuse a bind");
     assert!(reserved("p", 600_000).is_err(), "a claim is no right");
-    assert_eq!(ledger.claim_count(), 1, "a refused bind leaves the claim to its end");
+    assert_eq!(ledger.hold_count(), 1, "a refused bind leaves the claim to its end");
     assert_eq!(ledger.audit(), Ok(()));
 }
 
@@ -42,19 +42,19 @@ fn a_bind_takes_its_own_claim_and_past_those_of_others_only_what_the_books_allow
 fn a_claim_is_replaced_by_the_pod_s_next_one() {
     let ledger = ledger("A");
     see_node(&ledger, "m");
-    let claim = |share, node: &str| ledger.claim(&uid("p"), node, &asks(share), seconds(1));
-    assert_eq!(claim(600_000, "n"), []);
-    assert_eq!(claim(600_000, "n"), [], "the same room again is no new room");
+    let hold = |share, node: &str| ledger.hold(&uid("p"), node, &asks(share), seconds(1));
+    assert_eq!(hold(600_000, "n"), []);
+    assert_eq!(hold(600_000, "n"), [], "the same room again is no new room");
     assert_eq!(free(&ledger), [400]);
-    assert_eq!(claim(500_000, "n"), [room()], "a tenth appeared");
-    assert_eq!(claim(900_000, "n"), []);
-    assert_eq!((free(&ledger), ledger.claim_count()), (vec![100], 1));
-    assert_eq!(claim(100_000, "m"), [room()], "there is no room at m, and none is held here");
-    assert_eq!((free(&ledger), ledger.claim_count()), (vec![1000], 0));
-    claim(600_000, "n");
-    assert_eq!(claim(1_000_001, "n"), [room()]);
-    assert_eq!((free(&ledger), ledger.claim_count()), (vec![1000], 0));
-    assert_eq!(claim(1000, "nowhere"), []);
+    assert_eq!(hold(500_000, "n"), [room()], "a tenth appeared");
+    assert_eq!(hold(900_000, "n"), []);
+    assert_eq!((free(&ledger), ledger.hold_count()), (vec![100], 1));
+    assert_eq!(hold(100_000, "m"), [room()], "there is no room at m, and none is held here");
+    assert_eq!((free(&ledger), ledger.hold_count()), (vec![1000], 0));
+    hold(600_000, "n");
+    assert_eq!(hold(1_000_001, "n"), [room()]);
+    assert_eq!((free(&ledger), ledger.hold_count()), (vec![1000], 0));
+    assert_eq!(hold(1000, "nowhere"), []);
 }
 
 #[test]
@@ -64,18 +64,18 @@ fn a_pod_that_is_booked_or_has_ended_claims_nothing() {
     ledger.see_pod(&bound("q", "n", "A", 100_000), seconds(0));
     ledger.end_pod(&uid("r"), seconds(0));
     for name in ["p", "q", "r"] {
-        assert_eq!(ledger.claim(&uid(name), "n", &asks(100_000), seconds(0)), []);
+        assert_eq!(ledger.hold(&uid(name), "n", &asks(100_000), seconds(0)), []);
     }
-    assert_eq!((free(&ledger), ledger.claim_count()), (vec![800], 0));
+    assert_eq!((free(&ledger), ledger.hold_count()), (vec![800], 0));
 }
 
 #[test]
 fn claims_are_bounded_in_number() {
     let ledger = ledger("A");
     for i in 0..=MAX_CLAIMS {
-        ledger.claims.insert(uid(&format!("other-{i}")), 0);
+        ledger.holds.insert(uid(&format!("other-{i}")), 0);
     }
-    ledger.claim(&uid("p"), "n", &asks(100_000), seconds(0));
+    ledger.hold(&uid("p"), "n", &asks(100_000), seconds(0));
     assert_eq!(free(&ledger), [1000]);
     assert!(ledger.reserve(&pod("p"), "n", &asks(100_000), seconds(0)).is_ok());
 }
@@ -83,13 +83,13 @@ fn claims_are_bounded_in_number() {
 #[test]
 fn a_claim_ends_with_its_pod_its_bind_and_its_node() {
     let ledger = ledger("A");
-    let claim = || ledger.claim(&uid("p"), "n", &asks(600_000), seconds(1));
-    claim();
-    assert_eq!(ledger.drop_claim(&uid("p")), [room()]);
-    claim();
+    let hold = || ledger.hold(&uid("p"), "n", &asks(600_000), seconds(1));
+    hold();
+    assert_eq!(ledger.drop_hold(&uid("p")), [room()]);
+    hold();
     ledger.lose_node(&NodeName::new("n"));
     assert_eq!(ledger.tick(seconds(10)), [], "there is no room on a node that is gone");
-    assert_eq!(ledger.claim_count(), 0);
+    assert_eq!(ledger.hold_count(), 0);
     assert_eq!(node(&ledger, "n").devices().len(), 0, "the deleted node is forgotten then");
 }
 
@@ -97,9 +97,9 @@ fn a_claim_ends_with_its_pod_its_bind_and_its_node() {
 fn a_claim_elsewhere_ends_when_the_pod_is_bound_by_another() {
     let ledger = ledger("A");
     see_node(&ledger, "m");
-    ledger.claim(&uid("p"), "n", &asks(600_000), seconds(1));
+    ledger.hold(&uid("p"), "n", &asks(600_000), seconds(1));
     assert_eq!(ledger.see_pod(&bound("p", "m", "M", 600_000), seconds(1)), [room()]);
-    assert_eq!((free(&ledger), ledger.claim_count()), (vec![1000], 0));
-    ledger.claim(&uid("q"), "n", &asks(600_000), seconds(1));
+    assert_eq!((free(&ledger), ledger.hold_count()), (vec![1000], 0));
+    ledger.hold(&uid("q"), "n", &asks(600_000), seconds(1));
     assert_eq!(ledger.end_pod(&uid("q"), seconds(1)), [room()]);
 }

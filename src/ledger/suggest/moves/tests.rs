@@ -18,8 +18,8 @@ fn cluster(names: &str, pods: &[(&str, u64)]) -> Ledger {
     ledger
 }
 
-fn whole() -> Question {
-    Question { gpu: Some(GpuRequest::one(Amount::Whole)), ..asks(0) }
+fn whole() -> PlacementRequest {
+    PlacementRequest { gpu: Some(GpuRequest::one(Amount::Whole)), ..asks(0) }
 }
 
 /// The moves as `pod>GPU`.
@@ -29,7 +29,7 @@ fn told(moves: &[Move]) -> Vec<String> {
 }
 
 /// Makes the moves, and checks that the pod fits then.
-fn carry_out(ledger: &Ledger, question: &Question, way: &Relocation) {
+fn carry_out(ledger: &Ledger, question: &PlacementRequest, way: &Relocation) {
     assert!(ledger.best(question).is_none(), "moves are for pods that fit nowhere");
     for one in &way.moves {
         let held = ledger.reservation(&one.pod.uid).unwrap();

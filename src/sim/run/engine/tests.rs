@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::node_state::NodeLedger;
+use crate::model::node_state::NodeState;
 use crate::model::policy::Policy;
 use crate::sim::trace::churn::{NodeOrder, churn};
 use crate::sim::trace::read::TraceNode;
@@ -90,7 +90,7 @@ fn a_node_with_too_many_gpus_is_refused() {
 
 /// A replay with times on these nodes. A pod as `at stays cpu_milli num_gpu gpu_milli models`; all is
 /// measured.
-fn timed(nodes: &[TraceNode], pods: &[&str], overflow: Overflow) -> (TimedRun, Vec<NodeLedger>) {
+fn timed(nodes: &[TraceNode], pods: &[&str], overflow: Overflow) -> (TimedRun, Vec<NodeState>) {
     let times = |text: &str| {
         let mut parts = text.splitn(3, ' ');
         let mut time = || parts.next().unwrap().parse::<u64>().unwrap();

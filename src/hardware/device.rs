@@ -161,7 +161,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Schedulable memory: NVML total minus reserved. [`NodeInventory::new`] refuses a device whose
+    /// Schedulable memory: NVML total minus reserved. `NodeInventory::new` refuses a device whose
     /// reserve exceeds its total, so this is zero only for a device that has none.
     pub fn capacity(&self) -> MemMib {
         self.total.checked_sub(self.reserved).unwrap_or(MemMib::ZERO)

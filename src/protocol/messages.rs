@@ -6,7 +6,7 @@
 //! stay raw text, and node names stay in the body.
 //!
 //! What the protocol leaves open is decided here: one complete document and nothing behind it, at
-//! most [`MAX_DEPTH`] levels deep even where nobody looks.
+//! most `MAX_DEPTH` levels deep even where nobody looks.
 
 use std::borrow::Cow;
 

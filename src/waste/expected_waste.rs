@@ -1,8 +1,8 @@
-//! What is to be expected of free room: how much of it will end as waste, given what is asked for.
+//! Expected waste: how much of the free room the requests of the mix will not use.
 //!
-//! Estimates, not books: here, in `outlook`, `holes` and `prices` numbers are floating. They use only
-//! operations that IEEE 754 rounds exactly and the functions of the `libm` crate, so they are equal on every
-//! machine. Every waste is in GPUs.
+//! Estimates, not amounts of the ledger: numbers are floating here, in `residual`, in `scarcity` and in
+//! `scoring/node_waste`. They use only operations that IEEE 754 rounds exactly and the functions of the
+//! `libm` crate, so they are equal on every machine. Every waste is in GPUs.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

@@ -1,16 +1,16 @@
-//! The books of all nodes, and the locks around them. What is done with them stands beside:
-//! in the folders `query`, `change`, `usage` and `suggest`.
+//! The state of all nodes, and the locks around it. The other folders of the ledger ask and change it:
+//! `query`, `change`, `usage` and `suggest`.
 //!
-//! Everything is behind `&self`: one short lock per node, no lock across I/O. What a call changed
-//! beyond the books is returned as [`LedgerEvent`]s; the caller tells the world.
+//! Everything is behind `&self`: one short lock per node, no lock across I/O. A call returns as
+//! [`LedgerEvent`]s what it changed for others; the caller passes them on.
 //!
-//! Lock order, so that nothing can wait in a circle: membership, a session, `world`, a shape table or an entry of
-//! `pods`, an entry of `claims`, the books of one node, its outlook, what it supplies. `slots`, `ended`,
-//! entries of `owners`, details, the supply of the cluster and its changes may be taken under any of
-//! these, and nothing is taken under them. Gauges are taken before all of them.
+//! Lock order, so that no thread waits in a circle: membership, a session, `world`, a shape table or an
+//! entry of `pods`, an entry of `holds`, the state of one node, its expected waste, its part of the supply.
+//! `slots`, `ended`, entries of `owners`, details, the supply of the cluster and its changes may be taken
+//! under any of these, and nothing is taken under them. Gauges are taken before all of them.
 //!
-//! Calls about one pod come from several threads (verbs, watch, timers). What they find out about the
-//! pod and what they do about it is one step, since the pod's entry of `pods` is held meanwhile.
+//! Several threads make calls about one pod (verbs, watch, timers). What a call finds out about the pod
+//! and what it does about it is one step, since it holds the pod's entry of `pods` in between.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,10 +1,10 @@
-//! Questions to the books: where does this fit, how good is it there. They change no books.
+//! Where a request fits, and at what cost. Nothing here changes the state of a node.
 //!
-//! The answers to a shape of request are kept (`shapes`), so that only nodes that changed since are looked
-//! at again. `cargo test` holds the kept answers against fresh ones (`tests/properties.rs`).
+//! The answers to a shape of request are kept (`nodes/answer_cache`), so that a call looks only at nodes
+//! that changed since. `cargo test` holds the kept answers against fresh ones (`tests/properties.rs`).
 //!
-//! A *claim* is what a question may leave behind, beside the books: room held back for the pod until
-//! its bind, so that the next pod's question does not see the same room.
+//! A *hold* is what a call may leave behind, beside the reservations: room kept for the pod until its
+//! bind, so that the call about the next pod does not count it as free.
 
 use std::collections::BinaryHeap;
 

@@ -19,9 +19,14 @@ use crate::model::reservation::{PodRef, Reservation, ReservationState};
 /// Pause before the API server is asked again about an undecided Binding.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
-/// How long a bind stays with its caller while undecided; then the background loop goes on alone.
-/// Longer than any sensible `httpTimeout` of kube-scheduler.
+/// A bind stays with its caller at least this long while undecided.
 const STAY_FOR: Duration = Duration::from_secs(60);
+
+/// How long it stays with a kube-scheduler that waits so long: never less than that, since an `Error` that
+/// arrives marks a bound pod as failed. Then the background loop goes on alone.
+fn stay_for(scheduler_timeout: Duration) -> Duration {
+    STAY_FOR.max(scheduler_timeout)
+}
 
 /// Bindings that no caller waits for are settled so many at once.
 const SETTLED_AT_ONCE: usize = 16;
@@ -49,7 +54,7 @@ pub(crate) async fn settle(
             Settled::Gone => return Err(taken_back(app, turn, target.uid(), gone(target.key()))),
             Settled::StillUndecided { cause } => {
                 tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is still undecided");
-                if app.clock.now().since(started) >= STAY_FOR {
+                if app.clock.now().since(started) >= stay_for(app.config.scheduler_timeout) {
                     return Err(BindError::Undecided); // the background loop goes on
                 }
                 tokio::time::sleep(ASK_AGAIN_AFTER).await;
@@ -139,4 +144,16 @@ pub(crate) fn taken_back(
 
 pub(crate) fn gone(pod: &impl ToString) -> BindError {
     BindError::Gone { pod: pod.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_undecided_bind_stays_longer_than_kube_scheduler_waits() {
+        for (waits, stays) in [(10, 60), (60, 60), (120, 120)] {
+            assert_eq!(stay_for(Duration::from_secs(waits)), Duration::from_secs(stays));
+        }
+    }
 }

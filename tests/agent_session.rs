@@ -27,7 +27,7 @@ use tokio::runtime::Runtime;
 
 /// What the fake extender knows and is told to do.
 #[derive(Default)]
-struct ClusterModel {
+struct World {
     /// Every report that arrived, with its node.
     reports: Vec<(String, Report)>,
     /// Session of each node.
@@ -40,7 +40,7 @@ struct ClusterModel {
     bookings: Vec<Booking>,
 }
 
-type Shared = Arc<Mutex<ClusterModel>>;
+type Shared = Arc<Mutex<World>>;
 
 /// A fake extender with threads of its own: when it is dropped, its connections break.
 struct Extender {
@@ -103,7 +103,7 @@ async fn take(
     let known = world.sessions.get(&node).copied();
     let session = match report.session {
         None => known.unwrap_or(0) + 1,
-        Some(on_hold) if Some(on_hold) == known => on_hold,
+        Some(named) if Some(named) == known => named,
         Some(_) => return refuse(409, Some(Refusal::SESSION_EXPIRED)),
     };
     world.sessions.insert(node, session);
@@ -172,7 +172,7 @@ impl Drop for Agent {
 async fn until<T>(
     extender: &Extender,
     what: &str,
-    mut done: impl FnMut(&mut ClusterModel) -> Option<T>,
+    mut done: impl FnMut(&mut World) -> Option<T>,
 ) -> T {
     for _ in 0..2_000 {
         if let Some(found) = done(&mut extender.world.lock().unwrap()) {
@@ -191,7 +191,7 @@ async fn more_reports(extender: &Extender, count: usize) {
 }
 
 /// Pods listed on the first device by the newest report.
-fn pods(world: &ClusterModel) -> Option<usize> {
+fn pods(world: &World) -> Option<usize> {
     let (_, report) = world.reports.last()?;
     Some(report.devices.first()?.processes.as_ref()?.len())
 }

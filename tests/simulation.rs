@@ -46,7 +46,7 @@ fn exact(restarts: u64) -> Settings {
 }
 
 /// Everything there is.
-struct ClusterModel {
+struct World {
     rng: ChaCha8Rng,
     now: Timestamp,
     ledger: Ledger,
@@ -61,7 +61,7 @@ struct ClusterModel {
     placed: u64,
 }
 
-impl ClusterModel {
+impl World {
     fn new(seed: u64) -> Self {
         let ledger = Ledger::new(exact(0));
         let mut api = Api::default();
@@ -283,7 +283,7 @@ impl ClusterModel {
 }
 
 fn run(seed: u64) -> u64 {
-    let mut world = ClusterModel::new(seed);
+    let mut world = World::new(seed);
     for step in 0..STEPS {
         world.step();
         if let Err(fault) = world.check() {

@@ -181,7 +181,7 @@ pub(crate) fn protection(
 }
 
 /// How many tenants each mode is meant to protect, and is known to.
-pub type NodeShapes = BTreeMap<Mode, (u64, u64)>;
+pub type TenantsByMode = BTreeMap<Mode, (u64, u64)>;
 
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::extender::Extender;
 use super::process::AgentProcess;
-use super::world::{ClusterModel, POD};
+use super::world::{POD, World};
 
 /// Thousandths of a core that the agent may take.
 const MILLI_CPU_MAX: u64 = 5;
@@ -58,7 +58,7 @@ fn the_agent_takes_little() {
                "processes": (0..5).map(process).collect::<Vec<_>>()})
     };
     let gpus: Vec<_> = (0..8).map(gpu).collect();
-    let world = ClusterModel::new(&json!({"gpus": gpus}));
+    let world = World::new(&json!({"gpus": gpus}));
     let extender = Extender::start();
     for pid in 100..140 {
         world.process(pid, &format!("0::/kubepods/burstable/pod{POD}/{pid}\n"));

@@ -9,7 +9,7 @@ use gpupack::report::condition::Ailment;
 use gpupack::report::wire::Kind;
 use serde_json::{Value, json};
 
-use super::world::{ClusterModel, a100, ailments, h200_in_mig_mode, sample, t4, with};
+use super::world::{World, a100, ailments, h200_in_mig_mode, sample, t4, with};
 
 /// Every call of the agent about a device.
 const DEVICE_CALLS: [&str; 25] = [
@@ -59,7 +59,7 @@ fn codes() -> impl Iterator<Item = u32> {
 
 #[test]
 fn a_lost_gpu_is_unhealthy_and_hides_no_other() {
-    let world = ClusterModel::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b")]}));
+    let world = World::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b")]}));
     let mut probe = world.probe();
     sample(&mut probe).unwrap();
     for (symbol, code) in
@@ -83,7 +83,7 @@ fn a_lost_gpu_is_unhealthy_and_hides_no_other() {
 
 #[test]
 fn two_gpus_of_one_uuid_are_one_that_nobody_gets() {
-    let world = ClusterModel::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b"), a100("GPU-a")]}));
+    let world = World::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b"), a100("GPU-a")]}));
     let sample = sample(&mut world.probe()).unwrap();
     let health: Vec<_> = sample.inventory.iter().map(|d| (&*d.uuid, d.healthy)).collect();
     assert_eq!(health, [("GPU-a", false), ("GPU-b", true)]);
@@ -91,7 +91,7 @@ fn two_gpus_of_one_uuid_are_one_that_nobody_gets() {
 
 #[test]
 fn use_above_the_total_is_passed_on_as_a_fact() {
-    let world = ClusterModel::new(&json!({"gpus": [with(t4("GPU-a"), "used_mib", json!(20_000))]}));
+    let world = World::new(&json!({"gpus": [with(t4("GPU-a"), "used_mib", json!(20_000))]}));
     assert_eq!(sample(&mut world.probe()).unwrap().uses[0].used_mib, Some(20_000));
 }
 
@@ -99,15 +99,15 @@ fn use_above_the_total_is_passed_on_as_a_fact() {
 fn a_missing_function_costs_only_what_it_tells() {
     let processes = json!([{"pid": 1, "used_mib": 5, "lists": ["compute", "mps"]}]);
     let scenario = json!({"gpus": [with(a100("GPU-a"), "processes", processes)]});
-    let world = ClusterModel::new(&scenario).without("nvmlDeviceGetMPSComputeRunningProcesses_v3");
+    let world = World::new(&scenario).without("nvmlDeviceGetMPSComputeRunningProcesses_v3");
     let seen = sample(&mut world.probe()).unwrap();
     assert_eq!(seen.uses[0].processes.as_ref().unwrap().len(), 1);
-    let world = ClusterModel::new(&scenario).without("nvmlDeviceGetUtilizationRates");
+    let world = World::new(&scenario).without("nvmlDeviceGetUtilizationRates");
     assert_eq!(sample(&mut world.probe()).unwrap().uses[0].busy_percent, None);
-    let world = ClusterModel::new(&scenario).without("nvmlDeviceGetMemoryInfo_v2");
+    let world = World::new(&scenario).without("nvmlDeviceGetMemoryInfo_v2");
     let error = sample(&mut world.probe()).unwrap_err().to_string();
     assert!(error.contains("nvmlDeviceGetMemoryInfo_v2") && error.contains("R510"), "{error}");
-    let world = ClusterModel::new(&scenario).without("nvmlShutdown");
+    let world = World::new(&scenario).without("nvmlShutdown");
     assert!(matches!(sample(&mut world.probe()), Err(ProbeError::DriverTooOld { .. })));
 }
 
@@ -120,7 +120,7 @@ fn a_missing_library_or_driver_is_named_with_its_mend_and_needs_no_restart() {
     assert!(error.contains("--nvml-library"), "{error}");
 
     let fails = |code: u32| json!({"failures": {"nvmlInit_v2": code}});
-    let world = ClusterModel::new(&fails(9));
+    let world = World::new(&fails(9));
     let mut probe = world.probe();
     assert_eq!(sample(&mut probe), Err(ProbeError::DriverNotLoaded));
     world.play(&fails(18));
@@ -192,7 +192,7 @@ fn is_sound(sample: &Sample, what: &str) {
 
 #[test]
 fn no_error_of_any_call_about_a_device_makes_a_wrong_inventory() {
-    let world = ClusterModel::new(&rich());
+    let world = World::new(&rich());
     let whole = sizes(&sample(&mut world.probe()).unwrap());
     assert_eq!(whole.len(), 5);
     let places = ["/gpus/0", "/gpus/1", "/gpus/1/mig/0", "/gpus/1/mig/2"];
@@ -245,7 +245,7 @@ fn no_error_of_any_call_about_a_device_makes_a_wrong_inventory() {
 
 #[test]
 fn no_error_of_any_call_about_the_node_makes_a_wrong_inventory() {
-    let world = ClusterModel::new(&rich());
+    let world = World::new(&rich());
     let whole = sizes(&sample(&mut world.probe()).unwrap());
     for symbol in NODE_CALLS {
         for code in codes() {
@@ -280,7 +280,7 @@ fn no_error_of_any_call_about_the_node_makes_a_wrong_inventory() {
 #[test]
 fn no_function_is_missed_more_than_it_must_be() {
     for symbol in DEVICE_CALLS.into_iter().chain(NODE_CALLS) {
-        let world = ClusterModel::new(&rich()).without(symbol);
+        let world = World::new(&rich()).without(symbol);
         let mut probe = world.probe();
         match sample(&mut probe) {
             Ok(seen) => is_sound(&seen, symbol),
@@ -320,7 +320,7 @@ fn a_device_that_says_what_cannot_be_is_absurd_and_alone_in_that() {
         (lie("reserved_mib", json!(81_921)), absurd),
         (lie("used_mib", json!(17 << 20)), absurd),
     ] {
-        let world = ClusterModel::new(&json!({"gpus": [known, t4("GPU-b")]}));
+        let world = World::new(&json!({"gpus": [known, t4("GPU-b")]}));
         let mut probe = world.probe();
         sample(&mut probe).unwrap();
         let lying = json!({"gpus": [device, t4("GPU-b")]});
@@ -341,21 +341,21 @@ fn numbers_that_are_no_details_are_left_out() {
     let mut parent = h200_in_mig_mode();
     parent["mig"][0]["slot"] = json!([2, 70, 4]);
     parent["mig"][2]["sms"] = json!(0);
-    let world = ClusterModel::new(&json!({"gpus": [gpu, parent]}));
+    let world = World::new(&json!({"gpus": [gpu, parent]}));
     let seen = sample(&mut world.probe()).unwrap();
     assert!(seen.inventory.iter().all(|device| device.healthy), "{seen:?}");
     let [a, _, odd_slot, odd_count] = &seen.inventory[..] else { panic!("{seen:?}") };
     assert_eq!((a.minor, a.numa_node), (None, None));
     assert_eq!((odd_slot.slot, odd_slot.sm_count), (None, None));
     assert!(odd_count.slot.is_some() && odd_count.sm_count.is_none());
-    let world = ClusterModel::new(&json!({"driver": "5\u{7}", "gpus": [t4("GPU-a")]}));
+    let world = World::new(&json!({"driver": "5\u{7}", "gpus": [t4("GPU-a")]}));
     assert_eq!(sample(&mut world.probe()).unwrap().driver, None);
 }
 
 #[test]
 fn a_count_that_is_not_true_hides_and_invents_nobody_for_long() {
     let gpus = json!([a100("GPU-a"), t4("GPU-b")]);
-    let world = ClusterModel::new(&json!({"gpus": gpus}));
+    let world = World::new(&json!({"gpus": gpus}));
     let mut probe = world.probe();
     sample(&mut probe).unwrap();
     for count in [3, 300, u32::MAX] {
@@ -378,7 +378,7 @@ fn a_count_that_is_not_true_hides_and_invents_nobody_for_long() {
 fn instances_that_cannot_be_counted_stay_and_take_nobody() {
     let scenario =
         |failures: Value| json!({"gpus": [with(h200_in_mig_mode(), "failures", failures)]});
-    let world = ClusterModel::new(&scenario(json!({})));
+    let world = World::new(&scenario(json!({})));
     let mut probe = world.probe();
     sample(&mut probe).unwrap();
     for symbol in ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigMode"] {

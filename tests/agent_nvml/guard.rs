@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::extender::Extender;
 use super::loops::Loops;
-use super::world::{ClusterModel, POD, a100, with};
+use super::world::{POD, World, a100, with};
 
 /// Another pod.
 const NEIGHBOUR: &str = "1d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f01";
@@ -29,8 +29,8 @@ fn scenario(processes: &[(u32, u64)]) -> Value {
 }
 
 /// An extender and an agent with two pods of 20,000 MiB each, which use 1,000.
-fn stage() -> (ClusterModel, Extender, Loops) {
-    let world = ClusterModel::new(&scenario(&[(10, 1_000), (11, 1_000)]));
+fn stage() -> (World, Extender, Loops) {
+    let world = World::new(&scenario(&[(10, 1_000), (11, 1_000)]));
     world.process(10, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
     world.process(11, &format!("0::/kubepods/burstable/pod{NEIGHBOUR}/x\n"));
     world.process(12, "0::/user.slice\n");
@@ -46,7 +46,7 @@ fn stage() -> (ClusterModel, Extender, Loops) {
 
 /// Lets these processes run; the time until `seen`, in the state and in the metrics.
 fn timed(
-    (world, extender): (&ClusterModel, &Extender),
+    (world, extender): (&World, &Extender),
     processes: &[(u32, u64)],
     seen: impl Fn(&Value, &Extender) -> bool,
 ) -> Duration {

@@ -6,7 +6,7 @@ use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::report::condition::Ailment;
 use serde_json::{Value, json};
 
-use super::world::{ClusterModel, a100, ailments, h200_in_mig_mode, sample, sample_at, t4, with};
+use super::world::{World, a100, ailments, h200_in_mig_mode, sample, sample_at, t4, with};
 
 /// NVML's bits for kinds of events.
 const DOUBLE_BIT_ERROR: u64 = 2;
@@ -16,7 +16,7 @@ const RECOVERY: u64 = 0x8000;
 
 /// Two GPUs of a driver that tells what it wants, and what has happened to them.
 struct Story {
-    world: ClusterModel,
+    world: World,
     probe: NvmlProbe,
     scenario: Value,
 }
@@ -24,7 +24,7 @@ struct Story {
 impl Story {
     fn new(first: Value) -> Self {
         let scenario = json!({"gpus": [first, t4("GPU-z")], "events": []});
-        let world = ClusterModel::new(&scenario);
+        let world = World::new(&scenario);
         let mut probe = world.probe();
         let seen = sample(&mut probe).unwrap();
         assert!(seen.inventory.iter().all(|it| it.healthy), "{seen:?}");
@@ -155,7 +155,7 @@ fn the_library_is_opened_anew_while_a_gpu_is_lost_and_that_alone_heals_nobody() 
     };
     let mut before = scenario(json!({}));
     before["events"] = json!([]);
-    let world = ClusterModel::new(&before);
+    let world = World::new(&before);
     let mut probe = world.probe();
     let openings = || world.calls().iter().filter(|call| *call == "nvmlInit_v2").count();
     sample_at(&mut probe, 0).unwrap();

@@ -7,14 +7,12 @@ use gpupack::report::condition::Ailment;
 use gpupack::report::wire::{BookedDevice, Booking, BookingState, Kind, Slot};
 use serde_json::{Value, json};
 
-use super::world::{
-    ClusterModel, POD, a100, ailments, h200_in_mig_mode, sample, sample_at, t4, with,
-};
+use super::world::{POD, World, a100, ailments, h200_in_mig_mode, sample, sample_at, t4, with};
 
 #[test]
 fn gpus_of_different_size_are_read_with_their_reserve_and_rounded_to_the_safe_side() {
     let second = with(t4("GPU-b"), "odd_bytes", json!(1));
-    let world = ClusterModel::new(&json!({"gpus": [a100("GPU-a"), second]}));
+    let world = World::new(&json!({"gpus": [a100("GPU-a"), second]}));
     let sample = sample(&mut world.probe()).unwrap();
     let [a, b] = &sample.inventory[..] else { panic!("two GPUs: {sample:?}") };
     assert_eq!((a.uuid.as_str(), a.index, a.kind), ("GPU-a", 0, Kind::Gpu));
@@ -36,7 +34,7 @@ fn processes_of_all_lists_are_joined_to_pods_once_each() {
         {"pid": 12, "used_mib": null, "lists": ["compute"]},
         {"pid": 13, "used_mib": 20, "lists": ["graphics"]},
     ]);
-    let world = ClusterModel::new(&json!({"gpus": [with(a100("GPU-a"), "processes", processes)]}));
+    let world = World::new(&json!({"gpus": [with(a100("GPU-a"), "processes", processes)]}));
     let slice = POD.replace('-', "_");
     world.process(10, &format!("0::/kubepods.slice/kubepods-pod{slice}.slice/crio-x.scope\n"));
     world.process(11, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
@@ -62,7 +60,7 @@ fn processes_of_all_lists_are_joined_to_pods_once_each() {
 
 #[test]
 fn a_gpu_in_mig_mode_is_its_instances() {
-    let world = ClusterModel::new(&json!({"gpus": [t4("GPU-a"), h200_in_mig_mode()]}));
+    let world = World::new(&json!({"gpus": [t4("GPU-a"), h200_in_mig_mode()]}));
     let sample = sample(&mut world.probe()).unwrap();
     let rows: Vec<_> = sample
         .inventory
@@ -93,7 +91,7 @@ fn what_the_driver_cannot_say_is_unknown_and_not_zero() {
                         "nvmlDeviceGetComputeRunningProcesses_v3": 4});
     let gpu = with(a100("GPU-a"), "failures", cannot);
     let unified = with(t4("GPU-b"), "failures", json!({"nvmlDeviceGetMemoryInfo_v2": 3}));
-    let world = ClusterModel::new(&json!({"gpus": [gpu, unified]}));
+    let world = World::new(&json!({"gpus": [gpu, unified]}));
     let sample = sample(&mut world.probe()).unwrap();
     let a = &sample.uses[0];
     assert_eq!(
@@ -119,7 +117,7 @@ fn where_devices_sit_and_what_they_are_linked_to_is_read() {
         gpu("GPU-c", 3, 5, 65, json!([{"switch": 90}, {"switch": 91}, {"gpu": 77}])),
         gpu("GPU-d", 4, 4, 1, json!([])),
     ]});
-    let world = ClusterModel::new(&scenario);
+    let world = World::new(&scenario);
     let mut probe = world.probe();
     let seen = sample(&mut probe).unwrap();
     let driver = seen.driver.as_ref().unwrap();
@@ -160,7 +158,7 @@ fn more_processes_than_expected_are_read_and_more_than_anyone_has_are_unknown() 
         let processes: Vec<_> = (1..=count).map(process).collect();
         json!({"gpus": [with(a100("GPU-a"), "processes", json!(processes))]})
     };
-    let world = ClusterModel::new(&gpu(256));
+    let world = World::new(&gpu(256));
     let mut probe = world.probe();
     for (count, listed) in [(256, Some(256)), (257, Some(257)), (4_096, Some(4_096)), (5_000, None)]
     {
@@ -175,7 +173,7 @@ fn more_processes_than_expected_are_read_and_more_than_anyone_has_are_unknown() 
 fn half_a_list_of_processes_is_no_list() {
     let processes = json!([{"pid": 1, "used_mib": 5, "lists": ["compute"]}]);
     let gpu = with(a100("GPU-a"), "processes", processes);
-    let world = ClusterModel::new(&json!({"gpus": [gpu]}));
+    let world = World::new(&json!({"gpus": [gpu]}));
     let mut probe = world.probe();
     for list in ["ComputeRunning", "MPSComputeRunning", "GraphicsRunning"] {
         let symbol = format!("nvmlDeviceGet{list}Processes_v3");
@@ -196,7 +194,7 @@ fn half_a_list_of_processes_is_no_list() {
 fn whose_kernels_ran_since_the_last_list_is_told_where_the_driver_knows_it() {
     let gpu = |processes: Value| json!({"gpus": [with(a100("GPU-a"), "processes", processes)]});
     let process = |pid: u32, list: &str, samples: Value| json!({"pid": pid, "used_mib": 500, "lists": [list], "samples": samples});
-    let world = ClusterModel::new(&gpu(json!([process(10, "compute", json!([[1_000, 90]]))])));
+    let world = World::new(&gpu(json!([process(10, "compute", json!([[1_000, 90]]))])));
     for pid in [10, 11] {
         world.process(
             pid,
@@ -240,8 +238,8 @@ fn without_samples_of_processes_the_rule_of_before_holds() {
     let gpu =
         with(a100("GPU-a"), "processes", json!([{"pid": 10, "used_mib": 1, "lists": ["compute"]}]));
     let failing = with(gpu.clone(), "failures", json!({"nvmlDeviceGetProcessUtilization": 3}));
-    let old = ClusterModel::new(&json!({"gpus": [gpu]})).without("nvmlDeviceGetProcessUtilization");
-    for world in [ClusterModel::new(&json!({"gpus": [failing]})), old] {
+    let old = World::new(&json!({"gpus": [gpu]})).without("nvmlDeviceGetProcessUtilization");
+    for world in [World::new(&json!({"gpus": [failing]})), old] {
         world.process(
             10,
             &format!("0::/kubepods.slice/kubepods-pod{}.slice/a.scope\n", POD.replace('-', "_")),
@@ -258,7 +256,7 @@ fn without_samples_of_processes_the_rule_of_before_holds() {
 #[test]
 fn a_container_of_an_ended_pod_that_uses_no_gpu_is_listed_with_no_memory() {
     let gpu = |processes: Value| json!({"gpus": [with(a100("GPU-a"), "processes", processes)]});
-    let world = ClusterModel::new(&gpu(json!([])));
+    let world = World::new(&gpu(json!([])));
     let group = format!("0::/kubepods.slice/kubepods-pod{}.slice/a.scope\n", POD.replace('-', "_"));
     world.process(10, &group);
     let mut probe = world.probe();

@@ -17,7 +17,7 @@ use tokio::net::UnixListener;
 
 use super::extender::Extender;
 use super::process::AgentProcess;
-use super::world::{ClusterModel, a100, t4, with};
+use super::world::{World, a100, t4, with};
 
 /// What the stand-in answers: device ids, or a gRPC status.
 type Answer = Result<Vec<&'static str>, &'static str>;
@@ -82,7 +82,7 @@ fn ailments(probe: &mut impl Probe) -> Vec<Option<Ailment>> {
 
 #[tokio::test]
 async fn devices_are_kubelets_as_long_as_it_says_so() {
-    let world = ClusterModel::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b"),
+    let world = World::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b"),
         with(t4("GPU-c"), "failures", json!({"nvmlDeviceGetMemoryInfo_v2": 3}))]}));
     let folder = tempfile::tempdir().unwrap();
     let absent = allocatable(&folder.path().join("kubelet.sock")).await;
@@ -125,7 +125,7 @@ async fn a_socket_that_does_not_speak_is_no_kubelet() {
 
 #[test]
 fn the_extender_places_nobody_on_a_device_of_kubelets() {
-    let world = ClusterModel::new(&json!({"gpus": [a100("GPU-a")]}));
+    let world = World::new(&json!({"gpus": [a100("GPU-a")]}));
     let threads =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let threads = threads.unwrap();

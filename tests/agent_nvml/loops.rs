@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 
 use super::extender::Extender;
 use super::process::AgentProcess;
-use super::world::{ClusterModel, POD, a100, t4, with};
+use super::world::{POD, World, a100, t4, with};
 
 /// The agent's loops on threads of their own; they end with it.
 pub(crate) struct Loops(Option<tokio::runtime::Runtime>);
 
 impl Loops {
-    pub(crate) fn start(world: &ClusterModel, extender: &Extender, period: Duration) -> Self {
+    pub(crate) fn start(world: &World, extender: &Extender, period: Duration) -> Self {
         Self::start_with(world.probe(), extender, period)
     }
 
@@ -41,7 +41,7 @@ impl Drop for Loops {
 }
 
 /// How often each of these calls was made.
-fn counts<const N: usize>(world: &ClusterModel, symbols: [&str; N]) -> [usize; N] {
+fn counts<const N: usize>(world: &World, symbols: [&str; N]) -> [usize; N] {
     let calls = world.calls();
     symbols.map(|symbol| calls.iter().filter(|call| *call == symbol).count())
 }
@@ -55,7 +55,7 @@ fn what_happens_to_the_hardware_reaches_the_extender_and_the_metrics() {
                            {"pid": 11, "used_mib": 300, "lists": ["compute"]}]);
     let gpu = with(with(a100("GPU-a"), "minor", json!(4)), "processes", processes);
     let scenario = json!({"gpus": [gpu, t4("GPU-z")], "events": [], "journal": true});
-    let world = ClusterModel::new(&scenario);
+    let world = World::new(&scenario);
     world.process(10, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
     world.process(11, "0::/user.slice\n");
     let extender = Extender::start();
@@ -119,7 +119,7 @@ fn a_driver_that_hangs_is_told_and_called_once_until_it_answers() {
         let delays = json!({"nvmlDeviceGetCount_v2": delay});
         json!({"gpus": [t4("GPU-a")], "delays_ms": delays, "journal": true})
     };
-    let world = ClusterModel::new(&scenario(0));
+    let world = World::new(&scenario(0));
     let extender = Extender::start();
     let _loops = Loops::start(&world, &extender, Duration::from_millis(50));
     extender.until_ailing(None);
@@ -138,7 +138,7 @@ fn a_driver_that_hangs_is_told_and_called_once_until_it_answers() {
 fn memory_is_read_each_period_and_processes_rarely_unless_use_departs_from_the_books() {
     let scenario =
         |used: u64| json!({"gpus": [with(t4("GPU-a"), "used_mib", json!(used))], "journal": true});
-    let world = ClusterModel::new(&scenario(800));
+    let world = World::new(&scenario(800));
     let extender = Extender::start();
     extender.book(POD, "GPU-a", 1_000);
     let _loops = Loops::start(&world, &extender, Duration::from_millis(200));

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::extender::Extender;
 use super::loops::Loops;
 use super::process::AgentProcess;
-use super::world::{ClusterModel, POD, a100, h200_in_mig_mode, with};
+use super::world::{POD, World, a100, h200_in_mig_mode, with};
 
 /// The control program: with `-f` a daemon, which lives as long as its file `pid`; else it answers one
 /// command from files beside the pipes. A file `hang` makes it slow.
@@ -44,7 +44,7 @@ esac
 
 /// A node whose daemons are looked after, quickly.
 struct Node {
-    world: ClusterModel,
+    world: World,
     daemons: MpsDaemons,
     probe: NvmlProbe,
     clock: Clock,
@@ -54,7 +54,7 @@ struct Node {
 
 impl Node {
     fn start(scenario: &Value, duty: Duty) -> Self {
-        let world = ClusterModel::new(scenario);
+        let world = World::new(scenario);
         let program = control(&world);
         let clock = Clock::start();
         let ask_every = Duration::from_millis(100);
@@ -114,7 +114,7 @@ impl Node {
 }
 
 /// The mounts of a container that has these folders of the world at these paths.
-fn mounts_of(world: &ClusterModel, folders: &[(&str, &str)]) -> String {
+fn mounts_of(world: &World, folders: &[(&str, &str)]) -> String {
     let root = world.path("").canonicalize().unwrap();
     let mut text = "50 49 0:50 / / rw - overlay overlay rw\n".to_owned();
     for (id, (folder, at)) in (51..).zip(folders) {
@@ -125,7 +125,7 @@ fn mounts_of(world: &ClusterModel, folders: &[(&str, &str)]) -> String {
 }
 
 /// The stand-in, as a program of this world.
-fn control(world: &ClusterModel) -> PathBuf {
+fn control(world: &World) -> PathBuf {
     let program = world.path("control");
     std::fs::write(&program, CONTROL).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -325,7 +325,7 @@ fn the_extender_shows_a_client_as_held_only_while_its_daemon_serves() {
 
 #[test]
 fn the_agent_as_a_process_runs_the_daemons_and_ends_them_when_it_is_told_to_stop() {
-    let world = ClusterModel::new(&json!({"gpus": [a100("GPU-a")]}));
+    let world = World::new(&json!({"gpus": [a100("GPU-a")]}));
     let (program, folder) = (control(&world), world.path("mps"));
     let extender = Extender::start();
     let flags = ["--mps", "manage", "--mps-control"].map(OsStr::new);
@@ -360,7 +360,7 @@ fn what_clients_left_in_shared_memory_goes_once_no_client_is_left() {
 }
 
 /// Puts a process into a container.
-fn container(world: &ClusterModel, pid: &str, namespace: &str) {
+fn container(world: &World, pid: &str, namespace: &str) {
     let folder = world.proc_root().join(pid).join("ns");
     std::fs::create_dir_all(&folder).unwrap();
     symlink(namespace, folder.join("mnt")).unwrap();

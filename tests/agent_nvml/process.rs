@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use super::extender::Extender;
-use super::world::ClusterModel;
+use super::world::World;
 
 /// The running agent of a world; killed when it is dropped.
 pub(crate) struct AgentProcess {
@@ -16,12 +16,12 @@ pub(crate) struct AgentProcess {
 
 impl AgentProcess {
     /// Starts it, and waits until it shows its metrics.
-    pub(crate) fn start(world: &ClusterModel, extender: &Extender) -> Self {
+    pub(crate) fn start(world: &World, extender: &Extender) -> Self {
         Self::start_with(world, extender, &[])
     }
 
     /// Starts it with further flags.
-    pub(crate) fn start_with(world: &ClusterModel, extender: &Extender, flags: &[&OsStr]) -> Self {
+    pub(crate) fn start_with(world: &World, extender: &Extender, flags: &[&OsStr]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_gpupack"))
             .args(["agent", "--node", "n", "--metrics-listen", "127.0.0.1:0"])
             .args(["--extender", &extender.url()])

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::extender::Extender;
 use super::loops::Loops;
-use super::world::{ClusterModel, POD, a100, sample, with};
+use super::world::{POD, World, a100, sample, with};
 
 const SCOPE: &str =
     "/kubepods.slice/kubepods-pod0d5ab2f3_58e1_4f5c_9a4b_1c7d3c1e8f00.slice/crio-1.scope";
@@ -21,8 +21,8 @@ fn scenario(list: &str, limits: &[(&str, u64)]) -> Value {
 }
 
 /// A world in which the processes have these control groups.
-fn world(scenario: &Value, groups: [&str; 2]) -> ClusterModel {
-    let world = ClusterModel::new(scenario);
+fn world(scenario: &Value, groups: [&str; 2]) -> World {
+    let world = World::new(scenario);
     for (pid, group) in [10, 11].into_iter().zip(groups) {
         world.process(pid, &format!("0::{group}\n"));
     }
@@ -31,7 +31,7 @@ fn world(scenario: &Value, groups: [&str; 2]) -> ClusterModel {
 
 /// What is reported of the pod: its limit, whether it is known to have none, and whether it is a client
 /// of MPS.
-fn told(world: &ClusterModel) -> (Option<u64>, bool, bool) {
+fn told(world: &World) -> (Option<u64>, bool, bool) {
     let sample = sample(&mut world.probe()).unwrap();
     match &sample.uses[0].tenants[..] {
         [] => (None, false, false),

@@ -10,15 +10,15 @@ use gpupack::report::condition::Ailment;
 use gpupack::report::wire::{Report, SCHEMA_VERSION};
 use serde_json::{Value, json};
 
-/// The pod of every process that [`ClusterModel::process`] adds.
+/// The pod of every process that [`World::process`] adds.
 pub(crate) const POD: &str = "0d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f00";
 
 /// A copy of the stand-in with a scenario and a process table of its own.
-pub(crate) struct ClusterModel {
+pub(crate) struct World {
     folder: tempfile::TempDir,
 }
 
-impl ClusterModel {
+impl World {
     pub(crate) fn new(scenario: &Value) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::copy(built_library(), folder.path().join("libnvidia-ml.so.1")).unwrap();

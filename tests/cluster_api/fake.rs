@@ -49,7 +49,7 @@ pub(crate) struct PodState {
 }
 
 #[derive(Default)]
-pub(crate) struct ClusterModel {
+pub(crate) struct World {
     pub(crate) pod: Option<PodState>,
     pub(crate) on_bind: VecDeque<Fault>,
     pub(crate) on_read: VecDeque<Fault>,
@@ -62,7 +62,7 @@ pub(crate) struct ClusterModel {
     pub(crate) requests: Vec<String>,
 }
 
-impl ClusterModel {
+impl World {
     pub(crate) fn bind(&mut self, binding: &Value) -> (u16, Value) {
         let Some(pod) = &mut self.pod else { return refusal(404, "pods not found") };
         let metadata = &binding["metadata"];
@@ -157,7 +157,7 @@ pub(crate) fn refusal(code: u16, message: &str) -> (u16, Value) {
 
 /// The fake API server.
 #[derive(Clone, Default)]
-pub(crate) struct Fake(Arc<Mutex<ClusterModel>>);
+pub(crate) struct Fake(Arc<Mutex<World>>);
 
 impl Fake {
     /// One waiting pod with UID `u1` in version 7.
@@ -172,7 +172,7 @@ impl Fake {
         fake
     }
 
-    pub(crate) fn world<T>(&self, act: impl FnOnce(&mut ClusterModel) -> T) -> T {
+    pub(crate) fn world<T>(&self, act: impl FnOnce(&mut World) -> T) -> T {
         act(&mut self.0.lock().unwrap())
     }
 
@@ -223,9 +223,9 @@ fn response(code: u16, body: String) -> Response<Body> {
 }
 
 /// What one request does to the world, and its answer.
-type Act = fn(&mut ClusterModel, &Value) -> (u16, Value);
+type Act = fn(&mut World, &Value) -> (u16, Value);
 
-fn respond(world: &mut ClusterModel, told: &str, body: &Value) -> Reply {
+fn respond(world: &mut World, told: &str, body: &Value) -> Reply {
     const POD: &str = "/api/v1/namespaces/team-a/pods/infer";
     let (queue, act): (_, Act) = if *told == format!("POST {POD}/binding") {
         (&mut world.on_bind, |world, body| world.bind(body))

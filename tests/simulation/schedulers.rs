@@ -6,7 +6,7 @@ use gpupack::model::reservation::{Placement, ReservationState};
 use rand::Rng;
 
 use crate::cluster::NODES;
-use crate::{ClusterModel, UNDECIDED};
+use crate::{UNDECIDED, World};
 
 /// Where one scheduler is with its pod.
 #[derive(Default)]
@@ -26,7 +26,7 @@ pub(crate) struct Binding {
     restarts: u64,
 }
 
-impl ClusterModel {
+impl World {
     pub(crate) fn schedule(&mut self) {
         let at = self.rng.random_range(0..self.schedulers.len());
         self.schedulers[at] = match std::mem::take(&mut self.schedulers[at]) {

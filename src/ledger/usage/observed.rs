@@ -11,7 +11,7 @@ use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::reservation::ReservationState;
 use crate::usage::history::{History, Usage, booked};
-use crate::usage::isolation::NodeShapes;
+use crate::usage::isolation::TenantsByMode;
 use crate::usage::node_details::{DetailsReport, NodeDetails, evidence};
 use crate::usage::samples::{BEYOND, Outside, OverLimitPod};
 
@@ -39,21 +39,20 @@ impl Ledger {
 
     /// Tenants by mode: how many it is meant to protect, and how many it is known to. A pod counts once
     /// for each device that it holds.
-    pub fn protections(&self, limits: DriverLimits) -> NodeShapes {
-        let mut node_shapes: NodeShapes =
-            Mode::ALL.into_iter().map(|mode| (mode, (0, 0))).collect();
+    pub fn protections(&self, limits: DriverLimits) -> TenantsByMode {
+        let mut tenants: TenantsByMode = Mode::ALL.into_iter().map(|mode| (mode, (0, 0))).collect();
         for slot in self.slots().iter() {
             let books = slot.read();
             let details = slot.details.lock();
             for device in books.devices() {
                 for (uid, held) in device.tenants() {
                     let found = details.protections.of(device, (uid, *held), limits);
-                    node_shapes.entry(found.intended).or_default().0 += 1;
-                    node_shapes.entry(found.verified).or_default().1 += 1;
+                    tenants.entry(found.intended).or_default().0 += 1;
+                    tenants.entry(found.verified).or_default().1 += 1;
                 }
             }
         }
-        node_shapes
+        tenants
     }
 }
 

@@ -52,11 +52,8 @@ fn modes(ledger: &Ledger, limits: DriverLimits) -> String {
     let device = &books.devices()[0];
     let held = device.tenants()[&uid("p")];
     let found = ledger.details("n").protections.of(device, (&uid("p"), held), limits);
-    let node_shapes = ledger.protections(limits);
-    assert!(
-        node_shapes[&found.intended].0 == 1 && node_shapes[&found.verified].1 == 1,
-        "{node_shapes:?}"
-    );
+    let tenants = ledger.protections(limits);
+    assert!(tenants[&found.intended].0 == 1 && tenants[&found.verified].1 == 1, "{tenants:?}");
     format!("{} {}", found.intended.name(), found.verified.name())
 }
 

@@ -1,6 +1,6 @@
-//! The books of one device: what it has, what is booked and claimed of it, and what is free.
+//! The state of one device: its capacity, what is allocated and held of it, and what is free.
 //!
-//! [`crate::model::node_state`] keeps them; the sums here are derived from its reservations and claims.
+//! [`crate::model::node_state`] derives the sums here from its reservations and holds.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::model::fit::{NeighborIsolation, Room};
 use crate::model::request::Isolation;
 use crate::model::reservation::{Placement, Reservation};
 
-/// Reports without a process of an ended pod that free its room. One is not enough: it may have been
-/// sampled before the pod ended. The second was sampled after the reply to the first.
+/// Reports without a process of an ended pod that free its room. One is not enough: it may have
+/// been sampled before the pod ended. The second was sampled after the reply to the first.
 pub const CLEAN_REPORTS_TO_FREE: u32 = 2;
 
-/// More than any device has: what written amounts come to that leave the range of the type.
+/// More than any device has. It stands for a sum of written amounts that overflows its type.
 pub(crate) const BEYOND: Demand =
     Demand { memory: MemMib::new(u64::MAX), share: Share::from_millionths(u64::MAX) };
 
@@ -29,7 +29,7 @@ pub struct DeviceUse {
     pub id: DeviceId,
     /// Memory in use without the driver's reserve; `None` where the driver cannot say.
     pub used: Option<MemMib>,
-    /// Share of the last period in which a kernel ran, 0 to 100; `None` where the driver cannot say.
+    /// Percent of the last period in which a kernel ran; `None` where the driver cannot say.
     pub busy_percent: Option<u8>,
     /// Whether it may take new tenants.
     pub health: Health,
@@ -40,21 +40,21 @@ pub struct DeviceUse {
 /// One process on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessUse {
-    /// The pod it belongs to; `None` for a process outside Kubernetes or one that cannot be joined.
+    /// Its pod; `None` for a process outside Kubernetes, or one whose pod is not found.
     pub pod: Option<PodUid>,
     /// Its memory on the device; `None` where the driver cannot say, which is not zero.
     pub memory: Option<MemMib>,
 }
 
-/// What is known of the protection that a pool's rule intends on a device.
+/// Whether the isolation that a pool's rule configures is in force on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verification {
-    /// It is intended; nobody has looked.
+    /// It is configured. No agent has checked it.
     #[default]
     Intended,
     /// The node's agent has seen that it is in force.
     Verified,
-    /// The node's agent has seen that it is not: then nothing holds the tenants.
+    /// The node's agent has seen that it is not. Then nothing limits the tenants.
     Missing,
 }
 
@@ -69,14 +69,14 @@ impl Verification {
     }
 }
 
-/// One device with its books.
+/// One device with its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceState {
     pub(crate) device: Device,
     pub(crate) class: ClassId,
     pub(crate) rule: PoolRule,
     pub(crate) evidence: Verification,
-    /// Whether nothing holds some tenant, and whether some tenant needs all of them held.
+    /// Whether some tenant has no isolation, and whether some tenant requires it of all.
     pub(crate) has_unheld: bool,
     pub(crate) needs_guard: bool,
     pub(crate) health: Health,
@@ -85,20 +85,20 @@ pub struct DeviceState {
     pub(crate) tenants: LiteMap<PodUid, Demand>,
     pub(crate) used: Option<MemMib>,
     pub(crate) busy_percent: Option<u8>,
-    /// Use that the last list of processes shows outside the books, and what ended tenants whose
-    /// processes outlived them leave in use.
+    /// Use that the last list of processes shows beyond what is allocated, and what processes use
+    /// that outlive the drain of their pod.
     pub(crate) foreign: MemMib,
-    /// What of each tenant's booking was in use at the last list of processes.
+    /// What each tenant used of its allocated memory at the last list of processes.
     pub(crate) covered: LiteMap<PodUid, MemMib>,
     pub(crate) unbooked: MemMib,
-    /// Use outside of the books that is not yet above the tolerance counts in it too.
+    /// Use beyond what is allocated, also within the tolerance.
     outside: MemMib,
-    /// Pods that hold nothing on the node, and of which the lists show processes.
+    /// Pods that have nothing on the node, but whose processes the lists show.
     leftovers: LiteMap<PodUid, Leftover>,
 }
 
 impl DeviceState {
-    /// Books of a device that holds nobody yet; what was seen of it `before` still counts.
+    /// The state of a device without tenants. What was seen of it `before` still counts.
     pub(crate) fn new(
         device: Device,
         class: ClassId,
@@ -125,7 +125,7 @@ impl DeviceState {
             device,
         };
         let Some(before) = before else { return fresh };
-        // Health is the worse of both until use is seen.
+        // Health is the worse of both until the next report.
         Self {
             health: fresh.health.max(before.health),
             evidence: before.evidence,
@@ -145,34 +145,34 @@ impl DeviceState {
         &self.device
     }
 
-    /// What reservations hold.
+    /// What reservations take.
     pub fn booked(&self) -> Demand {
         self.booked
     }
 
-    /// What claims hold back.
+    /// What holds take.
     pub fn on_hold(&self) -> Demand {
         self.on_hold
     }
 
-    /// The tenants with what each holds, by UID.
+    /// The tenants with what each has, by UID.
     pub fn tenants(&self) -> &LiteMap<PodUid, Demand> {
         &self.tenants
     }
 
-    /// Memory in use as the agent saw it last.
+    /// Memory in use, from the last report.
     pub fn used(&self) -> Option<MemMib> {
         self.used
     }
 
-    /// Busy time of the last period in percent, as the agent saw it last.
+    /// Busy time of the last period in percent, from the last report.
     pub fn busy_percent(&self) -> Option<u8> {
         self.busy_percent
     }
 
-    /// Memory in use that no booking covers: processes of no known pod, and what over-users take
-    /// beyond their share. It is taken off what may be placed. Where processes of pods that are gone are
-    /// listed, it is never zero: nobody gets the whole device beside them.
+    /// Memory in use beyond what is allocated: by processes of no known pod, and by over-limit
+    /// pods. It is not free. For listed processes of ended pods it is at least 1 MiB, up to the
+    /// drain limit, so that no pod gets the whole device beside them.
     pub fn unbooked(&self) -> MemMib {
         if self.leftovers.values().all(|leftover| leftover.is_over) {
             return self.unbooked;
@@ -180,7 +180,7 @@ impl DeviceState {
         self.unbooked.max(self.outside).max(MemMib::new(1))
     }
 
-    /// Current health: the inventory's or the last report's, whichever is worse.
+    /// The worse of the health in the inventory and that in the last report.
     pub fn health(&self) -> Health {
         self.health
     }
@@ -190,29 +190,29 @@ impl DeviceState {
         Demand { memory: self.device.capacity(), share: Share::WHOLE }
     }
 
-    /// Whether reservations hold more than the device has.
+    /// Whether reservations take more than the device has.
     pub fn is_overbooked(&self) -> bool {
         self.capacity().checked_sub(self.booked).is_none()
     }
 
-    /// Whether this device can hold tenants at all.
+    /// Whether this device can have tenants at all.
     pub fn is_placeable(&self) -> bool {
         self.device.kind != DeviceKind::MigParent && self.health == Health::Healthy
     }
 
-    /// Room without regard to claims; what `bind` may use.
+    /// Room if holds are ignored; what `bind` may use.
     pub fn free_of_bookings(&self) -> Demand {
         self.left_of(self.capacity().checked_sub(self.booked))
     }
 
-    /// Room beside bookings and claims; what questions see.
+    /// Room beside reservations and holds; what *filter* sees.
     pub fn free(&self) -> Demand {
         let left = self.capacity().checked_sub(self.booked);
         self.left_of(left.and_then(|left| left.checked_sub(self.on_hold)))
     }
 
-    /// `left` without the memory that is used outside the books. Nothing is free on a device whose
-    /// books or use exceed it.
+    /// `left` without the memory that is used beyond what is allocated. Nothing is free on an
+    /// overallocated device; no memory is free where use exceeds the rest.
     fn left_of(&self, left: Option<Demand>) -> Demand {
         let Some(left) = left else { return Demand::ZERO };
         match left.memory.checked_sub(self.unbooked()) {
@@ -221,7 +221,7 @@ impl DeviceState {
         }
     }
 
-    /// The form in which the fit function sees this device, with or without claims.
+    /// The form in which the fit function sees this device.
     pub fn room(&self, holds: HoldRule) -> Room {
         let free = match holds {
             HoldRule::Respected => self.free(),
@@ -230,7 +230,7 @@ impl DeviceState {
         Room { class: self.class, health: self.health, free, company: self.company() }
     }
 
-    /// How the tenants are protected from each other.
+    /// How the tenants are isolated from each other.
     pub fn company(&self) -> NeighborIsolation {
         NeighborIsolation {
             guard: self.guard(),
@@ -240,12 +240,12 @@ impl DeviceState {
         }
     }
 
-    /// What the operator says holds tenants that share the device.
+    /// The configured isolation of tenants that share the device.
     pub fn promised_guard(&self) -> Protection {
         self.rule.guard.on(&self.device.kind)
     }
 
-    /// What is counted on to hold tenants that share the device.
+    /// The isolation that scheduling relies on: none if the agent saw that it is not in force.
     pub fn guard(&self) -> Protection {
         match self.evidence {
             Verification::Intended | Verification::Verified => self.promised_guard(),
@@ -253,12 +253,12 @@ impl DeviceState {
         }
     }
 
-    /// What is known of that.
+    /// Whether the configured isolation is verified.
     pub fn evidence(&self) -> Verification {
         self.evidence
     }
 
-    /// What a tenant that takes `demand` is protected by.
+    /// The isolation of a tenant that takes `demand`.
     pub fn protection_of(&self, demand: Demand) -> Protection {
         if demand == self.capacity() { Protection::Hardware } else { self.guard() }
     }
@@ -268,17 +268,17 @@ impl DeviceState {
         self.rule
     }
 
-    /// Slots, and how many of them are free; none where the device is not cut into slots.
+    /// Slots, and how many of them are free; `None` where the device is not cut into slots.
     pub fn slots(&self) -> Option<(u32, u32)> {
         let capacity = self.device.capacity();
         let replicas = DeviceClass::of(&self.device, self.rule).replicas?;
         Some((replicas.count(), replicas.slots_in(self.free(), capacity)))
     }
 
-    /// Counts a tenant's part in the protection of all.
+    /// Counts a tenant's part in the isolation of all.
     pub(crate) fn note_neighbors(&mut self, held: &Reservation) {
         self.has_unheld |= held.placement.protection == Protection::None;
-        // Without protection a request for one is not placed: the pod asks for it only since.
+        // A pod that requests isolation is not placed without it. This one requested it afterwards.
         let isolation = held.request.as_ref().map(|request| request.isolation);
         let is_held = held.placement.protection != Protection::None;
         self.needs_guard |= is_held && isolation == Some(Isolation::Memory);
@@ -290,32 +290,32 @@ impl DeviceState {
     }
 }
 
-/// Whether claims of other pods count as taken.
+/// Whether holds of other pods count as taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldRule {
-    /// They do: questions.
+    /// They do: for *filter* and *prioritize*, and at first for `bind`.
     Respected,
-    /// They do not: the last resort of `bind`, which trusts the books alone.
+    /// They do not: the last resort of `bind`, which relies on reservations alone.
     Ignored,
 }
 
-/// A place held back for a pod between its question and its bind. It lives beside the books.
+/// Room kept for a pod between *filter* and *bind*.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// Devices and amounts that are held back.
+    /// Devices and amounts that are kept.
     pub placement: Placement,
-    /// Processor time and memory outside the GPU.
+    /// CPU and host memory.
     pub host: HostAmount,
-    /// When it ends by itself.
+    /// When it ends automatically.
     pub expires: Timestamp,
 }
 
 impl DeviceState {
-    /// Takes in what an agent saw. Use within `tolerance` of what the books explain is explained.
+    /// Applies a report. Use of up to `tolerance` beyond what is allocated is ignored.
     ///
-    /// Each tenant's use counts up to what it booked; where the driver cannot say what a tenant uses,
-    /// it is taken to use all of that. A report without the list of processes cannot tell who uses
-    /// the memory: what the last list showed to be foreign stays so, as far as that much is in use.
+    /// A tenant's use counts up to what it has. Where the driver cannot say what a tenant uses, it
+    /// counts as all of that. Without a list of processes, untracked memory of the last list still
+    /// counts, up to the memory in use.
     pub(crate) fn observe(&mut self, seen: &DeviceUse, tolerance: MemMib) {
         self.health = seen.health.max(self.device.health);
         self.busy_percent = seen.busy_percent;
@@ -340,13 +340,13 @@ impl DeviceState {
         self.unbooked = if unbooked > tolerance { unbooked } else { MemMib::ZERO };
     }
 
-    /// How many pods are kept.
+    /// How many entries of pods are kept.
     pub(crate) fn entries(&self) -> usize {
         self.tenants.len() + self.covered.len() + self.leftovers.len()
     }
 
-    /// Notes that a tenant is taken out of the books although its processes may go on: what they were
-    /// seen to use stays in use.
+    /// Notes that a tenant is removed although its processes may still run. The memory that they
+    /// were seen to use stays taken.
     pub(crate) fn outlived(&mut self, uid: &PodUid) {
         let left = self.covered.remove(uid).unwrap_or(MemMib::ZERO);
         self.foreign = self.foreign.checked_add(left).unwrap_or(BEYOND.memory);
@@ -354,30 +354,30 @@ impl DeviceState {
     }
 }
 
-/// What of `used` the `parts` do not explain.
+/// The part of `used` that the `parts` do not explain.
 fn beyond(used: MemMib, mut parts: impl Iterator<Item = MemMib>) -> MemMib {
     let explained = parts.try_fold(MemMib::ZERO, MemMib::checked_add);
     explained.and_then(|explained| used.checked_sub(explained)).unwrap_or(MemMib::ZERO)
 }
 
-/// Pods without a reservation whose processes are remembered for one device. Any of them keeps the device
-/// from being given away whole, so more need not be known.
+/// Most pods without a reservation whose processes are remembered for one device. One of them is
+/// enough to keep the device from being given away whole.
 const MAX_LEFTOVERS: usize = 64;
 
-/// What is known of the processes of a pod that holds nothing on the node: it has ended, and a restart has
-/// forgotten that it was there, or it was seen again after its drain.
+/// Processes of a pod that has nothing on the node. The pod has ended, and was forgotten in a
+/// restart or was seen again after its drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Leftover {
     /// When the first list showed them.
     since: Timestamp,
-    /// Lists after that, one after the other, without them.
+    /// Successive lists after that without them.
     clean_reports: u32,
-    /// Whether they have been there for so long that only their use counts.
+    /// Whether they have run for so long that only their use counts.
     is_over: bool,
 }
 
 impl DeviceState {
-    /// Takes in which pods a list of processes shows that hold nothing on the node.
+    /// Notes which pods without anything on the node a list of processes shows.
     pub(crate) fn see_leftovers(
         &mut self,
         list: &[ProcessUse],
@@ -398,7 +398,7 @@ impl DeviceState {
         }
     }
 
-    /// Notes that a pod holds something on the node, so that its processes are its own.
+    /// Notes that a pod has something on the node, so that its processes are known.
     pub(crate) fn forget_leftover(&mut self, uid: &PodUid) {
         self.leftovers.remove(uid);
     }
@@ -408,7 +408,7 @@ impl DeviceState {
         self.leftovers.values().any(|leftover| leftover.is_due(limit, now))
     }
 
-    /// Lets processes that have been there for `limit` count by their use alone.
+    /// Ends the entries that are `limit` old: from now on only their use counts.
     pub(crate) fn end_leftovers(&mut self, limit: Duration, now: Timestamp) {
         let all = self.leftovers.iter_mut().map(|(_, leftover)| leftover);
         all.filter(|leftover| leftover.is_due(limit, now)).for_each(|due| due.is_over = true);

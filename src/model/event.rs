@@ -1,4 +1,4 @@
-//! What a change of the books means beyond them: whom to wake, what to tell.
+//! What a change of the ledger means for others: which pods to requeue, what to report.
 
 use crate::hardware::device::{DeviceId, Health, NodeName};
 use crate::hardware::mig::MigFault;
@@ -8,45 +8,45 @@ use crate::model::isolation::Mode;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::reservation::PodRef;
 
-/// What a change means beyond the books.
+/// What a change means for others.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LedgerEvent {
-    /// Room may have appeared on this node: waiting pods that fit now should be woken.
+    /// Room may have appeared on this node: waiting pods that fit now should be requeued.
     Room(NodeName),
-    /// From now on more is booked on a device than it has.
+    /// More than the device has is allocated from now on.
     Overbooked {
         /// The node.
         node: NodeName,
         /// The device.
         device: DeviceId,
     },
-    /// A device that holds pods has vanished or takes no new ones any more.
+    /// A device that has tenants has vanished or takes no new ones.
     DeviceLost {
         /// The node.
         node: NodeName,
         /// The device.
         device: DeviceId,
-        /// Why it takes none; nothing of a device that has vanished.
+        /// Why it takes none; `None` for a device that has vanished.
         health: Option<Health>,
     },
-    /// A MIG instance is reported that cannot be; nothing is placed on it.
+    /// An agent reports a MIG instance that cannot exist. Nothing is placed on it.
     Impossible {
         /// The node.
         node: NodeName,
         /// The instance.
         device: DeviceId,
-        /// Why it cannot be.
+        /// Why it cannot exist.
         fault: MigFault,
     },
-    /// A pod with a GPU request runs without a placement of ours: only its observed use counts.
+    /// A pod with a GPU request runs without a placement of gpupack. Only its observed use counts.
     Unplaced {
         /// The pod.
         pod: PodRef,
         /// Its node.
         node: NodeName,
     },
-    /// The placement annotations of a pod are not those that it was bound with: somebody else changed or
-    /// removed them. The books keep what they had.
+    /// The placement annotations of a pod are not those that it was bound with: another client
+    /// changed or removed them. The ledger keeps what it had.
     PlacementEdited {
         /// The pod.
         pod: PodRef,
@@ -66,7 +66,7 @@ pub enum LedgerEvent {
         /// What it may use.
         allowed: MemMib,
     },
-    /// From now on processes of no pod that holds anything on the node use a device.
+    /// Processes without a reservation on the node use a device from now on.
     Foreign {
         /// The node.
         node: NodeName,
@@ -75,7 +75,7 @@ pub enum LedgerEvent {
         /// What they use.
         used: MemMib,
     },
-    /// Driver or MPS was meant to hold a pod to its memory, and after some seconds it is not known to.
+    /// Driver or MPS should limit a pod's memory, and after some seconds this is not verified.
     Unprotected {
         /// The node.
         node: NodeName,
@@ -83,16 +83,16 @@ pub enum LedgerEvent {
         device: DeviceId,
         /// The pod.
         pod: PodRef,
-        /// What was meant to hold it.
+        /// The configured isolation.
         intended: Mode,
-        /// What it is held to, where that is more than it holds.
+        /// Its verified limit, where that is more than what it has.
         limit: Option<MemMib>,
     },
-    /// A node's agent went silent.
+    /// A node's agent stopped reporting.
     Silent(NodeName),
 }
 
-/// What of a node's books decides about effects, device by device: compared before and after a change.
+/// What of a node's state decides about events; compared before and after a change.
 pub(crate) struct StateBefore {
     state: NodeReporting,
     devices: Vec<(DeviceId, DeviceBefore)>,
@@ -102,7 +102,7 @@ pub(crate) struct StateBefore {
 struct DeviceBefore {
     health: Health,
     unbooked: MemMib,
-    /// Of a device that can be placed on, on a node that takes pods.
+    /// Zero where no pod can be placed on the device or node.
     free: Demand,
     is_overbooked: bool,
     has_tenants: bool,
@@ -125,7 +125,7 @@ impl DeviceBefore {
 }
 
 impl StateBefore {
-    /// How the books stand now.
+    /// The state now.
     pub(crate) fn of(books: &NodeState) -> Self {
         let now = standings(books);
         Self {
@@ -134,14 +134,14 @@ impl StateBefore {
         }
     }
 
-    /// Whether the books still stand so. Then neither effects nor answers to questions have changed,
-    /// as far as reservations and claims are the same.
+    /// Whether the state is still the same. Then there are no events, and kept answers still hold,
+    /// if reservations and holds are the same.
     pub(crate) fn is_that_of(&self, books: &NodeState) -> bool {
         let before = self.devices.iter().map(|(id, standing)| (id, *standing));
         self.state == books.state() && before.eq(standings(books))
     }
 
-    /// What the change since then means.
+    /// The events of the change since then.
     pub(crate) fn effects(&self, books: &NodeState) -> Vec<LedgerEvent> {
         let node = books.name();
         let before = |id: &DeviceId| {

@@ -1,5 +1,5 @@
-//! The one answer to "does this request fit on this device?", used by every verb, by `bind` again
-//! on the books of that moment, by the simulator and by `explain`.
+//! The one answer to "does this request fit on this device?". All verbs use it, `bind` on the state
+//! at that time, and so do the simulator and `explain`.
 
 use crate::hardware::device::Health;
 use crate::hardware::device_class::{ClassId, DeviceClasses, PerClass};
@@ -8,30 +8,30 @@ use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
 use crate::model::rejection::Rejection;
 use crate::model::request::{GpuRequest, Isolation};
 
-/// Whether the node's processor time and memory are part of the question.
+/// Whether CPU and host memory are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostRule {
-    /// kube-scheduler has checked them itself; our books serve scoring only.
+    /// kube-scheduler checks them. What the ledger has of them serves scoring only.
     Trusted,
-    /// Nobody else checks (simulator, demo): a shortfall is a misfit.
+    /// No other scheduler checks them (simulator, demo): a shortfall is a rejection.
     Checked,
 }
 
-/// A request worked out for every class of device: the form in which it is asked of many nodes.
+/// A request with what it takes of each device class, so that many nodes can be checked.
 #[derive(Clone, Debug)]
 pub struct CompiledRequest {
-    /// The request; none for a pod that wants no GPU.
+    /// The request; `None` for a pod that requests no GPU.
     pub gpu: Option<GpuRequest>,
-    /// What the pod wants of the node outside its GPUs.
+    /// The CPU and host memory that the pod requests.
     pub host: HostAmount,
-    /// Whether that is checked here.
+    /// Whether they are checked here.
     pub host_rule: HostRule,
     /// What is taken of a device, and whether that is all of it.
     demand: PerClass<(Result<Demand, Rejection>, bool)>,
 }
 
 impl CompiledRequest {
-    /// Works out `gpu` for every class known now.
+    /// Compiles `gpu` for every class known now.
     pub fn new(
         gpu: Option<GpuRequest>,
         host: HostAmount,
@@ -51,7 +51,7 @@ impl CompiledRequest {
     /// What is taken of a device of `class`.
     ///
     /// # Errors
-    /// The misfit that no freed room can cure.
+    /// The rejection that no freed room can cure.
     pub fn demand_on(&self, class: ClassId) -> Result<Demand, Rejection> {
         self.demand.of(class).0
     }
@@ -61,7 +61,7 @@ impl CompiledRequest {
         self.gpu.as_ref().is_some_and(|request| request.amount.is_whole())
     }
 
-    /// Whether any MIG instance will do that has the memory, to be taken whole.
+    /// Whether any MIG instance with enough memory will do. It is taken whole.
     pub fn wants_any_instance(&self) -> bool {
         self.gpu.as_ref().is_some_and(|request| {
             request.isolation == Isolation::Hardware
@@ -70,38 +70,38 @@ impl CompiledRequest {
         })
     }
 
-    /// How many devices are asked for; zero for a pod that wants no GPU.
+    /// How many devices are requested; zero for a pod that requests no GPU.
     pub fn count(&self) -> usize {
         let count = self.gpu.as_ref().map_or(0, |request| request.count.get());
         usize::try_from(count).expect("a device count fits into an address")
     }
 }
 
-/// What a device has to offer at this moment.
+/// What a device has to offer now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Class of the device.
     pub class: ClassId,
     /// Whether it takes new tenants at all.
     pub health: Health,
-    /// Free memory and compute share; zero in both where the device is overbooked.
+    /// Free memory and compute share; zero in both where the device is overallocated.
     pub free: Demand,
-    /// How its tenants are protected from each other.
+    /// How its tenants are isolated from each other.
     pub company: NeighborIsolation,
 }
 
-/// How the tenants of a shared device are protected from each other. Protection is a property of the
-/// device: it is worth nothing to one tenant where another is not held to its memory.
+/// How the tenants of a shared device are isolated from each other. Isolation is a property of the
+/// device: it is worthless to one tenant where another has no memory limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NeighborIsolation {
-    /// What is to hold a tenant that comes now and leaves room for others.
+    /// What limits the memory of a new tenant that leaves room for others.
     pub guard: Protection,
-    /// Whether something was to hold them and does not; then `guard` is none.
+    /// Whether isolation is configured and not in force; then `guard` is none.
     pub is_guard_missing: bool,
-    /// Whether something uses the device that nothing holds: a tenant placed without protection, or
-    /// use that no booking covers.
+    /// Whether something without a memory limit uses the device: a tenant placed without isolation,
+    /// or use beyond what is allocated.
     pub has_unheld: bool,
-    /// Whether a tenant came on the condition that all of them are held.
+    /// Whether a tenant requires that all have a memory limit.
     pub needs_guard: bool,
 }
 
@@ -150,10 +150,10 @@ pub fn fit(ask: &CompiledRequest, room: &Room) -> Result<Demand, Rejection> {
     Ok(demand)
 }
 
-/// Whether `ask` fits beside what else runs on a node with `free` processor time and memory.
+/// Whether `ask` fits on a node with `free` CPU and host memory.
 ///
 /// # Errors
-/// The [`Rejection`], with what is missing. Never where the host is not part of the question.
+/// The [`Rejection`], with what is missing. Never if the request does not check the host.
 pub fn fit_host(ask: &CompiledRequest, free: HostAmount) -> Result<(), Rejection> {
     if ask.host_rule == HostRule::Trusted {
         return Ok(());

@@ -1,21 +1,21 @@
-//! How a tenant can be kept apart from its neighbors.
+//! How tenants are isolated from each other.
 
 use std::time::Duration;
 
 use crate::hardware::units::{MemMib, Share};
 
-/// What holds a tenant of a device to its memory.
+/// What limits the memory of a tenant of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     /// Nothing: time slicing alone.
     None,
-    /// Limits of MPS, with which clients must co-operate.
+    /// Limits of MPS, with which clients must cooperate.
     Mps,
     /// A limit of the driver on the container's control group.
     Driver,
     /// A MIG instance of its own.
     Mig,
-    /// It has the whole GPU: there are no neighbours.
+    /// It has the whole GPU: there are no neighbors.
     Whole,
 }
 
@@ -35,26 +35,26 @@ impl Mode {
     }
 }
 
-/// By what a report is judged.
+/// The rules by which a report is judged.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// Use within this of what is allowed is nobody's fault: the driver's own figures move by some MiB.
+    /// Use of up to this much above the allowed amount is ignored: NVML's figures vary by some MiB.
     pub tolerance: MemMib,
-    /// What containers that share a GPU are given to.
+    /// What limits containers that share a GPU.
     pub limits: DriverLimits,
-    /// How long a pod that is no longer alone on its GPU may go on to use up to its limit.
+    /// How long a pod that is no longer alone on its GPU may still use memory up to its limit.
     pub grace: Duration,
-    /// No limit counts for more than this share of the GPU.
+    /// Limits above this share of the GPU count as this share.
     pub max_limit: Share,
 }
 
-/// Whether containers that share a GPU are given to the driver to be limited, or to MPS.
+/// Whether the driver or MPS limits containers that share a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverLimits {
-    /// They are not.
+    /// Neither does.
     Unused,
-    /// They are, to the driver.
+    /// The driver does.
     Intended,
-    /// They are, as clients of MPS.
+    /// MPS does, with the containers as its clients.
     OfClients,
 }

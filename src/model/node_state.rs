@@ -1,9 +1,9 @@
-//! The books of one node: who holds how much of which device, and what is left.
+//! The state of one node: what each pod has of which device, and what is free.
 //!
-//! Truth here is the list of reservations (as they were written) and the inventory (as it was
-//! reported). The sums per device are derived from both and recomputed by [`NodeState::audit`].
-//! Facts from outside may put more on a device than it has; then it is *overbooked*, nothing of it
-//! is free, and nothing else stops. Only our own arithmetic is asserted.
+//! The truth here is the list of reservations (as written) and the inventory (as reported). The
+//! sums per device are derived from both; [`NodeState::audit`] derives them again. Facts from
+//! outside may put more on a device than it has. It is then *overallocated*: nothing of it is free,
+//! and nothing else stops. Only gpupack's own arithmetic is asserted.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,17 +26,17 @@ use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
 /// Whether a node can take pods, as far as its agent and its Node object are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeReporting {
-    /// No agent has reported it since we started.
+    /// No agent has reported it since the extender started.
     NeverReported,
     /// Its agent reports in time.
     Reporting,
     /// Its agent has been silent for too long.
     Silent,
-    /// Its Node object was deleted; it stays while tenants are booked.
+    /// Its Node object was deleted. It stays while pods have something there.
     Gone,
 }
 
-/// The books of one node.
+/// The state of one node.
 #[derive(Clone, Debug)]
 pub struct NodeState {
     name: NodeName,
@@ -48,7 +48,7 @@ pub struct NodeState {
     host_claimed: HostAmount,
     devices: Vec<DeviceState>,
     topology: Topology,
-    /// Room of the devices beside claims, and without regard to them: what every question reads.
+    /// Room of the devices, with holds respected and with holds ignored. Each verb reads it.
     rooms: Vec<Room>,
     rooms_under_claims: Vec<Room>,
     reservations: LiteMap<PodUid, Reservation>,
@@ -59,10 +59,10 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// Empty books of a node of which nothing but the name is known.
+    /// The state of a node of which only the name is known.
     ///
-    /// Use of a device that no booking covers is believed only above `unmanaged_tolerance`: the
-    /// driver's own bookkeeping moves by some MiB.
+    /// Use of a device beyond what is allocated counts only above `unmanaged_tolerance`: the
+    /// driver's figures vary by some MiB.
     pub fn new(name: NodeName, unmanaged_tolerance: MemMib) -> Self {
         Self {
             name,
@@ -104,12 +104,12 @@ impl NodeState {
         &self.devices
     }
 
-    /// How near they are to each other, in the same order.
+    /// The topology of the devices, in the same order.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// Room of each device, in the same order, with or without claims.
+    /// Room of each device, in the same order.
     pub fn rooms(&self, holds: HoldRule) -> &[Room] {
         match holds {
             HoldRule::Respected => &self.rooms,
@@ -122,27 +122,27 @@ impl NodeState {
         &self.reservations
     }
 
-    /// Pods of which only processor time and memory matter, by UID.
+    /// CPU and host memory of pods without a GPU, by UID.
     pub fn others(&self) -> &LiteMap<PodUid, HostAmount> {
         &self.others
     }
 
-    /// All claims, by UID.
+    /// All holds, by UID.
     pub fn holds(&self) -> &BTreeMap<PodUid, Hold> {
         &self.holds
     }
 
-    /// Processor time and memory that the node offers to pods.
+    /// CPU and host memory that the node offers to pods.
     pub fn host_capacity(&self) -> HostAmount {
         self.host_capacity
     }
 
-    /// Processor time and memory that is left beside bookings and claims.
+    /// CPU and host memory left beside pods and holds.
     pub fn host_free(&self) -> HostAmount {
         self.host_capacity.left_after(self.host_booked).left_after(self.host_claimed)
     }
 
-    /// Processor time and memory that is left, with or without claims.
+    /// CPU and host memory left, with holds respected or ignored.
     pub fn host_room(&self, holds: HoldRule) -> HostAmount {
         match holds {
             HoldRule::Respected => self.host_free(),
@@ -155,7 +155,7 @@ impl NodeState {
         self.last_report
     }
 
-    /// Whether nothing is known here that is worth keeping.
+    /// Whether the state holds nothing that must be kept.
     pub fn is_forgettable(&self) -> bool {
         self.state == NodeReporting::Gone
             && self.reservations.is_empty()
@@ -163,10 +163,10 @@ impl NodeState {
             && self.holds.is_empty()
     }
 
-    /// The misfit of the node itself, whatever is asked.
+    /// The rejection of the node itself, whatever is requested.
     ///
     /// # Errors
-    /// The [`Rejection`] that keeps every GPU pod away.
+    /// The [`Rejection`] of every GPU pod.
     pub fn placeable(&self) -> Result<(), Rejection> {
         match self.state {
             NodeReporting::NeverReported => Err(Rejection::NeverReported),
@@ -183,7 +183,7 @@ impl NodeState {
         self.pool = pool;
         if self.state == NodeReporting::Gone {
             self.state = match self.last_report {
-                Some(_) => NodeReporting::Silent, // until its agent speaks again
+                Some(_) => NodeReporting::Silent, // until its agent reports again
                 None => NodeReporting::NeverReported,
             };
         }
@@ -194,7 +194,7 @@ impl NodeState {
         self.state = NodeReporting::Gone;
     }
 
-    /// Takes in a report: use of the devices, and with it the end of drained pods.
+    /// Applies a report: use of the devices, and with it the end of drained pods.
     ///
     /// Returns the pods whose room is free now.
     pub fn observe(&mut self, uses: &[DeviceUse], now: Timestamp) -> Vec<PodUid> {
@@ -208,7 +208,7 @@ impl NodeState {
         }
         let mut has_changed = false;
         for (at, seen) in uses.iter().enumerate() {
-            // Agents name the devices in their order, nearly always.
+            // Agents nearly always name the devices in the order of the ledger.
             let is_it = |books: &DeviceState| books.device.id == seen.id;
             let there = self.devices.get(at).is_some_and(is_it).then_some(at);
             let Some(at) = there.or_else(|| self.devices.iter().position(is_it)) else { continue };
@@ -228,7 +228,7 @@ impl NodeState {
         freed
     }
 
-    /// Whether the node reports no longer: its last report is older than `stale_after`.
+    /// Whether the node has stopped reporting: its last report is older than `stale_after`.
     pub fn is_stale(&self, stale_after: Duration, now: Timestamp) -> bool {
         self.state == NodeReporting::Reporting
             && self.last_report.is_none_or(|last| now.since(last) > stale_after)
@@ -244,8 +244,8 @@ impl NodeState {
         is_stale
     }
 
-    /// Books `placement` for a pod: the one way in, for `bind` (assumed) and for facts (confirmed).
-    /// An existing reservation of the pod is replaced; its claim ends.
+    /// Enters a reservation: the one way in, for `bind` (assumed) and for facts (confirmed).
+    /// Replaces an existing reservation of the pod and ends its hold.
     pub fn book(&mut self, mut reservation: Reservation) {
         let uid = reservation.pod.uid.clone();
         reservation.placement.node = self.name.clone();
@@ -257,7 +257,7 @@ impl NodeState {
         self.recompute();
     }
 
-    /// Notes that a pod of which only processor time and memory matter runs here.
+    /// Notes that a pod without a GPU runs here, with its CPU and host memory.
     pub fn book_host(&mut self, uid: PodUid, host: HostAmount) {
         self.release(&uid);
         self.reservations.remove(&uid);
@@ -275,7 +275,7 @@ impl NodeState {
         }
     }
 
-    /// Takes a pod out of the books. Returns whether it was there.
+    /// Removes a pod. Returns whether it was there.
     pub fn remove(&mut self, uid: &PodUid) -> bool {
         let there = self.reservations.remove(uid).is_some() | self.others.remove(uid).is_some();
         if there {
@@ -284,13 +284,13 @@ impl NodeState {
         there
     }
 
-    /// Holds a place back for a pod. Replaces its earlier claim here.
+    /// Keeps room for a pod. Replaces its earlier hold here.
     pub fn hold(&mut self, uid: PodUid, hold: Hold) {
         self.holds.insert(uid, hold);
         self.recompute();
     }
 
-    /// Ends a claim. Returns it where there was one.
+    /// Ends a hold. Returns it if there was one.
     pub fn release(&mut self, uid: &PodUid) -> Option<Hold> {
         let hold = self.holds.remove(uid);
         if hold.is_some() {
@@ -299,12 +299,12 @@ impl NodeState {
         hold
     }
 
-    /// Whether a pod is in the books, with devices or without.
+    /// Whether a pod is on the node, with devices or without.
     pub fn has_pod(&self, uid: &PodUid) -> bool {
         self.reservations.contains_key(uid) || self.others.contains_key(uid)
     }
 
-    /// How many pods are kept, in all its tables together.
+    /// How many pods are kept, in all tables together.
     #[doc(hidden)] // for tests
     pub fn entries(&self) -> usize {
         let on_devices = self.devices.iter().map(DeviceState::entries).sum::<usize>();
@@ -317,8 +317,8 @@ impl NodeState {
     }
 }
 
-/// Lets a reservation share the texts of its ids with the devices: it may come with its own, and they would
-/// be a third of what is kept of a pod.
+/// Lets a reservation share the texts of its ids with the devices. Its own copies would be a third
+/// of the memory that a pod takes.
 fn share_ids(devices: &[DeviceState], reservation: &mut Reservation) {
     for placed in &mut reservation.placement.devices {
         if let Some(books) = devices.iter().find(|books| books.device.id == placed.id) {
@@ -348,8 +348,8 @@ impl NodeState {
         self.recompute_devices();
     }
 
-    /// Whether all devices are of the first so many classes. A list of classes that was read a moment ago
-    /// may lack those of devices that came since.
+    /// Whether all devices are of the first `count` classes. A list of classes that was read
+    /// earlier may lack those of devices that came since.
     pub fn is_of_classes(&self, count: usize) -> bool {
         self.devices.iter().all(|books| books.class.position() < count)
     }
@@ -369,7 +369,7 @@ impl NodeState {
         self.recompute_rooms();
     }
 
-    /// Notes what the node's agent found of the intended protection of a device.
+    /// Notes what the node's agent found about the configured isolation of a device.
     pub fn see_evidence(&mut self, id: &DeviceId, evidence: Verification) {
         if let Some(books) = self.devices.iter_mut().find(|books| books.device.id == *id) {
             books.evidence = evidence;
@@ -377,7 +377,7 @@ impl NodeState {
         self.recompute_rooms();
     }
 
-    /// Takes a device out of the inventory; its tenants stay booked.
+    /// Removes a device. Its tenants keep their reservations.
     pub fn lose_device(&mut self, id: &DeviceId) {
         if let Some(at) = self.devices.iter().position(|books| books.device.id == *id) {
             self.devices.remove(at);
@@ -388,10 +388,10 @@ impl NodeState {
 }
 
 impl NodeState {
-    /// Whether the derived sums agree with the reservations, claims and inventory. Recomputes all.
+    /// Derives all sums again, and compares them.
     ///
     /// # Errors
-    /// [`AuditError`] naming what differs: our own arithmetic is broken.
+    /// [`AuditError`] naming what differs: gpupack's own arithmetic is broken.
     pub fn audit(&self) -> Result<(), AuditError> {
         let mut fresh = self.clone();
         fresh.recompute();
@@ -406,7 +406,7 @@ impl NodeState {
         Ok(())
     }
 
-    /// Derives all sums anew. A node has few tenants, so this is cheap and cannot drift.
+    /// Derives all sums again. A node has few tenants, so this is cheap, and no error can grow.
     fn recompute(&mut self) {
         self.recompute_devices();
         let booked = self.reservations.values().map(|held| held.host);
@@ -452,19 +452,19 @@ fn device_mut<'a>(devices: &'a mut [DeviceState], id: &DeviceId) -> Option<&'a m
     devices.iter_mut().find(|books| books.device.id == *id)
 }
 
-/// The sum of two written amounts. They are facts from outside, so an absurd sum stops nothing: the
-/// device is overbooked. Sums are derived anew at each change, so nothing is subtracted from it.
+/// The sum of two written amounts. They are facts from outside, so an overflow stops nothing: the
+/// device is overallocated. Each change derives the sums again, so nothing is subtracted from it.
 fn sum(left: Demand, right: Demand) -> Demand {
     left.checked_add(right).unwrap_or(BEYOND)
 }
 
-/// The sum of what pods take of the host, with the same reasoning as [`sum`].
+/// The sum of CPU and host memory of pods, with the same reasoning as [`sum`].
 fn sum_host(mut amounts: impl Iterator<Item = HostAmount>) -> HostAmount {
     let beyond = HostAmount { cpu: MilliCpu::new(u64::MAX), memory: BEYOND.memory };
     amounts.try_fold(HostAmount::ZERO, HostAmount::checked_add).unwrap_or(beyond)
 }
 
-/// Our own arithmetic is broken: the derived sums differ from what they are derived from.
+/// Broken arithmetic of gpupack: the derived sums differ from what they are derived from.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuditError {
     /// The sums of a device.
@@ -473,7 +473,7 @@ pub enum AuditError {
         /// The node.
         node: NodeName,
     },
-    /// The sums of processor time and memory.
+    /// The sums of CPU and host memory.
     #[error("sums of CPU and memory of node `{node}` differ from its pods")]
     Host {
         /// The node.
@@ -481,15 +481,15 @@ pub enum AuditError {
     },
 }
 
-/// How long a list that shows a process of an ended pod counts as news: that of six lists of an agent.
+/// How long a list that shows a process of an ended pod counts at least: the time of six lists.
 const SHOWN_FOR: Duration = Duration::from_secs(30);
 
 impl NodeState {
-    /// Notes that the pod is terminal or gone. Its processor time and memory are free at once, its
-    /// devices when its processes are gone, however long reports list them. That holds for a node that has not reported too: after a
-    /// restart its agent may only be late, and where there is none nobody can be placed anyway.
+    /// Notes that the pod is terminal or gone. Its CPU and host memory are free at once, its
+    /// devices when its processes are gone, however long reports list them. That also holds for a
+    /// node without a report: its agent may be late after a restart; without one it gets no pods.
     ///
-    /// Returns whether the pod is out of the books now.
+    /// Returns whether the pod is removed now.
     pub fn drain(&mut self, uid: &PodUid, now: Timestamp) -> bool {
         let has_devices = |held: &&mut Reservation| !held.placement.devices.is_empty();
         let Some(reservation) = self.reservations.get_mut(uid).filter(has_devices) else {
@@ -504,10 +504,10 @@ impl NodeState {
         false
     }
 
-    /// Counts this report for every draining pod that it proves to be without a process; lists those
-    /// with enough. A process that it does list holds the room. It proves nothing about a pod when it leaves out a device of the pod, or when
-    /// processes were not sampled somewhere: they may run on any device. The parent of MIG instances
-    /// has no processes of its own, so there is nothing to sample.
+    /// Counts this report for each draining pod without a process in it, and lists pods with enough
+    /// of these. A process that it lists keeps the room. A report proves nothing if it leaves out a
+    /// device of the pod, or if processes were not sampled on some device: they may run on any. The
+    /// parent of MIG instances has no processes of its own to sample.
     fn count_clean_report(&mut self, uses: &[DeviceUse], now: Timestamp) -> Vec<PodUid> {
         let is_parent = |seen: &DeviceUse| {
             let is_it =
@@ -548,14 +548,14 @@ impl NodeState {
             || self.devices.iter().any(|books| books.is_leftover_due(drain_limit, now))
     }
 
-    /// Pods that have drained for `drain_limit`, and still do because reports list their processes.
+    /// Pods that have drained for `drain_limit`: reports still list their processes.
     pub fn overdue_drains(&self, drain_limit: Duration, now: Timestamp) -> usize {
         let is_overdue = |held: &&Reservation| is_older(held, drain_limit, now);
         self.reservations.values().filter(is_overdue).count()
     }
 
-    /// Ends drains that have lasted `drain_limit` without a process in sight, and claims that are due, and
-    /// lets processes of pods that are gone count by their use alone after that time. Lists the pods.
+    /// Ends due holds, and drains that have lasted `drain_limit` while no report shows a process.
+    /// After that time processes of ended pods count by their use alone. Lists the pods.
     pub fn expire(&mut self, drain_limit: Duration, now: Timestamp) -> Vec<PodUid> {
         let overdue = |held: &Reservation| is_drained(held, drain_limit, now);
         let drained = self.reservations.iter().filter(|(_, held)| overdue(held));
@@ -579,7 +579,7 @@ impl NodeState {
     }
 }
 
-/// Whether a pod has drained for so long.
+/// Whether a pod has drained for `drain_limit`.
 fn is_older(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
     match held.state {
         ReservationState::Draining { since, .. } => now.since(since) >= drain_limit,
@@ -587,8 +587,8 @@ fn is_older(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
     }
 }
 
-/// Whether a drain ends by time: it has lasted long enough, and no report says any more that a process of
-/// the pod runs. What still runs may compute, and the room is not there.
+/// Whether time ends a drain: it has lasted long enough, and no recent report lists a process of
+/// the pod. A process that still runs may compute, so the room is not free.
 fn is_drained(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
     let is_shown = match held.state {
         ReservationState::Draining { shown: Some(shown), .. } => {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// How to choose among the places where a request fits.
+/// How to choose among the placements of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Policy {
     /// Fill the fullest GPU that still fits.

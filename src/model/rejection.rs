@@ -4,58 +4,58 @@ use std::cmp::Reverse;
 
 use crate::hardware::units::{MemMib, MilliCpu, Share};
 
-/// Why a request does not fit, and by how much; an answer, not an error.
+/// Why a request does not fit, and by how much. An answer, not an error.
 ///
-/// A node is refused with the most telling misfit of its devices: the one that the smallest change
-/// would cure (see [`Rejection::closer`]).
+/// A node is refused with the most helpful rejection of its devices: the one that the smallest
+/// change would cure (see [`Rejection::closer`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rejection {
-    /// The node is not in the model.
+    /// The ledger does not know the node.
     UnknownNode,
-    /// The node was deleted from the cluster; its tenants are still booked.
+    /// The node was deleted from the cluster. What its tenants have stays allocated.
     NodeGone,
-    /// No agent has reported this node since we started.
+    /// No agent has reported this node since the extender started.
     NeverReported,
-    /// The node's agent has been silent for too long; its tenants stay booked.
+    /// The node's agent has been silent for too long. What its tenants have stays allocated.
     Silent,
     /// The node has no device at all.
     NoDevices,
     /// No device of a model that the pod accepts.
     Model,
-    /// No device of the kind asked for (GPU, or MIG instance of that profile).
+    /// No device of the requested kind (GPU, or MIG instance of that profile).
     Kind,
-    /// A replica slot is asked for and the pool has no replicas.
+    /// The pod requests a slot, and the pool has no replicas.
     NoReplicas,
-    /// Part of a GPU is asked for, and isolation by hardware.
+    /// The pod requests a part of a GPU, with isolation by hardware.
     PartOfGpu,
-    /// The pod wants all tenants of its GPU held to their memory, and nothing is to hold them.
+    /// The pod requires memory isolation of its GPU, and none is configured.
     Unprotected,
-    /// The pod wants all tenants of its GPU held to their memory, and what is meant to hold them does not.
+    /// The pod requires memory isolation of its GPU, and the configured one is not in force.
     UnverifiedGuard,
-    /// More memory is asked for than any suitable device has even when empty.
+    /// The pod requests more memory than any suitable device has, even when empty.
     TooLarge {
         /// By how much the request exceeds the largest suitable device.
         over: MemMib,
     },
-    /// A share is asked for that is less memory than the operator hands out of such a device.
+    /// The requested share of such a device is less memory than the operator allows.
     SmallShare {
         /// By how much it is less.
         short: MemMib,
     },
-    /// Fewer suitable devices exist than are asked for, whatever is free.
+    /// There are fewer suitable devices than requested, whatever is free.
     TooFewDevices {
         /// Devices that would suit if they were empty.
         suitable: u32,
     },
     /// Every suitable device is unhealthy.
     Unhealthy,
-    /// Kubelet hands out every suitable device by itself, but for unhealthy ones.
+    /// Kubelet itself gives out every suitable device that is healthy.
     KubeletOwned,
-    /// The pod wants all tenants of its GPU held to their memory, and one that is there is not.
+    /// The pod requires memory isolation of its GPU, and a tenant there has none.
     UnheldTenant,
-    /// A tenant that is there wants all tenants held to their memory, and the pod would not be.
+    /// A tenant there requires memory isolation of all, and the pod would have none.
     ProtectedTenant,
-    /// Some devices fit, but fewer than are asked for.
+    /// Some devices fit, but fewer than requested.
     DevicesTaken {
         /// Devices that fit now.
         fitting: u32,
@@ -70,19 +70,19 @@ pub enum Rejection {
         /// What is missing on the closest device.
         short: MemMib,
     },
-    /// The node has too little processor time left.
+    /// The node has too little CPU left.
     Cpu {
         /// What is missing.
         short: MilliCpu,
     },
-    /// The node has too little main memory left.
+    /// The node has too little host memory left.
     HostMemory {
         /// What is missing.
         short: MemMib,
     },
 }
 
-/// All that is said of one reason.
+/// What is said of one reason.
 struct Row {
     label: usize,
     lack: &'static str,
@@ -104,7 +104,7 @@ enum Amount {
 }
 
 impl Row {
-    /// A row: position in [`Rejection::LABELS`], what is lacking, how close to a fit (larger is closer), reason.
+    /// Position in [`Rejection::LABELS`], what is lacking, closeness (larger is closer), reason.
     const fn of(label: usize, lack: &'static str, closeness: u8, reason: &'static str) -> Self {
         let (amount, suggestion, is_curable_by_room) = (Amount::None, None, false);
         let missing = reason;
@@ -156,8 +156,8 @@ impl Rejection {
         "small_share",
     ];
 
-    /// All that is said of this reason; whoever adds a reason adds a row.
-    #[inline(always)] // filter compares refusals for each device: only numbers are left of it there
+    /// All that is said of this reason. To add a reason, add a row.
+    #[inline(always)] // *filter* compares rejections for each device; inlined, only numbers remain
     #[expect(clippy::too_many_lines, reason = "a table")]
     const fn row(self) -> Row {
         match self {
@@ -266,7 +266,7 @@ impl Rejection {
         Self::LABELS[self.position()]
     }
 
-    /// Constant text for kube-scheduler: it never holds a number, since a reason that changes makes
+    /// Constant text for kube-scheduler, never with a number: a reason that changes makes
     /// kube-scheduler retry the pod at full speed.
     pub fn reason(self) -> &'static str {
         self.row().reason
@@ -290,8 +290,8 @@ impl Rejection {
         self.row().lack
     }
 
-    /// What an operator could do about it, for people; none where that is for the books to say
-    /// (see the ledger's remedies).
+    /// What an operator could do about it, for people; `None` where the state of the nodes decides
+    /// (see the ledger's suggestions).
     pub fn mend(self) -> Option<&'static str> {
         self.row().suggestion
     }
@@ -315,7 +315,7 @@ impl Rejection {
         (closeness, Reverse(missing))
     }
 
-    /// The one of two misfits that a smaller change would cure.
+    /// The one of two rejections that a smaller change would cure.
     pub fn closer(self, other: Self) -> Self {
         if self.closeness() >= other.closeness() { self } else { other }
     }

@@ -1,6 +1,6 @@
-//! What a pod asks for, and what that means on a given device.
+//! What a pod requests, and what that means on a given device.
 //!
-//! The annotations are parsed once, at the edge; from there on only these types travel.
+//! The edge parses the annotations once. All other code gets only these types.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::policy::Policy;
 use crate::model::rejection::Rejection;
 
-/// Most devices one pod may ask for on one node.
+/// Most devices that one pod may request on one node.
 pub const MAX_DEVICES_PER_POD: u32 = 64;
 
-/// How much of each device a pod asks for.
+/// How much of each device a pod requests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Amount {
     /// A share of one GPU: that much compute and that share of its memory, rounded down.
     Fraction(Share),
     /// That much memory of one GPU; its compute share follows from the memory, rounded down.
     Memory(MemMib),
-    /// Two dimensions: a compute share and, apart from it, an amount of memory.
+    /// A compute share and, independent of it, an amount of memory.
     FractionAndMemory(Share, MemMib),
     /// A whole GPU.
     Whole,
     /// A whole MIG instance of this profile.
     MigInstance(MigProfile),
-    /// One slot of a device, in a pool that is configured with replicas.
+    /// One slot of a device, in a pool with replicas.
     SharedSlot,
 }
 
-/// How much a pod may use while the rest is idle. Kept and checked; it does not change placement.
+/// How much a pod may use while it is free. Kept and checked; it does not change placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Limit {
     /// Up to this share of the GPU.
@@ -40,13 +40,13 @@ pub enum Limit {
     Memory(MemMib),
 }
 
-/// Weakest protection from neighbours that a pod accepts.
+/// The weakest isolation from neighbors that a pod accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isolation {
-    /// Neighbours are trusted.
+    /// The pod trusts its neighbors.
     #[default]
     None,
-    /// Every tenant of the GPU is held to its memory.
+    /// Every tenant of the GPU has a memory limit.
     Memory,
     /// A MIG instance or a whole GPU.
     Hardware,
@@ -61,15 +61,15 @@ pub struct GpuRequest {
     pub count: NonZeroU32,
     /// Accepted models.
     pub models: ModelFilter,
-    /// Weakest protection accepted.
+    /// The weakest isolation accepted.
     pub isolation: Isolation,
-    /// How much may be used while the rest is idle.
+    /// How much may be used while it is free.
     pub limit: Option<Limit>,
-    /// Policy wished for by the pod, over the cluster's.
+    /// The policy that the pod chooses instead of the cluster's.
     pub policy: Option<Policy>,
-    /// Container that gets the GPU; the first regular one where none is named.
+    /// Container that gets the GPU; the first regular one if `None`.
     pub container: Option<Arc<str>>,
-    /// Least memory that a part of a device may have: the operator's, zero where there is none.
+    /// Least memory of a part of a device, a rule of the operator; zero without the rule.
     pub min_memory: MemMib,
 }
 
@@ -93,8 +93,8 @@ impl GpuRequest {
         }
     }
 
-    /// What decides where this fits, without what does not: two requests of one shape are placed
-    /// alike on the same books under the same policy.
+    /// What decides where this fits. Two requests of one shape are placed alike on the same state
+    /// under the same policy.
     pub fn shape(&self) -> Self {
         Self { limit: None, policy: None, container: None, ..self.clone() }
     }
@@ -102,8 +102,8 @@ impl GpuRequest {
     /// What this request takes from a device of `class`, whatever is free now.
     ///
     /// # Errors
-    /// The [`Rejection`] that no freed room could cure: another model or kind of device is needed, or
-    /// the device is too small even when empty.
+    /// The [`Rejection`] that no freed room can cure: the pod needs another model or kind of
+    /// device, or the device is too small even when empty.
     pub fn demand_on(&self, class: &DeviceClass) -> Result<Demand, Rejection> {
         if !self.models.matches(&class.product()) {
             return Err(Rejection::Model);
@@ -139,9 +139,9 @@ impl GpuRequest {
 
     /// Whether devices of this kind can serve it at all.
     ///
-    /// An instance that is not shared serves an amount of memory only where hardware must protect it;
-    /// then it is taken whole. A share of a GPU is not a share of an instance unless the operator says
-    /// so. Several instances make no several GPUs: a process sees one of them at most.
+    /// An instance that is not shared serves an amount of memory only with isolation by hardware,
+    /// and as a whole. A share of a GPU is a share of an instance only in a pool that shares them.
+    /// Several instances are not several GPUs: a process sees at most one of them.
     fn is_kind(&self, kind: &ClassKind) -> bool {
         match (kind, &self.amount) {
             (ClassKind::Gpu, amount) => !matches!(amount, Amount::MigInstance(_)),
@@ -161,12 +161,12 @@ impl GpuRequest {
 }
 
 impl Amount {
-    /// What this amount takes of a device of `class`, whatever its kind: whole slots, where the device
-    /// is cut into slots.
+    /// What this amount takes of a device of `class`, whatever its kind: whole slots, where the
+    /// device is cut into slots.
     ///
     /// # Errors
-    /// [`Rejection::TooLarge`] when even an empty device is too small, [`Rejection::NoReplicas`] for a slot
-    /// of a device that is not cut into slots.
+    /// [`Rejection::TooLarge`] if even an empty device is too small, [`Rejection::NoReplicas`] for
+    /// a slot of a device that is not cut into slots.
     pub fn demand_of(&self, class: &DeviceClass) -> Result<Demand, Rejection> {
         let capacity = class.capacity;
         let demand = self.exact_demand_of(class)?;

@@ -1,4 +1,4 @@
-//! Who holds what: placements, and the life of a reservation from bind to the end of its processes.
+//! Placements, and the life of a reservation from bind to the end of its processes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct PodRef {
 }
 
 impl PodRef {
-    /// Its namespace and name; both empty where the text is not of both.
+    /// Its namespace and name; both empty if the text lacks one of them.
     pub fn parts(&self) -> (&str, &str) {
         self.name.split_once('/').unwrap_or_default()
     }
@@ -44,56 +44,56 @@ pub struct PlacedDevice {
     pub demand: Demand,
 }
 
-/// Where a pod is placed: a node, and an amount on each of one or more distinct devices of it.
+/// Node and devices of a pod, with an amount on each of one or more distinct devices.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Placement {
     /// The node.
     pub node: NodeName,
     /// The devices, in the order in which the container sees them; none twice, at least one.
     pub devices: Vec<PlacedDevice>,
-    /// The intended protection.
+    /// The configured isolation.
     pub protection: Protection,
 }
 
 /// How far a reservation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReservationState {
-    /// Bind has chosen; whether the API server accepted is not known yet. Time alone never frees it.
+    /// Bind has chosen. It is unknown if the API server accepted. Time alone never frees it.
     Assumed {
         /// When bind chose.
         since: Timestamp,
     },
     /// The API server says that the pod is bound with this placement.
     Confirmed,
-    /// The pod is terminal or gone; its processes may still hold the device.
+    /// The pod is terminal or gone; its processes may still use the device.
     Draining {
         /// When the end of the pod was seen.
         since: Timestamp,
-        /// Reports received since then, one after the other, that list no process of the pod.
+        /// Successive reports since then that list no process of the pod.
         clean_reports: u32,
-        /// When the last report since then came that lists a process of the pod.
+        /// When the last report came since then that lists a process of the pod.
         shown: Option<Timestamp>,
     },
 }
 
-/// What one pod holds on one node.
+/// What one pod has on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// The pod.
     pub pod: PodRef,
     /// Devices and amounts, as they were written.
     pub placement: Placement,
-    /// Processor time and memory outside the GPU.
+    /// CPU and host memory.
     pub host: HostAmount,
     /// How far it has come.
     pub state: ReservationState,
-    /// What it asked for, where that is known: without it nobody can say where else it could run.
+    /// Its request, if known; without it gpupack cannot say where else the pod could run.
     pub request: Option<Arc<GpuRequest>>,
 }
 
 impl Reservation {
-    /// Whether it may be proposed to move: bound for certain, not about to end, and known well enough
-    /// to find it another place.
+    /// Whether a suggestion may move it: it is bound for certain, is not about to end, and its
+    /// request is known.
     pub fn is_movable(&self) -> bool {
         self.state == ReservationState::Confirmed && self.request.is_some()
     }

@@ -1,4 +1,4 @@
-//! What facts from outside may do to a node's books, and what they may not.
+//! What facts from outside may do to a node's state, and what they may not.
 
 use super::*;
 use crate::hardware::device::{Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName};
@@ -127,7 +127,7 @@ fn amounts_beyond_any_type_overbook_their_device_and_nothing_else() {
     assert_eq!(free(&node), [(1000, 1_000_000), (1000, 1_000_000)]);
 }
 
-/// Reports in which the drained pod `p` of device `A` is looked for, until its room is free.
+/// Reports, until the room of the drained pod `p` on device `A` is free.
 fn reports_to_free(reports: &[Vec<DeviceUse>]) -> Option<usize> {
     let mut node = node();
     node.book(held("p", "A", demand(400, 400_000)));
@@ -193,17 +193,17 @@ fn a_drain_ends_by_time_also_where_no_agent_has_spoken_yet() {
 
 #[test]
 fn memory_outside_the_books_is_taken_off_what_is_free() {
-    // device A, of 1000 MiB, holds pod p with 400 MiB; 10 MiB are tolerated
+    // device A, of 1000 MiB, has pod p with 400 MiB; 10 MiB are tolerated
     for (total, processes, unbooked) in [
         (0, vec![], 0),
         (400, vec![(Some("p"), Some(400))], 0),
         (150, vec![(Some("p"), Some(150))], 0),
         (160, vec![(Some("p"), Some(150))], 0),
         (161, vec![(Some("p"), Some(150))], 11),
-        (700, vec![(Some("p"), Some(700))], 300), // an over-user
+        (700, vec![(Some("p"), Some(700))], 300), // an over-limit pod
         (700, vec![(Some("p"), Some(300)), (Some("p"), Some(400))], 300),
-        (700, vec![(Some("p"), Some(200)), (None, Some(500))], 500), // a stranger
-        (700, vec![(Some("p"), None)], 300), // unknown use counts as all it booked
+        (700, vec![(Some("p"), Some(200)), (None, Some(500))], 500), // untracked memory
+        (700, vec![(Some("p"), None)], 300), // unknown use counts as all that it has
         (700, vec![], 700),
         (5000, vec![(Some("p"), Some(u64::MAX)), (Some("p"), Some(1))], 4600),
     ] {
@@ -222,14 +222,14 @@ fn a_report_without_processes_forgets_no_stranger() {
     let unlisted = |total| DeviceUse { processes: None, ..used("A", total, &[]) };
     let mut node = node();
     node.book(held("p", "A", demand(400, 400_000)));
-    // p uses 10 of its 400 MiB, a stranger 300
+    // p uses 10 of its 400 MiB; 300 MiB are untracked
     let listed = used("A", 310, &[(Some("p"), Some(10)), (None, Some(300))]);
     node.observe(&[listed], Timestamp::START);
     for (total, unbooked) in [(310, 300), (700, 300), (500, 300), (900, 500), (200, 200)] {
         node.observe(&[unlisted(total)], Timestamp::START);
         assert_eq!(node.devices()[0].unbooked().mib(), unbooked, "{total} in use");
     }
-    // one who came after the list does not hide the stranger either
+    // a pod that came after the list does not hide untracked memory either
     node.book(held("q", "A", demand(200, 200_000)));
     node.observe(&[unlisted(310)], Timestamp::START);
     assert_eq!(free(&node)[0], (100, 400_000));
@@ -287,7 +287,7 @@ fn room_of_an_ended_pod_is_not_free_while_reports_list_its_processes() {
     assert_eq!(free(&silent)[0], (600, 1_000_000), "what it used stays taken");
 }
 
-/// What is free of `A` after each of these lists, by a node that tolerates 50 MiB of unknown use.
+/// What is free of `A` after each of these lists, if 50 MiB of unknown use are tolerated.
 fn free_after_lists(node: &mut NodeState, lists: &[(u64, &[&str])]) -> Vec<u64> {
     let list = |(second, pods): &(u64, &[&str])| {
         let processes: Vec<_> = pods.iter().map(|pod| (Some(*pod), Some(9))).collect();
@@ -314,10 +314,10 @@ fn processes_of_pods_that_are_gone_keep_a_device_from_being_given_away_whole() {
     // Until two lists show it no more.
     let lists = [(0, gone), (5, gone), (10, &[]), (15, gone), (20, &[]), (25, &[])];
     assert_eq!(free_after_lists(&mut fresh(), &lists), [991, 991, 999, 991, 999, 1000]);
-    // At most for the time of a drain; a second pod has a time of its own.
+    // At most for the time of a drain. A second pod has a time of its own.
     let lists = [(0, gone), (29, gone), (30, gone), (40, &["gone", "other"]), (70, gone)];
     assert_eq!(free_after_lists(&mut fresh(), &lists), [991, 991, 1000, 982, 1000]);
-    // Processes of pods that are there are no such ones, whether they come to be known before or after.
+    // This is not about processes of pods on the node, known before or after the list.
     let mut node = fresh();
     node.book_host(uid("plain"), HostAmount::ZERO);
     assert_eq!(free_after_lists(&mut node, &[(0, &["plain", "late"])]), [982]);
@@ -328,7 +328,7 @@ fn processes_of_pods_that_are_gone_keep_a_device_from_being_given_away_whole() {
     assert_eq!(free_after_lists(&mut node, &[(0, &["plain"])]), [991]);
     node.book_host(uid("plain"), HostAmount::ZERO);
     assert_eq!(free_after_lists(&mut node, &[(5, &["plain"])]), [1000]);
-    // A hello of the agent forgets them as little as the rest, and there are not too many.
+    // A new session of the agent does not forget them, and their number is bounded.
     let mut node = fresh();
     assert_eq!(free_after_lists(&mut node, &[(0, gone)]), [991]);
     node.replace_inventory(&inventory(&["A", "B"], 1000), &mut DeviceClasses::default());

@@ -1,8 +1,8 @@
-//! What pods are seen to use over time, in a sketch of fixed size each.
+//! What pods use over time, in a sketch of fixed size each.
 //!
-//! A sketch is fed by each list of processes (each five seconds). It holds the highest use, how often the
-//! use was in which sixteenth of what is booked, the mean load, and when the pod's GPUs were last busy. It
-//! starts anew with the process; what somebody else measured before that can be put under it, once.
+//! Each list of processes (every five seconds) adds to a sketch. It has the highest use, how often
+//! use was in each sixteenth of the allocated memory, the mean load, and when the GPUs were busy
+//! last. It starts empty; what another source measured before this process can be added, once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,33 +18,33 @@ use crate::scoring::efficiency::busy_part;
 use crate::usage::isolation::Told;
 use crate::usage::samples::UsageSamples;
 
-/// Steps of the use over what is booked, each a sixteenth; the last one is for what is beyond.
+/// Steps of use relative to what is allocated, each a sixteenth; the last is for more than that.
 const STEPS: usize = 17;
 
-/// Room that is advised beyond the highest use: a tenth of it.
+/// Advised room beyond the highest use: one part in this many.
 const SPARE_PART: u64 = 10;
 
-/// Requests are advised in multiples of this.
+/// Advised requests are multiples of this, in MiB.
 const GRAIN: u64 = 256;
 
-/// Pause between two lists of processes, as agents make them: what a stretch of history weighs is the
-/// lists that were made in it.
+/// Pause between two lists of an agent. It gives the number of lists that a stretch of history
+/// counts as.
 const LIST_EVERY: Duration = Duration::from_secs(5);
 
-/// What one pod was seen to use.
+/// What one pod used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Highest use of memory, over all its devices.
+    /// Highest use of memory, summed over all its devices.
     pub peak: MemMib,
     /// When this process first saw it.
     since: Timestamp,
-    /// When a kernel last ran on one of its GPUs while it had processes there; none: not since then.
+    /// When a kernel last ran on a GPU with processes of it; `None`: not since then.
     last_busy: Option<Timestamp>,
     /// What was known of it when the process started.
     pub(crate) before: Option<Before>,
     steps: [u32; STEPS],
-    /// Sum of the loads of the lists that tell one, in millionths, each times the milliseconds for which it
-    /// stands, and the sum of those. Lists come faster while another pod drains, and must not weigh more then.
+    /// Sum of load in millionths times the milliseconds of its list, and the sum of these, of lists
+    /// with a load. Lists come faster while another pod drains, and must not count more then.
     load: (u64, u64),
     /// When it was last listed.
     listed: Option<Timestamp>,
@@ -53,36 +53,35 @@ pub struct Usage {
 /// What was known of a pod at [`Timestamp::START`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Before {
-    /// For how long it had been watched.
+    /// How long it had been watched.
     watched: Duration,
-    /// For how long none of its GPUs had been busy, without a gap.
+    /// How long none of its GPUs had been busy, without a gap.
     idle: Duration,
 }
 
-/// What a pod uses of all its devices at a moment, or at most in a stretch of time.
+/// What a pod uses of all its devices: at one time, or at most in a stretch of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// Memory.
     pub memory: MemMib,
-    /// Its part of the time in which kernels ran, in GPUs, in the mean of its devices; none where the
-    /// driver does not say it.
+    /// Its part of the time in which kernels ran, in GPUs, as a mean of its devices; `None` where
+    /// the driver cannot say.
     pub load: Option<Share>,
 }
 
 impl Used {
-    /// Whether its GPUs were busy with it. Where the driver does not say, whoever uses memory counts.
+    /// Whether it kept its GPUs busy; if the driver cannot say, whether it uses memory.
     fn is_busy(&self) -> bool {
         self.load.map_or(self.memory > MemMib::ZERO, |load| load > Share::ZERO)
     }
 }
 
-/// What somebody else measured of a pod before this process started.
+/// What another source measured of a pod before this process started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
-    /// How long each stretch is.
+    /// Length of each stretch.
     pub every: Duration,
-    /// The stretches, one after the other; the last one ends when the process started. None: nothing was
-    /// measured in it.
+    /// Successive stretches; the last one ends when the process started. `None`: not measured.
     pub stretches: Vec<Option<Used>>,
 }
 
@@ -92,15 +91,15 @@ impl Usage {
         Self { peak, since, last_busy: None, before: None, steps, load, listed: None }
     }
 
-    /// Takes in what a list shows `now`. Its load stands for the time since the list before, or for the
-    /// usual pause where that is longer ago.
+    /// Adds what a list shows `now`. Its load stands for the time since the previous list, but at
+    /// most for the usual pause.
     fn list(&mut self, used: &Used, booked: MemMib, now: Timestamp) {
         let pause = self.listed.map_or(LIST_EVERY, |at| now.since(at).min(LIST_EVERY));
         self.listed = Some(now);
         self.note(used, booked, (1, pause));
     }
 
-    /// Takes in what so many lists showed in so long a time.
+    /// Adds what `lists` lists showed in `time`.
     fn note(&mut self, used: &Used, booked: MemMib, (lists, time): (u32, Duration)) {
         self.peak = self.peak.max(used.memory);
         let sixteenths = (used.memory.mib().saturating_mul(16)).div_ceil(booked.mib().max(1));
@@ -113,8 +112,8 @@ impl Usage {
         }
     }
 
-    /// Puts what was measured before the process started under what it has seen itself; a second time
-    /// changes nothing. A stretch that nobody measured breaks idleness: nobody knows.
+    /// Adds what was measured before the process started; a second call changes nothing. A stretch
+    /// that was not measured ends idleness, since the pod may have been busy.
     pub(crate) fn recall(&mut self, history: &History, booked: MemMib) {
         let all = &history.stretches;
         let first = all.iter().position(Option::is_some);
@@ -127,13 +126,13 @@ impl Usage {
         let long = |stretches: usize| {
             history.every.saturating_mul(u32::try_from(stretches).unwrap_or(u32::MAX))
         };
-        // It may have begun anywhere in the first one.
+        // It may have begun at any time in the first one.
         let watched = long(all.len() - first - 1);
         self.before = Some(Before { watched, idle: long(idle).min(watched) });
     }
 
-    /// The part of what is booked that was not exceeded in so many percent of the lists, rounded up to a
-    /// sixteenth; a whole and a sixteenth where it was.
+    /// The part of what is allocated that `percent` of the lists did not exceed, rounded up to a
+    /// sixteenth; 17 sixteenths if they used more than all of it.
     pub fn percentile(&self, percent: u64) -> Share {
         let all: u64 = self.steps.iter().map(|count| u64::from(*count)).sum();
         let wanted = (all * percent).div_ceil(100);
@@ -146,7 +145,7 @@ impl Usage {
         Share::from_millionths(sixteenths * 1_000_000 / 16)
     }
 
-    /// For how long it was watched.
+    /// How long it was watched.
     pub fn watched_for(&self, now: Timestamp) -> Duration {
         match self.before {
             Some(before) => now.since(Timestamp::START).saturating_add(before.watched),
@@ -163,14 +162,14 @@ impl Usage {
         }
     }
 
-    /// Memory that would have been enough: the highest use, a tenth more, in whole steps of 256 MiB.
+    /// Memory that would have been enough: the highest use and a tenth more, in steps of 256 MiB.
     pub fn enough(&self) -> MemMib {
         let wanted = self.peak.mib().saturating_add(self.peak.mib() / SPARE_PART);
         MemMib::new(wanted.div_ceil(GRAIN).max(1).saturating_mul(GRAIN))
     }
 
-    /// Its part of the time in which kernels ran on its devices, in GPUs, in the mean of the time for which
-    /// lists tell it; none where none does.
+    /// Its mean part of the time in which kernels ran on its devices, in GPUs; `None` if no list
+    /// shows a load.
     pub fn mean_load(&self) -> Option<Share> {
         let (sum, millis) = self.load;
         (millis > 0).then(|| Share::from_millionths(sum / millis))
@@ -182,7 +181,7 @@ impl Usage {
 pub struct Usages(pub(crate) LiteMap<PodUid, Usage>);
 
 impl Usages {
-    /// What a pod was seen to use; none before its first list.
+    /// What a pod was seen to use; `None` before its first list.
     pub fn of(&self, uid: &PodUid) -> Option<&Usage> {
         self.0.get(uid)
     }
@@ -192,13 +191,13 @@ impl Usages {
         self.0.len()
     }
 
-    /// Forgets pods that the books do not hold.
+    /// Forgets pods without a reservation.
     pub(crate) fn prune(&mut self, books: &NodeState) {
         self.0.retain(|uid, _| books.reservation(uid).is_some());
     }
 
-    /// Takes in the lists of a report, after the sightings did. A pod whose use the driver cannot say, or of
-    /// which a device was not listed, is left as it was.
+    /// Adds the lists of a report; the usage samples must have it already. Skips a pod whose use
+    /// the driver cannot say, or of which a device was not listed.
     pub(crate) fn take(
         &mut self,
         books: &NodeState,
@@ -243,9 +242,9 @@ struct OnDevice {
 }
 
 impl OnDevice {
-    /// None where the device was not listed, or the driver cannot say what the pod uses. Where it does not
-    /// say whose kernels run either, the time in which any ran is divided by what pods hold, and a process
-    /// that exists counts as busy with it.
+    /// `None` if the device was not listed, or the driver cannot say what the pod uses. If it
+    /// cannot say whose kernels run either, the busy time is divided by what pods have, and a pod
+    /// with a process counts as busy.
     fn of(
         (uid, own_busy_percent): (&PodUid, Option<u8>),
         part: &PlacedDevice,
@@ -256,7 +255,7 @@ impl OnDevice {
         let list = seen.processes.as_ref()?;
         let is_here = |uid: &PodUid| list.iter().any(|process| process.pod.as_ref() == Some(uid));
         if !is_here(uid) {
-            // Where the driver never says it, having no process says nothing about the load either.
+            // If the driver never reports load, a pod without a process has no known load either.
             let load = seen.busy_percent.map(|_| Share::ZERO);
             return Some(Self { memory: MemMib::ZERO, load, is_busy: false });
         }
@@ -275,7 +274,7 @@ impl OnDevice {
     }
 }
 
-/// Memory that a pod holds on all its devices.
+/// Memory allocated to a pod on all its devices.
 pub(crate) fn booked(held: &Reservation) -> MemMib {
     let parts = held.placement.devices.iter();
     parts.fold(MemMib::ZERO, |sum, part| sum.checked_add(part.demand.memory).unwrap_or(sum))

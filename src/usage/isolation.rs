@@ -1,8 +1,8 @@
-//! What holds tenants to their memory: what is intended, beside what was verified on the node.
+//! What limits the memory of tenants: what is configured, and what was verified on the node.
 //!
-//! Verified is only what was read back, or what the hardware is: a limit that the driver confirms, the limits
-//! of clients of MPS whose daemon serves them, a MIG instance. Clients of MPS must co-operate: a program that
-//! does not want to be held is not, so such limits never count as isolation by hardware.
+//! Verified is only what was read back, or what the hardware is: a limit that the driver confirms,
+//! limits of clients of a serving MPS daemon, a MIG instance. Clients of MPS must cooperate: a
+//! program can evade its limit, so such limits never count as isolation by hardware.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,32 +18,32 @@ use crate::model::isolation::{DriverLimits, Mode};
 use crate::model::node_state::NodeState;
 use crate::model::reservation::ReservationState;
 
-/// How long processes of a pod may run before their intended protection must have been verified. Two
-/// regular lists of processes fall into it.
+/// How long processes of a pod may run before their configured isolation must be verified. Two
+/// regular lists of processes come in this time.
 pub const VERIFIED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What an agent tells of a pod with processes on a device.
+/// What an agent reports of a pod with processes on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Told {
-    /// What the driver holds all its processes to, read back.
+    /// The driver's limit for all its processes, read back.
     pub limit: Option<MemMib>,
-    /// Whether a process of it is known to have no limit.
+    /// Whether one of its processes certainly has no limit.
     pub is_unlimited: bool,
-    /// Whether a process of it is a client of MPS.
+    /// Whether one of its processes is a client of MPS.
     pub is_mps_client: bool,
-    /// What MPS holds all its processes to together, where each is a client of a daemon that serves.
+    /// The MPS limit of all its processes together, if each is a client of a serving daemon.
     pub mps_limit: Option<MemMib>,
-    /// Percent of the time since the last list in which its kernels ran; none where the driver does not say
-    /// whose kernels run.
+    /// Percent of the time since the last list in which its kernels ran; `None` where the driver
+    /// cannot say whose kernels run.
     pub busy_percent: Option<u8>,
 }
 
-/// The protection of one tenant of one device.
+/// The isolation of one tenant of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protection {
-    /// What is meant to hold it.
+    /// The configured mode.
     pub intended: Mode,
-    /// What is known to hold it.
+    /// The verified mode.
     pub verified: Mode,
 }
 
@@ -57,14 +57,14 @@ pub struct IsolationTable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) told: Told,
-    /// Since when its intended protection could have been verified and was not.
+    /// Since when its configured isolation could have been verified and was not.
     unverified: Option<Timestamp>,
-    /// Whether that was told.
+    /// Whether this was reported.
     pub(crate) is_told: bool,
 }
 
 impl IsolationTable {
-    /// The protection of a pod that holds so much of a device.
+    /// The isolation of a pod that has `held` of a device.
     pub fn of(
         &self,
         books: &DeviceState,
@@ -81,12 +81,12 @@ impl IsolationTable {
         self.devices.values().map(LiteMap::len).sum()
     }
 
-    /// Forgets devices that the books do not have.
+    /// Forgets devices that the node no longer has.
     pub(crate) fn prune(&mut self, books: &NodeState) {
         self.devices.retain(|id, _| books.devices().iter().any(|it| it.device().id == *id));
     }
 
-    /// Takes in what the driver tells, for each device whose processes were listed.
+    /// Applies what the driver reports, for each device whose processes were listed.
     pub(crate) fn take(
         &mut self,
         books: &NodeState,
@@ -145,8 +145,8 @@ impl IsolationTable {
     }
 }
 
-/// What protects a tenant that holds `held` of a device, by what the driver `told` of it. A tenant that
-/// has only a part of a MIG instance has neighbours like one that has a part of a GPU.
+/// The isolation of a tenant with `held` of a device, from what the driver reports of it. A tenant
+/// with a part of a MIG instance has neighbors, like one with a part of a GPU.
 pub(crate) fn protection(
     books: &DeviceState,
     held: Demand,
@@ -180,7 +180,7 @@ pub(crate) fn protection(
     Protection { intended, verified }
 }
 
-/// How many tenants each mode is meant to protect, and is known to.
+/// How many tenants have each mode configured, and how many have it verified.
 pub type TenantsByMode = BTreeMap<Mode, (u64, u64)>;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! What agents say of their nodes beside the books: the driver, where devices sit, what ails them.
+//! What agents report of their nodes beside their state: driver, where devices are, faults.
 //!
-//! For people to read. No device is given or refused because of it: whether a device may take tenants
-//! is its [`Health`](crate::hardware::device::Health), and which of several are near each other its
-//! [`Topology`](crate::hardware::topology::Topology); both are in the books.
+//! For people to read. It decides nothing about placement: whether a device may take tenants is its
+//! [`Health`](crate::hardware::device::Health), and which devices are near each other is its
+//! [`Topology`](crate::hardware::topology::Topology). The node's state has both.
 
 use std::collections::BTreeMap;
 
@@ -26,51 +26,51 @@ pub struct Driver {
     pub cuda: Option<String>,
 }
 
-/// What ails a device, or did, and how its daemon of MPS is.
+/// What is or was wrong with a device, and the state of its MPS daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
     /// Why it takes no new tenants, as the agent names it.
     pub ailment: Option<&'static str>,
-    /// Number of the newest Xid since the agent's start, an application's fault or its own.
+    /// Newest Xid since the agent's start, a fault of an application or of the device.
     pub last_xid: Option<u64>,
-    /// How its control daemon of MPS is, as the agent names it; none where nobody looks after one.
+    /// State of its MPS control daemon, as the agent names it; `None` if the agent watches none.
     pub mps: Option<&'static str>,
 }
 
 impl Condition {
-    /// Whether its daemon of MPS takes no clients, so that they run unlimited or not at all.
+    /// Whether its MPS daemon takes no clients, so that they run unlimited or not at all.
     pub fn is_mps_away(&self) -> bool {
         matches!(self.mps, Some("absent" | "faulted"))
     }
 }
 
-/// What an agent says of its node beside the books.
+/// What an agent reports of its node beside its state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeDetails {
     /// The driver.
     pub driver: Option<Driver>,
-    /// Devices of which anything is known, by UUID.
+    /// Details by UUID, of devices with any.
     pub devices: BTreeMap<DeviceId, DeviceDetails>,
-    /// Devices of which anything is to be told, by UUID.
+    /// Conditions by UUID, of devices with any.
     pub conditions: BTreeMap<DeviceId, Condition>,
     /// What pods were seen to use.
     pub sightings: UsageSamples,
     /// What the driver confirms of tenants.
     pub protections: IsolationTable,
-    /// What pods were seen to use over time.
+    /// What pods used over time.
     pub usages: Usages,
-    /// The version of the books by which pods and devices were forgotten last.
+    /// The version of the node at which pods and devices were last forgotten.
     pruned_at: u64,
 }
 
-/// The part of a report that belongs to it.
+/// The part of a report with these details.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DetailsReport {
     /// Driver and devices, when the report carries the inventory.
     pub inventory: Option<(Option<Driver>, BTreeMap<DeviceId, DeviceDetails>)>,
-    /// Conditions of this moment.
+    /// Conditions at the time of the report.
     pub conditions: BTreeMap<DeviceId, Condition>,
-    /// What the driver tells of pods, for each device whose processes were listed.
+    /// What the driver reports of pods, for each device whose processes were listed.
     pub tenants: BTreeMap<DeviceId, BTreeMap<PodUid, Told>>,
 }
 
@@ -80,8 +80,8 @@ impl NodeDetails {
         self.usages.count() + self.sightings.count() + self.protections.count()
     }
 
-    /// Takes in a report, after the books have. Lists of processes come with every fifth or so; without
-    /// one, only what the books no longer hold is forgotten, and that only when they have changed.
+    /// Applies a report, after the node's state did. About each fifth has a list of processes.
+    /// Without one, this only forgets what the node no longer has, and only after a change.
     pub(crate) fn take(
         &mut self,
         (version, books): (u64, &NodeState),
@@ -109,11 +109,11 @@ impl NodeDetails {
     }
 }
 
-/// What is known now of the protection that a pool promises, of the devices where that is news.
+/// Of each device with news: whether the isolation that its pool configures is in force.
 ///
-/// It is missing where the driver has no limits at all or the daemon of MPS takes no clients, and where a
-/// tenant that should be held is known to be held by nothing, or to more than its share, for longer than
-/// [`VERIFIED_WITHIN`]. What cannot be read proves nothing.
+/// It is missing where the driver has no limits or the MPS daemon takes no clients. It is also
+/// missing if a tenant that should be limited certainly has no limit, or one above its share, for
+/// longer than [`VERIFIED_WITHIN`]. What cannot be read proves nothing.
 pub(crate) fn evidence(books: &NodeState, details: &NodeDetails) -> Vec<(DeviceId, Verification)> {
     let of = |device: &DeviceState| {
         let id = &device.device().id;

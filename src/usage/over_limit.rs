@@ -1,8 +1,8 @@
-//! Which over-user to evict next, where the operator wants that: a decision, and nothing else.
+//! Which over-limit pod to evict next, if the operator wants that: a decision, and nothing else.
 //!
-//! The worst first, one at a time on each device, only after several lists of processes in a row that
-//! show it above what it may use. Whoever is within its share is never chosen, nor is a pod that holds
-//! nothing: gpupack does not know whose it is.
+//! The worst first, one at a time on each device, and only after several successive lists of
+//! processes show it above what it may use. A pod within its share is never chosen, nor is one
+//! without a reservation: gpupack does not know who owns it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,25 +13,25 @@ use crate::hardware::units::Timestamp;
 use crate::model::reservation::ReservationState;
 use crate::usage::samples::OverLimitPod;
 
-/// Pause after the first refusal; it doubles with each further one. Disruption budgets change when
+/// Pause after the first refusal; each further one doubles it. Disruption budgets change when
 /// replacements become ready, which takes some seconds at least.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
 
-/// What the API server said to an eviction.
+/// What the API server answered to an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The pod is being ended, or is gone already.
+    /// The pod is ending, or is gone already.
     Ending,
     /// Not now: a disruption budget, or a fault.
     Refused,
-    /// Not known.
+    /// Unknown.
     Open,
 }
 
-/// Evictions that were asked for, of pods that are still booked.
+/// Requested evictions, of pods that still have a reservation.
 #[derive(Debug, Default)]
 pub struct Evictions {
     asked: BTreeMap<PodUid, Asked>,
@@ -40,11 +40,11 @@ pub struct Evictions {
 /// One of them.
 #[derive(Debug)]
 struct Asked {
-    /// The devices that the pod holds, and the one that it uses too much of.
+    /// The devices that the pod has, and the one of which it uses too much.
     devices: BTreeSet<DeviceId>,
-    /// What came of it; none while it is under way.
+    /// The answer; `None` while the request runs.
     answer: Option<Answer>,
-    /// When it may be asked for again.
+    /// When it may be requested again.
     again: Timestamp,
     /// How often it was refused.
     refusals: u32,
@@ -56,18 +56,18 @@ impl Asked {
         self.answer != Some(Answer::Refused)
     }
 
-    /// Whether asking again makes sense `now`.
+    /// Whether another request makes sense `now`.
     fn is_due(&self, now: Timestamp) -> bool {
         matches!(self.answer, Some(Answer::Refused | Answer::Open)) && now >= self.again
     }
 }
 
 impl Evictions {
-    /// The over-users to evict `now`: at most one per device, the worst first. They count as asked for
-    /// until [`Evictions::settle`] says what came of it.
+    /// The over-limit pods to evict `now`: at most one per device, the worst first. They count as
+    /// requested until [`Evictions::settle`] has the answer.
     ///
-    /// `is_booked` tells whether a pod still holds anything. A pod that a disruption budget holds does
-    /// not shield the next one, which uses too much as well.
+    /// `is_booked` says whether a pod still has a reservation. A pod that a disruption budget keeps
+    /// does not shield the next over-limit pod.
     pub fn choose(
         &mut self,
         mut over: Vec<OverLimitPod>,
@@ -103,7 +103,7 @@ impl Evictions {
         chosen
     }
 
-    /// Notes what came of an eviction.
+    /// Notes the answer to an eviction.
     pub fn settle(&mut self, uid: &PodUid, answer: Answer, now: Timestamp) {
         let Some(asked) = self.asked.get_mut(uid) else { return };
         asked.answer = Some(answer);
@@ -127,7 +127,7 @@ mod tests {
     use crate::model::reservation::Reservation;
     use crate::usage::samples::Use;
 
-    /// `p` on `A` with so much more than its 500 MiB, in so many lists.
+    /// `p` on `A` with `excess` MiB above its 500 MiB, in `lists_over` lists.
     fn over(pod: &str, device: &str, excess: u64, lists_over: u32) -> OverLimitPod {
         let fact = bound(pod, "n", device, 500_000);
         OverLimitPod {

@@ -1,8 +1,8 @@
-//! What pods were seen to use of each device, beside what they hold of it: over-users, and foreign use.
+//! What pods use of each device beside what they have of it: over-limit pods, untracked memory.
 //!
-//! Lists of processes are the only source: each list of a device is one sighting of everybody on it.
-//! Nothing here frees or takes room; the books take what is used outside of them off what may be placed
-//! by themselves. What the driver cannot say of a process makes nobody an over-user.
+//! Lists of processes are the only source: each list of a device is one sample of all pods on it.
+//! Nothing here frees or takes room; the state of a device subtracts such use from its free memory.
+//! A process of unknown use makes no pod an over-limit pod.
 
 use std::time::Duration;
 
@@ -27,12 +27,12 @@ pub struct UsageSamples {
 /// What the last list of processes of a device shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OnDevice {
-    /// Pods that hold anything on the node, as far as the driver can say what they use.
+    /// Pods with a reservation on the node, as far as the driver can say what they use.
     pub pods: LiteMap<PodUid, Use>,
-    /// Used by processes of no pod that holds anything on the node.
+    /// Memory used by processes without a reservation on the node.
     pub foreign: MemMib,
-    /// Whether the limit of each pod that holds some of the device counts, be it in the list or not: a list
-    /// that leaves a pod out, or does not know what it uses, takes no grace from it.
+    /// Whether the limit of each tenant counts, listed or not: a list that leaves a pod out, or
+    /// does not know what it uses, takes no grace from it.
     limit_states: LiteMap<PodUid, LimitState>,
 }
 
@@ -41,9 +41,9 @@ pub struct OnDevice {
 pub struct Use {
     /// Memory of all its processes.
     pub used: MemMib,
-    /// What it may use: what it holds, or its limit where that is more and counts now.
+    /// What it may use: what it has, or its limit if that is more and counts now.
     pub allowed: MemMib,
-    /// Lists, one after the other up to the last, that show more than that and the tolerance.
+    /// Successive lists up to the last that show more than that and the tolerance.
     pub lists_over: u32,
 }
 
@@ -55,12 +55,12 @@ enum LimitState {
     Shared,
     /// It is alone.
     Alone,
-    /// Others came; until then it may go down to what it holds.
+    /// Others came; until then it may go down to what it has.
     Until(Timestamp),
 }
 
 impl LimitState {
-    /// What follows on `self` at the next list.
+    /// The state at the next list.
     fn next(self, is_alone: bool, now: Timestamp, grace: Duration) -> Self {
         match self {
             _ if is_alone => Self::Alone,
@@ -95,25 +95,25 @@ pub struct OverLimitPod {
     pub device: DeviceId,
     /// What it uses there.
     pub seen: Use,
-    /// What it holds.
+    /// What it has.
     pub held: Reservation,
-    /// Whether the node's agent reports in time, so that this is news.
+    /// Whether the node's agent reports in time, so that this is up to date.
     pub is_current: bool,
 }
 
-/// What is used outside of the books, in the whole cluster.
+/// What is used beyond what is allocated, in the whole cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outside {
     /// Pods that use more of a device than they may.
     pub over_users: u64,
-    /// What they use beyond it.
+    /// What they use beyond that.
     pub excess: MemMib,
-    /// Used by processes of no pod that holds anything on the node.
+    /// Memory used by processes without a reservation on their node.
     pub foreign: MemMib,
 }
 
 impl UsageSamples {
-    /// What the last list of a device shows; none before the first.
+    /// What the last list of a device shows; `None` before the first.
     pub fn on(&self, device: &DeviceId) -> Option<&OnDevice> {
         self.devices.get(device)
     }
@@ -128,7 +128,7 @@ impl UsageSamples {
         self.devices.values().map(|on| on.pods.len().max(on.limit_states.len())).sum()
     }
 
-    /// Forgets devices and pods that the books do not have.
+    /// Forgets devices and pods that the node does not have.
     pub(crate) fn prune(&mut self, books: &NodeState) {
         let has = |id: &DeviceId| books.devices().iter().any(|known| known.device().id == *id);
         self.devices.retain(|id, _| has(id));
@@ -138,7 +138,7 @@ impl UsageSamples {
         }
     }
 
-    /// Takes in the lists of a report. Use within the tolerance of what is allowed is nobody's fault.
+    /// Applies the lists of a report. Use within the tolerance of what is allowed is ignored.
     pub(crate) fn take(
         &mut self,
         books: &NodeState,
@@ -147,7 +147,7 @@ impl UsageSamples {
         now: Timestamp,
     ) -> Vec<LedgerEvent> {
         let tolerance = rules.tolerance;
-        // What is kept shares the texts of the books: those of a report are of no use beyond it.
+        // Kept ids share the texts of the node's state, so that the report can be freed.
         let device = |id: &DeviceId| {
             let mut devices = books.devices().iter().map(|known| &known.device().id);
             devices.find(|known| *known == id).cloned()
@@ -206,7 +206,7 @@ impl UsageSamples {
         effects
     }
 
-    /// The over-users among the pods that `books` still hold, by device and UID.
+    /// The over-limit pods with a reservation on the node, by device and UID.
     pub(crate) fn over_users(&self, books: &NodeState) -> Vec<OverLimitPod> {
         let mut all = Vec::new();
         for (device, on) in &self.devices {
@@ -232,15 +232,15 @@ impl OverLimitPod {
     }
 }
 
-/// More than any device has: what use comes to that leaves the range of the type.
+/// More than any device has: stands for a sum of use that overflows its type.
 pub(crate) const BEYOND: MemMib = MemMib::new(u64::MAX);
 
-/// Whether a pod has ended, so that nobody need be told what it uses.
+/// Whether a pod has ended, so that its use is not reported.
 fn is_ending(held: &Reservation) -> bool {
     matches!(held.state, ReservationState::Draining { .. })
 }
 
-/// Whether the limits of all tenants of a device count at this list, from what was so `before` it.
+/// Whether the limits of all tenants of a device count at this list, from the list `before`.
 fn limit_states(
     books: &NodeState,
     device: &DeviceId,
@@ -251,15 +251,15 @@ fn limit_states(
     let Some(tenants) = on_it.map(DeviceState::tenants) else { return LiteMap::new() };
     let is_alone = tenants.len() == 1;
     let state = |uid: &PodUid| match before {
-        // Who was there before the first list may have been alone until now.
+        // A tenant from before the first list may have been alone until now.
         None => LimitState::Alone,
         Some(before) => before.limit_states.get(uid).copied().unwrap_or_default(),
     };
     tenants.keys().map(|uid| (uid.clone(), state(uid).next(is_alone, now, grace))).collect()
 }
 
-/// What a pod may use of a device: what it holds there, or the limit it asked for where that is more, but by
-/// that no more than the share `most` of it. Of a device on which it holds nothing it may use nothing.
+/// What a pod may use of a device: what it has there, or its limit if that is more, but of the
+/// limit at most the share `most` of the device. Without a part of the device, nothing.
 fn allowed(books: &NodeState, held: &Reservation, device: &DeviceId, most: Share) -> MemMib {
     let on_it = books.devices().iter().find(|known| known.device().id == *device);
     let (Some(books), Some(booked)) =

@@ -10,7 +10,7 @@ fn note(ledger: &Ledger, seen: &[DeviceUse], at: u64) {
     note_told(ledger, seen, BTreeMap::new(), at);
 }
 
-/// With what the driver tells of the pods on A.
+/// Includes what the driver reports of the pods on A.
 fn note_told(ledger: &Ledger, seen: &[DeviceUse], told: BTreeMap<PodUid, Told>, at: u64) {
     let rules = Rules {
         tolerance: MemMib::ZERO,
@@ -32,7 +32,7 @@ fn list(ledger: &Ledger, mib: Option<u64>, busy_percent: Option<u8>, at: u64) {
     note(ledger, &seen, at);
 }
 
-/// The ledger with one GPU of 1000 MiB, half of it held by `p`.
+/// The ledger with one GPU of 1000 MiB; `p` has half of it.
 fn tenanted() -> Ledger {
     let ledger = ledger("A");
     ledger.see_pod(&bound("p", "n", "A", 500_000), Timestamp::START);
@@ -66,7 +66,7 @@ fn a_pod_is_idle_when_its_gpus_have_not_been_busy_for_long() {
     for (mib, busy, is_idle) in [
         (Some(400), Some(0), true),
         (Some(400), Some(1), false),
-        (Some(400), None, false), // MIG does not say
+        (Some(400), None, false), // MIG reports no load
         (None, Some(99), true),   // others are busy there
     ] {
         let ledger = tenanted();
@@ -86,7 +86,7 @@ fn on_a_shared_gpu_idle_is_who_runs_no_kernels_where_the_driver_says_whose_they_
         (Some(0), true, Some(0)), // its process exists, and others run there
         (Some(1), false, Some(10_000)),
         (Some(100), false, Some(1_000_000)),
-        (None, false, Some(600_000)), // an older agent
+        (None, false, Some(600_000)), // an agent of an older release
     ] {
         let ledger = shared();
         let mut seen = uses("A", &["p", "q"]);
@@ -123,7 +123,7 @@ fn what_the_driver_cannot_say_and_what_is_over_are_forgotten() {
     assert!(ledger.details("n").usages.of(&uid("p")).is_none());
 }
 
-/// A ledger of two pods on one GPU: `p` holds half of it, `q` a quarter.
+/// A ledger of two pods on one GPU: `p` has half of it, `q` a quarter.
 fn shared() -> Ledger {
     let ledger = tenanted();
     ledger.see_pod(&bound("q", "n", "A", 250_000), Timestamp::START);
@@ -138,7 +138,7 @@ fn load_is_divided_among_those_with_processes_by_what_they_hold() {
         (&["p", "q", "stranger"], Some(60), Some(400_000)),
         (&["q"], Some(60), Some(0)),
         (&["p", "q"], None, None),
-        (&["q"], None, None), // MIG says nothing of anybody
+        (&["q"], None, None), // MIG reports no load of any pod
     ] {
         let ledger = shared();
         let mut seen = uses("A", present);
@@ -209,8 +209,8 @@ fn what_nobody_measured_is_not_idle() {
         (vec![idle; 4], 900, 900),
         (vec![None, idle, None, idle, idle], 900, 600),
         (vec![idle, idle, None], 600, 0),
-        (vec![idle, used(9, None)], 300, 0), // MIG does not say
-        (vec![used(9, Some(1)), used(0, None)], 300, 300), // no process, so nothing to say
+        (vec![idle, used(9, None)], 300, 0), // MIG reports no load
+        (vec![used(9, Some(1)), used(0, None)], 300, 300), // no process, so no load
         (vec![idle], 0, 0),
     ] {
         let ledger = tenanted();

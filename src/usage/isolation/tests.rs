@@ -6,7 +6,7 @@ use crate::ledger::nodes::state::Ledger;
 use crate::model::isolation::Rules;
 use crate::usage::node_details::{Condition, DetailsReport, Driver};
 
-/// The node with one GPU of 1000 MiB: `p` holds half of it, and more of it may be told.
+/// The node with one GPU of 1000 MiB: `p` has half of it, and reports may say more of it.
 fn tenanted(share: u64) -> Ledger {
     let ledger = ledger("A");
     ledger.see_pod(&bound("p", "n", "A", share), Timestamp::START);
@@ -29,12 +29,12 @@ fn note(
     ledger.note(node, (uses, report), rules, seconds(at))
 }
 
-/// A report that leaves what ails devices as it is.
+/// A report that keeps the conditions of the devices.
 fn known(ledger: &Ledger) -> DetailsReport {
     DetailsReport { conditions: ledger.details("n").conditions, ..DetailsReport::default() }
 }
 
-/// A list with a process of `p`, of which this is told. Gives whether the lack is an effect now.
+/// A list with a process of `p`, reported so. Returns if an event says what is missing.
 fn list(ledger: &Ledger, told: Option<Told>, limits: DriverLimits, at: u64) -> bool {
     let told = told.map(|told| (uid("p"), told)).into_iter().collect();
     let told = BTreeMap::from([(DeviceId::new("A").unwrap(), told)]);
@@ -46,7 +46,7 @@ fn list(ledger: &Ledger, told: Option<Told>, limits: DriverLimits, at: u64) -> b
     effects.iter().any(is_news)
 }
 
-/// `intended verified` of the pod.
+/// Configured and verified mode of the pod.
 fn modes(ledger: &Ledger, limits: DriverLimits) -> String {
     let books = node(ledger, "n");
     let device = &books.devices()[0];
@@ -61,7 +61,7 @@ fn limit(mib: u64) -> Option<Told> {
     Some(Told { limit: Some(MemMib::new(mib)), ..Told::default() })
 }
 
-/// A client of MPS, whose processes are held to so much.
+/// A client of MPS, whose processes have this limit.
 fn client(mib: Option<u64>) -> Option<Told> {
     let mps_limit = mib.map(MemMib::new);
     Some(Told { is_mps_client: true, mps_limit, ..Told::default() })
@@ -171,7 +171,7 @@ fn what_a_pool_promises_is_held_against_what_was_found() {
         (client(Some(500)), "serving", 200, "verified"),
         (client(None), "serving", 201, "intended"), // its environment cannot be read
         (client(None), "serving", 219, "intended"),
-        (None, "serving", 220, "missing"), // no client, and told of
+        (None, "serving", 220, "missing"), // no client, and reported
         (client(Some(500)), "absent", 221, "missing"),
         (client(Some(500)), "idle", 222, "verified"),
     ] {
@@ -182,7 +182,7 @@ fn what_a_pool_promises_is_held_against_what_was_found() {
         list(&ledger, told, limits, at);
         assert_eq!(evidence(), expected, "{told:?} {daemon} at {at}");
     }
-    // The pool's word goes before what the webhook does elsewhere.
+    // The rule of the pool precedes what the webhook does elsewhere.
     for at in [230, 250] {
         assert!(!list(&ledger, client(Some(500)), DriverLimits::Intended, at));
         assert_eq!(evidence(), "verified", "at {at}");

@@ -32,7 +32,7 @@ fn list(device: &str, processes: &str) -> Vec<DeviceUse> {
     uses
 }
 
-/// The ledger with two GPUs of 1000 MiB; `p` holds half of A, `q` a fifth of A, `r` half of B.
+/// The ledger with two GPUs of 1000 MiB; `p` has half of A, `q` a fifth of A, `r` half of B.
 fn tenanted() -> Ledger {
     let ledger = ledger("A B");
     for (name, device, share) in [("p", "A", 500_000), ("q", "A", 200_000), ("r", "B", 500_000)] {
@@ -105,7 +105,7 @@ fn a_limit_may_be_used_alone_and_not_more() {
         (Limit::Fraction(Share::from_millionths(800_000)), 800),
         (Limit::Memory(MemMib::new(700)), 700),
         (Limit::Memory(MemMib::new(1)), 500),
-        (Limit::Fraction(Share::WHOLE), 900), // the operator's most
+        (Limit::Fraction(Share::WHOLE), 900), // the highest that the operator allows
         (Limit::Memory(MemMib::new(5_000)), 900),
     ] {
         let ledger = ledger("A B");

@@ -20,7 +20,7 @@ use crate::model::request::{Amount, GpuRequest};
 use crate::model::reservation::{PlacedDevice, Placement, PodRef};
 use crate::scoring::strategy::Strategy;
 
-/// Claims last 5 s, nodes are silent after 10 s, drains end after 30 s.
+/// Holds last 5 s, nodes are silent after 10 s, drains end after 30 s.
 pub(crate) fn settings() -> Settings {
     Settings {
         claim_for: Duration::from_secs(5),
@@ -88,7 +88,7 @@ pub(crate) fn report(agent: &str, session: u64, sequence: u64, names: &str) -> N
     NodeReport { session: Some(session), inventory: None, ..hello(agent, sequence, names) }
 }
 
-/// A ledger of one node `n` with the devices of `names`; its agent `x` speaks in session 7.
+/// A ledger of one node `n` with the devices of `names`; its agent `x` reports in session 7.
 pub(crate) fn ledger(names: &str) -> Ledger {
     let ledger = Ledger::new(settings());
     see_node(&ledger, "n");
@@ -105,7 +105,7 @@ pub(crate) fn say(ledger: &Ledger, report: &NodeReport) -> Result<Receipt, Repor
     ledger.report("n", report, Timestamp::START)
 }
 
-/// A question for a share of one GPU, in millionths.
+/// A request for a share of one GPU, in millionths.
 pub(crate) fn asks(millionths: u64) -> PlacementRequest {
     PlacementRequest {
         gpu: Some(GpuRequest::one(Amount::Fraction(Share::from_millionths(millionths)))),
@@ -140,7 +140,7 @@ pub(crate) fn node(ledger: &Ledger, name: &str) -> NodeState {
     ledger.node(name).expect("the node is known")
 }
 
-/// Free share of each device of node `n` in thousandths, claims counted as taken.
+/// Free share of each device of node `n` in thousandths; holds count as taken.
 pub(crate) fn free(ledger: &Ledger) -> Vec<u64> {
     let node = node(ledger, "n");
     node.devices().iter().map(|device| device.free().share.millionths() / 1000).collect()

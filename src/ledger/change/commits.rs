@@ -20,10 +20,10 @@ use crate::waste::compiled_mix::CompiledMix;
 /// Why a reservation was not made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReserveError {
-    /// It does not fit on today's books.
+    /// It does not fit on the current state.
     #[error("{}", .0.reason())]
     Rejection(Rejection),
-    /// The pod already holds a reservation on another node.
+    /// The pod already has a reservation on another node.
     #[error("pod is being bound to node `{node}`")]
     HeldElsewhere {
         /// That node.
@@ -35,14 +35,14 @@ pub enum ReserveError {
 }
 
 impl Ledger {
-    /// Reserves room for a pod on a node, with the fit function that answered its question, on the
-    /// books of this moment. A repeated call for the same pod and node gives the same placement.
+    /// Reserves room for a pod on a node, with the same fit function as *filter*, on the current
+    /// state. A repeated call for the same pod and node gives the same placement.
     ///
-    /// Its own claim is taken where it still fits the books; else a place beside all claims; else
-    /// any place that the books allow.
+    /// Takes the pod's own hold if it still fits; else a placement beside all holds; else any
+    /// placement that fits if holds are ignored.
     ///
     /// # Errors
-    /// [`ReserveError`]; the books are as they were.
+    /// [`ReserveError`]; the state is unchanged.
     pub fn reserve(
         &self,
         pod: &PodRef,
@@ -69,7 +69,7 @@ impl Ledger {
                     Err(ReserveError::Ended)
                 }
                 Some(held) => Ok(held.placement.clone()),
-                None => Err(ReserveError::Ended), // bound as a pod without a place of ours
+                None => Err(ReserveError::Ended), // bound as a pod without a placement of gpupack
             },
             Entry::Vacant(free) => {
                 let placement = slot
@@ -90,8 +90,8 @@ impl Ledger {
         }
     }
 
-    /// Gives a pod that holds a reservation another placement, before it is written: what the watch shows
-    /// then is no edit by somebody else. Whoever calls this has found that it fits.
+    /// Gives a pod with a reservation another placement, before it is written, so that the watch
+    /// does not take it for an edit. The caller has checked that it fits.
     pub fn replace_placement(&self, uid: &PodUid, to: Placement) -> Vec<LedgerEvent> {
         let _stays = self.stay();
         let (Entry::Occupied(mut held_at), Some(at)) =
@@ -103,7 +103,7 @@ impl Ledger {
         let Some(held) = self.slot(from).read().reservation(uid).cloned() else {
             return Vec::new();
         };
-        // Held on both nodes for a moment, so that nobody gets in between.
+        // Reserved on both nodes meanwhile, so that no other pod gets in between.
         let next = Reservation { placement: to, ..held };
         let mut effects = self.change_slot(at, |books| books.book(next));
         if from != at {
@@ -140,14 +140,14 @@ impl Ledger {
         assumed
     }
 
-    /// The node on which room is held for a pod that is being bound and asked for just this.
+    /// The node of a pod that is being bound with exactly this request.
     pub fn assumed_on(&self, uid: &PodUid, question: &PlacementRequest) -> Option<NodeName> {
         let held = self.reservation(uid).filter(|held| is_assumed(Some(held)))?;
         (held.request.as_deref() == question.gpu.as_ref()).then_some(held.placement.node)
     }
 }
 
-/// Books a place for the pod. Its claim ends only when there is one.
+/// Reserves room for the pod. Its hold ends only if there is a placement.
 fn assume(
     books: &mut NodeState,
     pod: &PodRef,
@@ -173,7 +173,7 @@ fn assume(
     Ok(placement)
 }
 
-/// A place for the pod: its claim, a place beside all claims, or any place the books allow.
+/// A placement for the pod: its hold, one beside all holds, or any one if holds are ignored.
 fn place(
     books: &NodeState,
     ask: &CompiledRequest,

@@ -1,4 +1,4 @@
-//! Facts: what the API server says about nodes and pods, what was asked for, and that time passes.
+//! Facts: what the API server says about nodes and pods, what pods request, and that time passes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,24 +22,24 @@ use crate::waste::request_mix::{Mix, RequestType};
 pub struct PodFact {
     /// The pod.
     pub pod: PodRef,
-    /// Its node; none while it waits.
+    /// Its node; `None` while it waits.
     pub node: Option<NodeName>,
-    /// What it takes of the node outside its GPUs.
+    /// Its CPU and host memory.
     pub host: HostAmount,
     /// Whether all its containers have ended for good.
     pub is_terminal: bool,
-    /// Whether it asks for GPU room, in whatever valid or invalid form.
+    /// Whether it requests GPU room, in valid or invalid form.
     pub wants_gpu: bool,
-    /// What it asks for, where that is valid.
+    /// Its request, if valid.
     pub request: Option<Arc<GpuRequest>>,
-    /// The placement written on it, where there is a valid one.
+    /// The placement written on it, if valid.
     pub placement: Option<Placement>,
-    /// Whether this process wrote its Binding, as far as the pod tells.
+    /// Whether this process wrote its Binding, as far as the pod shows.
     pub bound_by_us: bool,
 }
 
 impl Ledger {
-    /// Notes that a node exists, with what it offers outside its GPUs.
+    /// Notes that a node exists, with the CPU and host memory that it offers.
     pub fn see_node(&self, name: &NodeName, host: HostAmount, pool: PoolName) -> Vec<LedgerEvent> {
         let _stays = self.stay();
         let at = self.slot_of(name);
@@ -51,7 +51,7 @@ impl Ledger {
             books.see_node(host, pool);
         });
         if was_gone {
-            self.slot(at).arrive_again(); // questions could not name it meanwhile
+            self.slot(at).arrive_again(); // *filter* calls could not name it meanwhile
         }
         // What did not fit under the old rule of the pool may fit now.
         let room = LedgerEvent::Room(name.clone());
@@ -63,7 +63,7 @@ impl Ledger {
         effects
     }
 
-    /// Notes the failure domain of a node: whatever its name, nodes of the same one may fail together.
+    /// Notes the failure domain of a node. Nodes of the same one may fail together.
     pub fn see_domain(&self, node: &NodeName, domain: &str) {
         let _stays = self.stay();
         let number = match domain {
@@ -85,15 +85,15 @@ impl Ledger {
         self.set_domain(self.slot_of(node), number);
     }
 
-    /// Notes whether a node's object says that it takes no new pods (`spec.unschedulable`). Questions are not
-    /// answered by it, as kube-scheduler leaves such a node out where it must; no pod is requeued for its room.
+    /// Notes whether a node's object says that it takes no new pods (`spec.unschedulable`). No
+    /// answer depends on it: kube-scheduler leaves it out where it must. Its room requeues no pod.
     pub fn see_unschedulable(&self, node: &NodeName, is_unschedulable: bool) {
         let _stays = self.stay();
         let slot = self.slot(self.slot_of(node));
         slot.is_unschedulable.store(is_unschedulable, Ordering::Release);
     }
 
-    /// Notes that a node was deleted. Its tenants stay booked until their pods are gone.
+    /// Notes that a node was deleted. Its pods keep what they have until they are gone.
     pub fn lose_node(&self, name: &NodeName) {
         let _stays = self.stay();
         let Some(at) = self.position(name.as_str()) else { return };
@@ -102,12 +102,12 @@ impl Ledger {
         self.recycle(at);
     }
 
-    /// Notes what the API server says about a pod. Twice, late or in another order: the books end
+    /// Notes what the API server says about a pod. Twice, late or in another order: the result is
     /// the same.
     ///
-    /// What is written on a pod counts when it is first seen with it. From then on the books keep that
-    /// placement and what the pod asked for then, and also what [`Ledger::reserve`] was asked and chose, once
-    /// the API server has accepted it: of an edit of the placement by somebody else the effects tell.
+    /// What is written on a pod counts when the ledger first sees it: it keeps that placement and
+    /// request. It also keeps what [`Ledger::reserve`] chose for its request, once the API server
+    /// has accepted it. If another client edits the placement, an event says so.
     pub fn see_pod(&self, fact: &PodFact, now: Timestamp) -> Vec<LedgerEvent> {
         let uid = &fact.pod.uid;
         if fact.is_terminal {
@@ -116,7 +116,7 @@ impl Ledger {
         let Some(node) = &fact.node else { return Vec::new() };
         let _stays = self.stay();
         let Some(at) = self.slot_of_pod(node) else {
-            // Of a pod without a GPU nothing counts but what it takes of a node that is there.
+            // A pod without a GPU counts only with what it takes of a node that exists.
             let unplaced = LedgerEvent::Unplaced { pod: fact.pod.clone(), node: node.clone() };
             return Vec::from_iter(fact.wants_gpu.then_some(unplaced));
         };
@@ -163,7 +163,7 @@ impl Ledger {
         effects
     }
 
-    /// Notes that a pod is terminal or gone. Its devices are free once its processes are.
+    /// Notes that a pod is terminal or gone. Its devices are free once its processes have ended.
     pub fn end_pod(&self, uid: &PodUid, now: Timestamp) -> Vec<LedgerEvent> {
         self.ended().remember(uid);
         let entry = self.pods.entry(uid.clone());
@@ -189,7 +189,7 @@ impl Ledger {
         }
     }
 
-    /// Time has passed: silent nodes, drains that lasted too long, claims that are due.
+    /// Time has passed: silent nodes, drains that lasted too long, holds that are due.
     pub fn tick(&self, now: Timestamp) -> Vec<LedgerEvent> {
         let mut effects = Vec::new();
         if self.is_census_old.load(Ordering::Acquire) {
@@ -218,7 +218,7 @@ impl Ledger {
         effects
     }
 
-    /// Learns from a request, so that free room is judged by what is really asked for.
+    /// Learns from a request, so that the request mix follows what pods request.
     pub fn learn(&self, uid: PodUid, question: &PlacementRequest) {
         let kind = RequestType::new(question.gpu.as_ref(), question.host.cpu);
         let mix = {
@@ -230,7 +230,7 @@ impl Ledger {
         }
     }
 
-    /// Learns from the requests of pods that came before we did, oldest first.
+    /// Learns from the requests of pods that came before the process started, oldest first.
     pub fn recall(&self, requests: impl Iterator<Item = (PodUid, RequestType, MemMib)>) {
         let mix = {
             let mut window = self.window.lock();
@@ -242,20 +242,20 @@ impl Ledger {
         self.replace_mix(Some(mix));
     }
 
-    /// Sets the mix, where it is known beforehand (simulation).
+    /// Sets the mix, if it is known beforehand (simulation).
     pub fn set_mix(&self, mix: Mix) {
         self.replace_mix(Some(mix));
     }
 }
 
-/// The reservation that a written placement stands for.
+/// The reservation for a written placement.
 fn confirmed(fact: &PodFact, written: Placement, request: Option<Arc<GpuRequest>>) -> Reservation {
     let state = ReservationState::Confirmed;
     Reservation { pod: fact.pod.clone(), placement: written, host: fact.host, state, request }
 }
 
-/// A reservation that keeps its devices and what the pod asked for when it got them, with the rest as the
-/// API server has it now.
+/// A reservation with the devices and request that it already had, and the rest as the API server
+/// has it now.
 fn kept(fact: &PodFact, held: &Reservation) -> Reservation {
     match held.state {
         ReservationState::Draining { .. } => held.clone(),
@@ -271,9 +271,9 @@ fn keeps_devices(held: Option<&Reservation>) -> bool {
     held.is_some_and(|held| !held.placement.devices.is_empty()) && !is_assumed(held)
 }
 
-/// Whether the Binding of this reservation has landed, as far as the pod tells: it has the placement, or a
-/// Binding of ours to at least its devices for the same request. Then somebody has edited the amounts before
-/// they were read. By the Binding of another process it has the amounts of that one's configuration.
+/// Whether the pod shows that the Binding of this reservation arrived: it has the placement, or a
+/// Binding of this process for the same request and devices. In that case another client has edited
+/// the amounts before they were read. A Binding of another process may have other amounts.
 fn is_as_chosen(fact: &PodFact, held: &Reservation) -> bool {
     let Some(written) = &fact.placement else { return false };
     let chosen = &held.placement;

@@ -1,11 +1,11 @@
-//! How the devices of each pool are shared: the operator's rules, and whom they concern.
+//! How the devices of each pool are shared: the operator's rules, and the nodes that they change.
 
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::PoolRules;
 use crate::ledger::nodes::state::Ledger;
 
 impl Ledger {
-    /// Has the devices of each pool shared by these rules from now on.
+    /// Shares the devices of each pool by these rules from now on.
     pub fn share_by(&self, pools: PoolRules) {
         let _stays = self.stay();
         self.world_mut().pools = pools;
@@ -15,11 +15,11 @@ impl Ledger {
         }
     }
 
-    /// Has the devices of a node shared by the rule of `pool`. Returns whether that is another one.
+    /// Shares the devices of a node by the rule of `pool`. Returns whether the rule changed.
     pub(crate) fn share_pool(&self, at: usize, pool: &PoolName) -> bool {
         let slot = self.slot(at);
         if self.world().pools.of(pool) == slot.read().rule() {
-            return false; // as nearly always: no question waits
+            return false; // as nearly always; so no call waits
         }
         let mut world = self.world_mut();
         let rule = world.pools.of(pool);

@@ -1,9 +1,9 @@
-//! Reports of the node agents: sessions, order, and what they change in the books.
+//! Reports of the node agents: sessions, order, and what they change in the ledger.
 //!
-//! An agent says hello without a session and with its full inventory; it gets a session number, larger
-//! than any before. A report of an older session is refused, so an agent that was replaced cannot
-//! speak for its node. Within an agent's life its sequence numbers grow; a repeated or late report
-//! changes nothing.
+//! An agent's first report, the hello, has no session and the full inventory; the agent gets a
+//! session number, larger than any before. Reports of an older session are refused, so an agent
+//! that was replaced cannot report for its node. Sequence numbers grow while an agent runs; a
+//! repeated or late report changes nothing.
 
 use std::sync::atomic::Ordering;
 
@@ -21,36 +21,36 @@ use crate::model::reservation::Reservation;
 pub struct NodeReport {
     /// Identity of the running agent; a new one each time it starts.
     pub agent: String,
-    /// The session it speaks in; none to say hello.
+    /// The session that it belongs to; `None` for a hello.
     pub session: Option<u64>,
     /// Grows with every report of this agent.
     pub sequence: u64,
-    /// The devices, when they changed; always with a hello.
+    /// The devices, if they changed; always in a hello.
     pub inventory: Option<NodeInventory>,
     /// Use of the devices.
     pub uses: Vec<DeviceUse>,
-    /// The version of the bookings that the agent has.
+    /// The version of the allocations that the agent has.
     pub bookings_version: Option<u64>,
 }
 
-/// What became of a report.
+/// The result of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receipt {
-    /// The session to speak in from now on.
+    /// The session of the agent's next reports.
     pub session: u64,
-    /// Whether it was taken in; a repeated or late report is not.
+    /// Whether it was applied; a repeated or late report is not.
     pub is_taken: bool,
-    /// When the report before it was received.
+    /// When the previous report was received.
     pub last_report: Option<Timestamp>,
-    /// The version of what is booked on the node.
+    /// The version of what is allocated on the node.
     pub bookings_version: u64,
-    /// What is booked on the node; none where that is what the report says that its agent has.
+    /// What is allocated on the node; `None` if the agent already has this version.
     pub bookings: Option<Vec<Reservation>>,
-    /// What the change means beyond the books.
+    /// What the change means for others.
     pub effects: Vec<LedgerEvent>,
 }
 
-/// Why a report is refused; nothing of it was taken in.
+/// Why a report is refused; nothing of it was applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReportRefusal {
     /// The cluster has no such node.
@@ -59,7 +59,7 @@ pub enum ReportRefusal {
         /// The name.
         node: String,
     },
-    /// The session is not the newest; the agent must say hello.
+    /// The session is not the newest; the agent must send a hello.
     #[error("session `{session}` is not the current one of this node: say hello")]
     OldSession {
         /// The session of the report.
@@ -68,7 +68,7 @@ pub enum ReportRefusal {
     /// A hello without inventory.
     #[error("a hello must carry the inventory")]
     NoInventory,
-    /// A device that a living node owns.
+    /// A device of another node that reports.
     #[error("device `{device}` belongs to node `{owner}`, which is neither deleted nor silent")]
     ForeignDevice {
         /// The device.
@@ -76,13 +76,13 @@ pub enum ReportRefusal {
         /// Its owner.
         owner: NodeName,
     },
-    /// An inventory that is not believed.
+    /// An inventory that cannot be true.
     #[error(transparent)]
     Inventory(#[from] InventoryError),
 }
 
 impl Ledger {
-    /// Takes in a report of `node`'s agent, received at `now` on our own clock.
+    /// Applies a report of `node`'s agent, received at `now` on the extender's clock.
     ///
     /// # Errors
     /// [`ReportRefusal`]; nothing has changed then.
@@ -121,7 +121,7 @@ impl Ledger {
             let (freed, told) = slot.change_if(|books| {
                 let before = StateBefore::of(books);
                 let freed: Vec<PodUid> = books.observe(&report.uses, now);
-                // Nearly every report changes nothing; then what is known about the node stays known.
+                // Nearly every report changes nothing; then kept answers about the node stay.
                 let is_news = !freed.is_empty() || !before.is_that_of(books);
                 let told = if is_news { before.effects(books) } else { Vec::new() };
                 ((freed, told), is_news)
@@ -145,7 +145,7 @@ impl Ledger {
         Ok(Receipt { session: current, is_taken, last_report, bookings_version, bookings, effects })
     }
 
-    /// Replaces a node's inventory. A device moves here from another node only when that one is
+    /// Replaces a node's inventory. A device moves here from another node only if that one is
     /// deleted or silent.
     fn take_inventory(
         &self,

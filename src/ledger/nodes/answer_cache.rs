@@ -1,5 +1,5 @@
-//! The answers that are kept: requests come in few shapes, and between two questions of one shape only some
-//! nodes changed. So the answer per node is kept per shape, with the version of the books it was found on.
+//! The kept answers. Requests come in few shapes, and few nodes change between two calls. So the
+//! answer per node is kept per shape, with the version of the node that it is for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,20 +18,20 @@ use crate::model::request::GpuRequest;
 use crate::scoring::cost::LocalCost;
 use crate::scoring::strategy::Strategy;
 
-/// Answers that are kept in all, 48 bytes each, and about as much for the order of those that fit: 64 shapes on
-/// 5,000 nodes take some 30 MiB.
+/// Answers kept in total, 48 bytes each, and about as much for the order of those that fit: 64
+/// shapes on 5,000 nodes take some 30 MiB.
 const KEPT_ANSWERS: usize = 64 * 5_000;
 
-/// Shapes whose answers are kept: on few nodes as many as the answers allow, up to 1,024; on many at
-/// least 64. When one more comes, the one that was not asked for the longest goes.
+/// Shapes whose answers are kept: on few nodes as many as the answers allow, up to 1,024; on many
+/// at least 64. A new one replaces the one that was not used for the longest time.
 fn kept_shapes(nodes: usize) -> usize {
     (KEPT_ANSWERS / nodes.max(1)).clamp(64, 1_024)
 }
 
-/// What is kept of an answer: all of it but the prices of the day.
+/// What is kept of an answer: all but the current scarcity prices.
 pub(crate) type Kept = Result<LocalCost, Rejection>;
 
-/// What decides the answer on given books.
+/// What decides the answer on a given state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Shape {
     pub(crate) gpu: Option<GpuRequest>,
@@ -43,12 +43,12 @@ pub(crate) struct Shape {
 /// The kept answers to one shape, by position of the node.
 #[derive(Default)]
 pub(crate) struct ShapeTable {
-    /// The mix that the ranks are of.
+    /// The mix that the costs are for.
     mix_generation: u64,
     /// Changes of nodes that were seen.
     seen: u64,
-    /// The version of the books, and the answer that was found on them; stands for nothing where no answer
-    /// is known.
+    /// The version of the node, and its answer at that version; meaningless for a node that is not
+    /// in `known`.
     answers: Vec<(u64, Kept)>,
     /// The nodes with an answer.
     known: FixedBitSet,
@@ -56,22 +56,22 @@ pub(crate) struct ShapeTable {
     fitting: FixedBitSet,
     /// How many of them do not, by reason.
     refused: Refused,
-    /// Those that fit in the order of their ranks, where that is kept.
+    /// Those that fit in the order of their costs, if that is kept.
     ranking: Option<Ranking>,
-    /// Questions since many nodes had changed at once.
+    /// Calls since many nodes changed at once.
     calm: i32,
-    /// The list of nodes that the answers are of.
+    /// The list of nodes that the answers are for.
     generation: u64,
 }
 
-/// Questions, one after the other, before which few nodes have changed each: from then on the order of ranks
-/// is kept. To make it takes as long as some looks at all nodes.
+/// Successive calls with few changed nodes before each; from then on the order of costs is kept. To
+/// make it takes as long as a few looks at all nodes.
 const CALM: i32 = 4;
 
-/// Questions after which the order is tried again where it was found to be of hardly any use.
+/// Calls after which the order is tried again, once it was found to be of little use.
 const AFTER_SCATTERED: i32 = 1_000;
 
-/// How many nodes may have changed since the last question for the order of ranks to be worth keeping.
+/// How many nodes may have changed since the last call so that the order of costs is kept.
 fn few(nodes: usize) -> usize {
     (nodes / 64).max(2)
 }
@@ -86,7 +86,7 @@ impl ShapeTable {
         self.known.contains(at).then(|| &self.answers[at].1)
     }
 
-    /// Keeps an answer that was not known, found on books of that version.
+    /// Keeps an answer that was not known, found at that version of the node.
     pub(crate) fn keep(&mut self, at: usize, order: u32, version: u64, answer: Kept) {
         self.answers[at] = (version, answer);
         self.known.insert(at);
@@ -105,7 +105,7 @@ impl ShapeTable {
         }
         self.known.remove(at);
         match (&self.answers[at].1, &mut self.ranking) {
-            // One that came later than the list of nodes that the ranking is of is not in it.
+            // A node that came after the list of nodes of the `Ranking` is not in it.
             (Ok(local_cost), Some(ranking)) if at < ranking.nodes => {
                 ranking.remove(at, slots.order(at), local_cost);
             }
@@ -144,7 +144,7 @@ impl ShapeTable {
         let mut others = among.clone();
         others.difference_with(nodes);
         among.intersect_with(nodes);
-        // Nearly always nearly all nodes are asked about.
+        // Nearly all calls are about nearly all nodes.
         if among.count_ones(..) < others.count_ones(..) {
             return count(among);
         }
@@ -152,8 +152,8 @@ impl ShapeTable {
         std::array::from_fn(|reason| self.refused[reason] - others[reason])
     }
 
-    /// Those that fit in the order of their ranks, where that order is worth keeping: to keep one node in its
-    /// place takes as long as a look at fifty.
+    /// Those that fit in the order of their costs, if it pays to keep that order: to keep one node
+    /// in order takes as long as a look at fifty.
     pub(crate) fn ranking(&mut self, slots: &Slots) -> Option<&Ranking> {
         if self.ranking.as_ref().is_some_and(Ranking::is_scattered) {
             (self.ranking, self.calm) = (None, CALM - AFTER_SCATTERED);
@@ -169,8 +169,8 @@ impl ShapeTable {
         self.ranking.as_ref()
     }
 
-    /// Forgets the ranks that the strategy would not find again, under the mix of this generation. A misfit
-    /// does not depend on either: it is kept as long as the books are the same.
+    /// Forgets costs that the strategy would not find again, under the mix of this generation. A
+    /// rejection depends on neither: it is kept until the node changes.
     pub(crate) fn follow_mix(&mut self, strategy: Strategy, generation: u64) {
         let is_other_mix = self.mix_generation != generation;
         if !strategy.is_repeatable() || (strategy.uses_mix() && is_other_mix) {
@@ -196,7 +196,7 @@ impl ShapeTable {
         let is_other_list = self.generation != slots.generation();
         let (known, mut seen) = (self.answers.len(), self.seen);
         let changed = changes.since(&mut seen);
-        // With a node its name has come, and the order of names is another one.
+        // A new node adds a name, so the order of names changes.
         let is_of_other_names = |_: &Ranking| is_other_list;
         let is_calm = changed.as_ref().is_some_and(|nodes| nodes.len() <= few(slots.len()))
             && !self.ranking.as_ref().is_some_and(is_of_other_names);
@@ -219,7 +219,7 @@ impl ShapeTable {
                         self.forget(at, slots);
                     }
                 }
-                // Of nodes that came later than these slots nothing can be said.
+                // Nothing is known of nodes that came later than this list of nodes.
                 for at in slots.len()..known {
                     self.forget(at, slots);
                 }
@@ -234,10 +234,10 @@ impl ShapeTable {
     }
 }
 
-/// Set in the order of a shape that pods ask for that there are: it goes after all others.
+/// Marks the shapes that existing pods request: any other shape is replaced before them.
 const PREFERRED: u64 = 1 << 63;
 
-/// The kept answers to the shapes asked last.
+/// The kept answers of the shapes used last.
 #[derive(Default)]
 pub(crate) struct ShapeTables {
     tables: DashMap<Shape, (Arc<Mutex<ShapeTable>>, Arc<AtomicU64>)>,
@@ -250,7 +250,7 @@ impl ShapeTables {
         self.tables.len()
     }
 
-    /// The table of a shape, a new one where it is not kept.
+    /// The table of a shape, a new one if it is not kept.
     pub(crate) fn table(&self, shape: Shape, nodes: usize) -> Arc<Mutex<ShapeTable>> {
         let tick = self.clock.fetch_add(1, Ordering::Relaxed);
         if let Some(found) = self.tables.get(&shape) {
@@ -274,7 +274,7 @@ impl ShapeTables {
 }
 
 impl ShapeTables {
-    /// Keeps a shape before those of pods that may be made up.
+    /// Keeps a shape longer than those of pods that may be made up.
     pub(crate) fn prefer(&self, shape: &Shape) {
         if let Some(found) = self.tables.get(shape) {
             found.1.fetch_or(PREFERRED, Ordering::Relaxed);
@@ -311,7 +311,7 @@ mod tests {
         }))
     }
 
-    /// The positions in the order of ranks, where that order is kept.
+    /// The positions in the order of costs, if that order is kept.
     fn order(table: &mut ShapeTable, slots: &Slots) -> Option<Vec<usize>> {
         let ranking = table.ranking(slots)?;
         Some(ranking.in_order(&Default::default()).map(|node| node.at).collect())
@@ -365,7 +365,7 @@ mod tests {
         };
         tables.table(shape(0), 1);
         tables.prefer(&shape(0));
-        tables.table(shape(0), 1); // its preference outlasts the next question
+        tables.table(shape(0), 1); // its preference outlasts the next call
         (1..5_000).for_each(|milli| drop(tables.table(shape(milli), 1)));
         assert!(tables.tables.contains_key(&shape(0)) && !tables.tables.contains_key(&shape(1)));
         assert_eq!(tables.count(), kept_shapes(1));

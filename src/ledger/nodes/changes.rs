@@ -1,4 +1,4 @@
-//! The nodes that changed, in order: whoever keeps something per node looks only at those.
+//! The nodes that changed, in order: a reader that keeps something per node checks only these.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -25,9 +25,9 @@ impl Changes {
         self.nodes.push_back(u32::try_from(at).expect("a cluster has fewer nodes"));
     }
 
-    /// The nodes that changed since `seen`, by position, which is brought up to now; one may be named
-    /// several times. `None` where it is too long ago to remember: then any may have. A newcomer begins
-    /// with zero.
+    /// The nodes that changed since `seen`, by position, some of them several times; moves `seen`
+    /// to now. `None` if `seen` is too old to be remembered: then any node may have changed. A new
+    /// reader begins with zero.
     pub(crate) fn since<'a>(
         &'a self,
         seen: &mut u64,
@@ -41,11 +41,11 @@ impl Changes {
     }
 }
 
-/// Ended pods that are remembered, so that a late event cannot book them again. More than a cluster
-/// ends between the event and its late copy; 100 bytes each.
+/// Ended pods that are remembered, so that a late event cannot add them again. More than end in a
+/// cluster between an event and its late copy; 100 bytes each.
 pub(crate) const REMEMBERED_ENDS: usize = 20_000;
 
-/// The pods that ended last, so that a late event cannot book them again.
+/// The pods that ended last, so that a late event cannot add them again.
 #[derive(Default)]
 pub(crate) struct Ended {
     order: VecDeque<PodUid>,
@@ -73,7 +73,7 @@ impl Ended {
     }
 }
 
-/// The agent that speaks for a node now.
+/// The agent whose reports are accepted for a node now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Session {
     pub(crate) id: Option<u64>,

@@ -1,9 +1,9 @@
 //! The best few of many nodes: what *filter* leaves to kube-scheduler in a large cluster.
 //!
-//! kube-scheduler decodes, wraps and scores every node that is left to it; in a cluster of 5,000 nodes that
-//! takes it longer than all the rest. What it could still object to after filter depends on where a node is
-//! (a volume that cannot be attached in that zone), so the best nodes of several failure domains are among
-//! the few.
+//! kube-scheduler decodes, wraps and scores each node that is left to it. With 5,000 nodes that
+//! takes longer than all the rest. What else can rule out a node after *filter* depends on where
+//! the node is (a volume that cannot be attached in that zone), so the few include the best nodes
+//! of several failure domains.
 
 use fixedbitset::FixedBitSet;
 
@@ -15,26 +15,26 @@ use crate::ledger::nodes::table::index;
 /// Which nodes of a list to keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The nodes to keep, the best first: the best of each failure domain, for at most half of them, and else
-    /// the best of all. None where no node fits.
+    /// The nodes to keep, the best first: the best of each failure domain, for at most half of
+    /// them, then the best of all. Empty if no node fits.
     pub kept: Vec<NodeName>,
     /// How many nodes do not fit, by reason.
     pub refused: Refused,
 }
 
-/// Which nodes of a list fit, with the keys of their ranks.
+/// Which nodes of a list fit, with their costs as numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keys {
-    /// For each name of the list, where its node is in `keys`; none where the request does not fit.
+    /// For each name of the list, the index of its node in `keys`; `None` if it does not fit.
     pub places: Vec<Option<usize>>,
-    /// The keys, each node once, in no particular order. See [`Cost::key`](crate::scoring::cost::Cost::key).
+    /// The costs, each node once, in no order. See [`Cost::key`](crate::scoring::cost::Cost::key).
     pub keys: Vec<u128>,
-    /// Where the best one is; of equals that with the first name.
+    /// Index of the best one; of equals, the one with the first name.
     pub best: Option<usize>,
 }
 
 impl Keys {
-    /// Of names that stand for one node each, with the key of each that fits.
+    /// Of names of one node each, with the cost of each that fits.
     pub fn of<'a>(nodes: impl Iterator<Item = (&'a str, Option<u128>)>) -> Self {
         let (mut all, mut first) = (Self::default(), None);
         for (name, key) in nodes {
@@ -53,7 +53,7 @@ impl Keys {
     }
 }
 
-/// A choice that is being made.
+/// A choice in progress.
 pub(crate) struct Choosing {
     most: usize,
     /// The best nodes, in their order.
@@ -78,13 +78,13 @@ impl Choosing {
         choosing
     }
 
-    /// Whether the best node of the domain of that number is known; of no domain there is none.
+    /// Whether the best node of the domain with that number is known; always true of domain zero.
     #[inline]
     pub(crate) fn is_led(&self, domain: u32) -> bool {
         domain == 0 || self.led.contains(index(domain))
     }
 
-    /// Notes a node that may be the best one of its failure domain; zero for none.
+    /// Notes a node that may be the best one of its failure domain; zero means no domain.
     pub(crate) fn leads(&mut self, node: Candidate, domain: u32) {
         if domain == 0 {
             return;

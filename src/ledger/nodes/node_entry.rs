@@ -1,4 +1,4 @@
-//! One node among many: its books behind their lock, and what follows from each change of them.
+//! One node among many: its state behind a lock, and what follows from each change.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,32 +12,32 @@ use crate::scoring::context::KeptNodeWaste;
 use crate::usage::node_details::NodeDetails;
 use crate::waste::supply::{NodeSupply, Supply};
 
-/// One node: its books, and a number that grows with each change of them.
+/// One node: its state, and a version that grows with each change.
 pub(crate) struct Slot {
     pub(crate) name: NodeName,
     pub(crate) version: AtomicU64,
-    /// How many nodes had come before this one did, or before it came back.
+    /// How many nodes came before this one did, or before it came back.
     since: AtomicU64,
     /// Whether its Node object says that it takes no new pods.
     pub(crate) is_unschedulable: AtomicBool,
     at: usize,
     books: Mutex<NodeState>,
-    /// What the free room is worth, as of a version of the books and a generation of the mix.
+    /// The expected waste of the node, for a version of the node and a generation of the mix.
     node_waste: Mutex<(u64, u64, KeptNodeWaste)>,
-    /// What the node adds to the supply of the cluster; changed while the books are held.
+    /// What the node adds to the supply of the cluster; changed while the state is locked.
     supplied: Mutex<NodeSupply>,
     shared: Arc<Shared>,
     pub(crate) session: Mutex<Session>,
-    /// What agents say beside the books.
+    /// What agents report beside the state.
     pub(crate) details: Mutex<NodeDetails>,
 }
 
-/// What every change of a node's books brings up to date.
+/// What each change of a node updates.
 #[derive(Default)]
 pub(crate) struct Shared {
     pub(crate) supply: Mutex<Supply>,
     pub(crate) changes: Mutex<Changes>,
-    /// How many nodes have come, those that came back counted again.
+    /// How many nodes have come; one that came back counts again.
     arrivals: AtomicU64,
 }
 
@@ -65,30 +65,30 @@ impl Slot {
         }
     }
 
-    /// How many nodes had come before this one did, or before it came back.
+    /// How many nodes came before this one did, or before it came back.
     pub(crate) fn since(&self) -> u64 {
         self.since.load(Ordering::Acquire)
     }
 
-    /// Notes that a node of this name is another one from now on.
+    /// Notes that the node with this name is another one from now on.
     pub(crate) fn arrive_again(&self) {
         let arrivals = self.shared.arrivals.fetch_add(1, Ordering::AcqRel);
         self.since.store(arrivals, Ordering::Release);
     }
 
-    /// The books, for reading. A panic while they were held cannot leave them half-changed in a way
-    /// that matters: sums are derived anew at the next change, and `audit` compares them.
+    /// The state, for reading. A panic under this lock leaves no lasting error: the next change
+    /// derives the sums again, and `audit` compares them.
     pub(crate) fn read(&self) -> MutexGuard<'_, NodeState> {
         self.books.lock()
     }
 
-    /// Changes the books; the version grows while they are held.
+    /// Changes the state; the version grows while it is locked.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut NodeState) -> T) -> T {
         self.change_if(|books| (change(books), true))
     }
 
-    /// Changes the books; `change` says whether a question may be answered otherwise by it. Only then
-    /// the version grows.
+    /// Changes the state; `change` says whether answers may differ now. Only then the version
+    /// grows.
     pub(crate) fn change_if<T>(&self, change: impl FnOnce(&mut NodeState) -> (T, bool)) -> T {
         let mut books = self.read();
         let (answer, is_news) = change(&mut books);
@@ -100,13 +100,13 @@ impl Slot {
         answer
     }
 
-    /// What `look` sees in the books, with their version.
+    /// What `look` sees of the state and its version.
     pub(crate) fn look<T>(&self, look: impl FnOnce(u64, &NodeState) -> T) -> T {
         let books = self.read();
         look(self.version.load(Ordering::Acquire), &books)
     }
 
-    /// The same with the worth of their free room under the mix of a generation, as far as it is known.
+    /// The same with the expected waste under the mix of this generation, as far as it is kept.
     pub(crate) fn look_with_waste<T>(
         &self,
         mix_generation: u64,
@@ -121,7 +121,7 @@ impl Slot {
         (version, look(&books, &kept.2))
     }
 
-    /// Brings the supply of the cluster in line with the books.
+    /// Updates the supply of the cluster from the state.
     fn supply_again(&self, books: &NodeState) {
         let now = NodeSupply::of(books);
         let mut before = self.supplied.lock();

@@ -1,4 +1,4 @@
-//! What was measured of each node, kept until the node changes.
+//! Figures of each node, kept until the node changes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use crate::scoring::fragmentation::Packing;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::Mix;
 
-/// By position of the node, with the version of its books.
+/// By position of the node, with its version.
 #[derive(Debug)]
 pub(crate) struct PerNode<T>(Vec<Option<(u64, T)>>);
 
@@ -22,8 +22,8 @@ impl<T> Default for PerNode<T> {
 }
 
 impl<T> PerNode<T> {
-    /// Measures the nodes that have changed. `measure` knows so many classes of devices: a node that got
-    /// one of a newer class this very moment is measured the next time.
+    /// Measures the nodes that have changed. `measure` knows the first `classes` device classes; a
+    /// node with a newer one is measured next time.
     pub(crate) fn refresh(
         &mut self,
         slots: &[Arc<Slot>],
@@ -48,7 +48,7 @@ impl<T> PerNode<T> {
     }
 }
 
-/// A model of GPU in a pool.
+/// A GPU model in a pool.
 pub type Kind = (ModelName, PoolName);
 
 /// Keeps the figures of each node until it changes.
@@ -62,24 +62,24 @@ pub(crate) struct FleetGauge {
 /// The pool of a node, and the figures of its devices by model.
 pub(crate) type OfNode = (PoolName, Vec<(ModelName, Figures)>);
 
-/// Measures the packing of a cluster against a mix, and keeps what it found of each node.
+/// Measures the packing of a cluster against a mix, and keeps the result of each node.
 #[derive(Debug)]
 pub struct Gauge {
-    /// The mix; none for that of the ledger.
+    /// The mix; `None` for that of the ledger.
     pub(crate) mix: Option<Mix>,
     pub(crate) compiled: Arc<CompiledMix>,
-    /// What the mix was worked out for: the classes of devices, or the generation of the ledger's own.
+    /// What the mix was compiled for: the count of classes, or the ledger's mix generation.
     pub(crate) basis: Option<u64>,
     pub(crate) nodes: PerNode<Packing>,
 }
 
 impl Gauge {
-    /// A gauge for a mix from outside, so that two clusters can be compared by one measure.
+    /// A gauge for a given mix, so that two clusters can be compared by one measure.
     pub fn new(mix: Mix) -> Self {
         Self { mix: Some(mix), ..Self::default() }
     }
 
-    /// What was found of each node at the last use, by position.
+    /// The results of the last use, by position.
     pub(crate) fn packings(&self) -> impl Iterator<Item = Packing> {
         self.nodes.all().map(|known| known.copied().unwrap_or_default())
     }

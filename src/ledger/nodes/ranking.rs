@@ -1,8 +1,8 @@
-//! The nodes that fit, in the order of their ranks, while the prices of the day change under them.
+//! The nodes that fit, in the order of their costs, while scarcity prices change.
 //!
-//! Under `fragmentation` a rank is made of the worth of a place and of prices, and each bind anywhere changes
-//! the prices. But of places that take as much of the same class and spare as much, the one that gains more is
-//! the better one at any price. Such places are a *family*, kept in order; a question merges families.
+//! Under `fragmentation` a cost is made of expected waste and of prices, and each bind changes the
+//! prices. But of placements that take and spare equal amounts of the same class, the one with more
+//! gain is better at any price. They are a *family*, kept in order; a call merges families.
 
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
@@ -14,19 +14,19 @@ use crate::ledger::nodes::table::{index, number};
 use crate::scoring::cost::LocalCost;
 use crate::waste::scarcity::{ScarcityPrices, WasteChange};
 
-/// What the places of a family have in common.
+/// What the placements of a family have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Family {
-    /// Their ranks do not depend on prices.
+    /// Their costs do not depend on prices.
     Ranked,
-    /// What the prices are for.
+    /// What the prices apply to.
     WasteChange { instance_mib: u32, class: ClassId, share: i64, spared: i64, reach: Proximity },
 }
 
-/// A node in its family, the better one first; equals are told apart by the order of names.
+/// A node in its family, the better one first; the order of names decides between equals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Member {
-    /// Comparable within the family alone.
+    /// Comparable only within the family.
     key: u128,
     order: u32,
     at: u32,
@@ -35,9 +35,9 @@ struct Member {
 /// A node that fits. The better one is less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Candidate {
-    /// How good it is: the key of its rank.
+    /// Its cost as a number.
     pub(crate) key: u128,
-    /// The place of its name in the order of all names: decides between equals.
+    /// The index of its name in the order of all names: decides between equals.
     pub(crate) order: u32,
     /// Its position.
     pub(crate) at: usize,
@@ -45,7 +45,7 @@ pub(crate) struct Candidate {
 
 /// The nodes that fit, by family.
 pub(crate) struct Ranking {
-    /// How many nodes there were: the order of names is of these.
+    /// How many nodes there were: the order of names is for these.
     pub(crate) nodes: usize,
     families: BTreeMap<Family, BTreeSet<Member>>,
 }
@@ -60,7 +60,7 @@ fn family_and_key(local_cost: &LocalCost) -> (Family, u128) {
     }
 }
 
-/// The key of the rank of a member of the family: see [`LocalCost::key`].
+/// The cost of a member of the family as a number: see [`LocalCost::key`].
 fn rank_key(family: Family, key: u128, prices: &ScarcityPrices) -> u128 {
     match family {
         Family::Ranked => key,
@@ -79,8 +79,8 @@ fn member(local_cost: &LocalCost, order: u32, at: usize) -> (Family, Member) {
 }
 
 impl Ranking {
-    /// The ranking of nodes that fit, of so many in all. Each comes with its position, and the place of its
-    /// name in the order of all names.
+    /// The order of the nodes that fit, out of `nodes`. Each comes with its position, and the
+    /// index of its name in the order of all names.
     pub(crate) fn of<'a>(
         nodes: usize,
         fitting: impl Iterator<Item = (usize, u32, &'a LocalCost)>,
@@ -101,7 +101,7 @@ impl Ranking {
         self.families.entry(family).or_default().insert(member);
     }
 
-    /// Takes a node out that stands there with this merit.
+    /// Removes a node that was inserted with this cost.
     pub(crate) fn remove(&mut self, at: usize, order: u32, local_cost: &LocalCost) {
         let (family, member) = member(local_cost, order, at);
         let members = self.families.get_mut(&family);
@@ -113,13 +113,13 @@ impl Ranking {
         }
     }
 
-    /// Whether so many families have hardly a member each that a look at all nodes takes as long, and less room.
+    /// Whether the families are so small that a look at all nodes is as fast, with less memory.
     pub(crate) fn is_scattered(&self) -> bool {
         self.families.len() > (self.nodes / 8).max(16)
     }
 
-    /// The nodes with their ranks at these prices, the best first. O(families), and O(log families) for each
-    /// node that is taken.
+    /// The nodes with their costs at these prices, the best first. O(families), and O(log families)
+    /// for each node that is taken.
     pub(crate) fn in_order(&self, prices: &ScarcityPrices) -> impl Iterator<Item = Candidate> {
         let mut families: Vec<_> =
             self.families.iter().map(|(family, members)| (*family, members.iter())).collect();
@@ -166,7 +166,7 @@ mod tests {
         ids[number]
     }
 
-    /// Few values each, so that families have several members and ranks are often equal.
+    /// Few values each, so that families have several members and costs are often equal.
     fn merits() -> impl Strategy<Value = Vec<LocalCost>> {
         let reach =
             prop::sample::select(vec![Proximity::Linked, Proximity::NumaNode, Proximity::Far]);
@@ -208,7 +208,7 @@ mod tests {
             (several, prices) in (0..5_000_i64, prop::array::uniform2(0..5_000_i64)),
         ) {
             let prices = ScarcityPrices::of(several, &prices);
-            let order = |at: usize| number(merits.len() - at); // any other than that of positions
+            let order = |at: usize| number(merits.len() - at); // any but the order of positions
             let mut is_in: Vec<bool> = merits.iter().enumerate().map(|(at, _)| at % 2 == 0).collect();
             let fitting = merits.iter().enumerate().step_by(2);
             let mut ranking =

@@ -1,16 +1,16 @@
-//! The state of all nodes, and the locks around it. The other folders of the ledger ask and change it:
-//! `query`, `change`, `usage` and `suggest`.
+//! The state of all nodes, and the locks around it. The other folders of the ledger read and change
+//! it: `query`, `change`, `usage` and `suggest`.
 //!
 //! Everything is behind `&self`: one short lock per node, no lock across I/O. A call returns as
 //! [`LedgerEvent`]s what it changed for others; the caller passes them on.
 //!
-//! Lock order, so that no thread waits in a circle: membership, a session, `world`, a shape table or an
-//! entry of `pods`, an entry of `holds`, the state of one node, its expected waste, its part of the supply.
-//! `slots`, `ended`, entries of `owners`, details, the supply of the cluster and its changes may be taken
-//! under any of these, and nothing is taken under them. Gauges are taken before all of them.
+//! Lock order, so that no thread waits in a circle: membership, a session, `world`, a shape table
+//! or an entry of `pods`, an entry of `holds`, the state of one node, its expected waste, its part
+//! of the supply. `slots`, `ended`, entries of `owners`, details, the supply of the cluster and its
+//! changes may be taken under any of these, and nothing under them. Gauges are taken first.
 //!
-//! Several threads make calls about one pod (verbs, watch, timers). What a call finds out about the pod
-//! and what it does about it is one step, since it holds the pod's entry of `pods` in between.
+//! Several threads make calls about one pod (verbs, watch, timers). What a call finds out about the
+//! pod and what it does about it is one step: it locks the pod's entry of `pods` meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,30 +38,30 @@ use crate::waste::request_mix::{Mix, MixWindow};
 use crate::waste::supply::{NodeShapes, Supply};
 use crate::waste::term::CostTerm;
 
-/// What the ledger is told once, at the start.
+/// Settings that are fixed at the start.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// How long a claim lasts at most.
+    /// How long a hold lasts at most.
     pub claim_for: Duration,
     /// Age of the last report from which a node counts as silent.
     pub stale_after: Duration,
-    /// How long an ended pod's processes may hold its devices at most.
+    /// How long processes of an ended pod keep its devices, unless reports still list them.
     pub drain_limit: Duration,
-    /// How long answers wait for the first report of nodes that hold pods.
+    /// How long answers wait for the first report of nodes that have pods.
     pub warm_up: Duration,
-    /// Use that no booking covers is believed above this.
+    /// Use beyond what is allocated counts only above this.
     pub unmanaged_tolerance: MemMib,
-    /// First session number to give to an agent; larger than any given before a restart.
+    /// First session number to give to an agent; larger than any before a restart.
     pub first_session: u64,
 }
 
-/// Nodes beyond which one that only a pod names is not noted: 2.6 KiB each.
+/// Most nodes with which a node that only a pod names is still added: 2.6 KiB each.
 const MAX_NAMED_NODES: usize = 20_000;
 
-/// Gone nodes that are kept for the case that they return, 2.6 KiB each: this many, or one in sixteen.
+/// Gone nodes that are kept in case they return, 2.6 KiB each: this many, or one in sixteen.
 const KEPT_GONE: usize = 64;
 
-/// The slot that stands where no node is. No version of a node is like its own.
+/// The entry at positions without a node. No node has its version.
 fn nobody(tolerance: MemMib) -> Slot {
     let mut books = NodeState::new(NodeName::new(""), tolerance);
     books.lose_node();
@@ -70,21 +70,21 @@ fn nobody(tolerance: MemMib) -> Slot {
     slot
 }
 
-/// What is the same for all nodes: the classes of devices and the request mix worked out for them.
+/// What is the same for all nodes: device classes, and the request mix compiled for them.
 pub(crate) struct ClusterModel {
     pub(crate) classes: DeviceClasses,
     mix: Mix,
     node_shapes: NodeShapes,
     /// How the devices of each pool are shared.
     pub(crate) pools: PoolRules,
-    /// What the policy judges without; none but in the simulator.
+    /// A term that the policy leaves out; `None` but in the simulator.
     left_out: Option<CostTerm>,
     pub(crate) compiled: Arc<CompiledMix>,
     pub(crate) mix_generation: u64,
 }
 
 impl ClusterModel {
-    /// Lets `change` add classes, and works out the mix anew when it did.
+    /// Lets `change` add classes, and compiles the mix again if it did.
     pub(crate) fn change_classes<T>(&mut self, change: impl FnOnce(&mut DeviceClasses) -> T) -> T {
         let before = self.classes.count();
         let answer = change(&mut self.classes);
@@ -104,7 +104,7 @@ impl ClusterModel {
         &self.node_shapes
     }
 
-    /// Judges by another mix and other nodes from now on.
+    /// Uses another mix and other nodes from now on.
     fn replace_mix(&mut self, mix: Mix, node_shapes: NodeShapes) {
         (self.mix, self.node_shapes) = (mix, node_shapes);
         self.compile();
@@ -117,7 +117,7 @@ impl ClusterModel {
     }
 }
 
-/// All nodes.
+/// The ledger: the state of all nodes.
 pub struct Ledger {
     pub(crate) settings: Settings,
     slots: RwLock<Arc<Slots>>,
@@ -128,12 +128,12 @@ pub struct Ledger {
     pub(crate) domains: Mutex<BTreeMap<String, u32>>,
     world: RwLock<ClusterModel>,
     shared: Arc<Shared>,
-    /// Held for reading while a name or a position of a node is acted on, for writing while positions pass
-    /// on to other nodes.
+    /// Held for reading while a name or a position of a node is used, for writing while positions
+    /// pass on to other nodes.
     membership: RwLock<()>,
-    /// Stands where no node is.
+    /// The entry at positions without a node.
     nobody: Arc<Slot>,
-    /// Whether nodes have come, gone or changed their size since the census.
+    /// Whether nodes have come, gone or changed their size since they were last counted.
     pub(crate) is_census_old: AtomicBool,
     pub(crate) window: Mutex<MixWindow>,
     ended: Mutex<Ended>,
@@ -142,7 +142,7 @@ pub struct Ledger {
     pub(crate) fleet: Mutex<FleetGauge>,
     pub(crate) next_session: AtomicU64,
     pub(crate) is_listed: AtomicBool,
-    /// Whether questions could be answered once.
+    /// Whether the ledger has once been ready.
     pub(crate) is_ready: AtomicBool,
     pub(crate) listed_at: AtomicU64,
 }
@@ -186,7 +186,7 @@ impl Ledger {
         }
     }
 
-    /// The slots of all nodes known now. Cheap: the list is copied only when a node is added.
+    /// The entries of all nodes known now. Cheap: the list is copied only when a node is added.
     pub(crate) fn slots(&self) -> Arc<Slots> {
         Arc::clone(&self.slots.read())
     }
@@ -195,7 +195,7 @@ impl Ledger {
         Arc::clone(&self.slots()[at])
     }
 
-    /// Keeps every node in its position meanwhile. Not to be taken twice by one thread.
+    /// Keeps every node in its position meanwhile. A thread must not take it twice.
     pub(crate) fn stay(&self) -> RwLockReadGuard<'_, ()> {
         self.membership.read()
     }
@@ -223,14 +223,14 @@ impl Ledger {
         self.shared.changes.lock()
     }
 
-    /// Leaves a part of the policy `fragmentation` out, to see what it is worth (simulation).
+    /// Leaves a term of the policy `fragmentation` out, to measure its use (simulation).
     pub fn leave_out(&self, term: CostTerm) {
         let mut world = self.world_mut();
         world.left_out = Some(term);
         world.compile();
     }
 
-    /// Judges by another mix from now on, or by the same one for other nodes.
+    /// Uses another mix from now on, or the same one for other nodes.
     pub(crate) fn replace_mix(&self, mix: Option<Mix>) {
         self.is_census_old.store(false, Ordering::Release);
         let mut node_shapes = NodeShapes::default();
@@ -254,7 +254,7 @@ impl Ledger {
         self.slots.read().position(node.as_bytes())
     }
 
-    /// The position of a node, made where it is new.
+    /// The position of a node; adds a new one.
     pub(crate) fn slot_of(&self, name: &NodeName) -> usize {
         if let Some(at) = self.position(name.as_str()) {
             return at;
@@ -269,8 +269,8 @@ impl Ledger {
         Arc::make_mut(&mut slots).add(name.as_str(), slot)
     }
 
-    /// The position of the node that a pod names, made where it is new, unless there are too many: a pod may
-    /// name any node, a node that is there is always known.
+    /// The position of the node that a pod names; adds a new one, unless there are too many. A pod
+    /// may name any node; a node that exists is always known.
     pub(crate) fn slot_of_pod(&self, name: &NodeName) -> Option<usize> {
         let is_room = || self.slots().count() < MAX_NAMED_NODES;
         self.position(name.as_str()).or_else(|| is_room().then(|| self.slot_of(name)))
@@ -284,7 +284,7 @@ impl Ledger {
         }
     }
 
-    /// Changes a node's books and says what that means beyond them.
+    /// Changes a node's state and returns the events of that.
     pub(crate) fn change_slot(
         &self,
         at: usize,
@@ -297,7 +297,7 @@ impl Ledger {
         })
     }
 
-    /// Ends the claim of a pod. Room appears by it.
+    /// Ends the hold of a pod, and returns the event of the room that appears.
     pub(crate) fn release(&self, uid: &PodUid) -> Option<LedgerEvent> {
         let mut effects = Vec::new();
         self.holds.remove_if(uid, |_, at| {
@@ -309,7 +309,7 @@ impl Ledger {
         effects.pop()
     }
 
-    /// Runs `body` with the position of the pod's claim, unless the pod is booked or has ended.
+    /// Runs `body` with the position of the pod's hold, unless the pod is on a node or has ended.
     pub(crate) fn while_unbooked<T: Default>(
         &self,
         uid: &PodUid,
@@ -322,7 +322,7 @@ impl Ledger {
         body(self.holds.get(uid).map(|at| *at))
     }
 
-    /// Forgets where pods are that node `at` no longer holds.
+    /// Removes pods from the index that node `at` no longer has.
     pub(crate) fn drop_index(&self, at: usize, ended: &[PodUid]) {
         let slot = self.slot(at);
         for uid in ended {
@@ -333,7 +333,7 @@ impl Ledger {
         self.recycle(at);
     }
 
-    /// Forgets nodes that are gone and hold nothing, where there are many of them.
+    /// Forgets gone nodes without pods, if there are many of them.
     pub(crate) fn forget_many_gone_nodes(&self) {
         let slots = self.slots();
         let gone = slots.present().filter(|at| slots[*at].read().is_forgettable()).count();
@@ -342,9 +342,9 @@ impl Ledger {
         }
     }
 
-    /// Forgets all nodes that are gone and hold nothing, and failure domains that no node is in. Their
-    /// positions pass on to nodes that come.
-    #[doc(hidden)] // for tests; else time does it
+    /// Forgets all gone nodes without pods, and failure domains without nodes. New nodes get their
+    /// positions.
+    #[doc(hidden)] // for tests; otherwise time does it
     pub fn forget_gone_nodes(&self) {
         let _alone = self.membership.write();
         let slots = self.slots();
@@ -358,7 +358,7 @@ impl Ledger {
         self.domains.lock().retain(|_, number| used.contains(number));
     }
 
-    /// Lets a deleted node without tenants keep nothing but its name, for the case that it returns.
+    /// Reduces a deleted node without pods to its name, in case it returns.
     pub(crate) fn recycle(&self, at: usize) {
         let slot = self.slot(at);
         if Arc::ptr_eq(&slot, &self.nobody) || !slot.read().is_forgettable() {
@@ -366,7 +366,7 @@ impl Ledger {
         }
         let is_recycled = slot.change(|books| {
             if !books.is_forgettable() {
-                return false; // a pod of it was seen, or the node itself
+                return false; // a pod on it was seen, or the node itself
             }
             for device in books.devices() {
                 self.owners.remove_if(&device.device().id, |_, owner| *owner == at);

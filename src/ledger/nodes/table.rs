@@ -1,4 +1,4 @@
-//! All nodes at a moment, in the order in which they were first seen, with their positions by name.
+//! All nodes, by position, and their positions by name.
 
 use std::hash::{BuildHasher, Hasher};
 use std::ops::Deref;
@@ -9,24 +9,24 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::ledger::nodes::node_entry::Slot;
 
-/// The slots of all nodes. A node keeps its position as long as it is there or anybody holds something on it;
-/// see [`crate::ledger::nodes::state::Ledger::forget_gone_nodes`]. Then the position is vacant, until another node gets it:
-/// what is kept by position tells the two apart by the [`era`] of their versions.
+/// The entries of all nodes. A node keeps its position while it exists or has pods; see
+/// [`crate::ledger::nodes::state::Ledger::forget_gone_nodes`]. Then the position is vacant until
+/// another node gets it. The [`era`] of a version tells the two nodes apart.
 ///
-/// A question names thousands of nodes in any order, and most of its time goes into finding them. So names
-/// lie one behind the other, where the processor has them at hand. Nobody outside the cluster chooses them,
-/// to let them collide.
+/// A call names thousands of nodes in any order, and takes most of its time to find them. So names
+/// lie one behind the other, for the CPU's cache. They are chosen inside the cluster, not by
+/// clients that would let their hashes collide.
 #[derive(Clone, Default)]
 pub(crate) struct Slots {
     all: Vec<Arc<Slot>>,
-    /// Number of the failure domain of each; zero where it names none.
+    /// Number of the failure domain of each; zero without one.
     domains: Vec<u32>,
     have_domains: bool,
     /// The names, without anything between them.
     names: String,
     /// Positions without a node.
     vacant: Vec<u32>,
-    /// Nodes that got the position of another one so far.
+    /// Nodes so far that got the position of another one.
     reuses: u64,
     /// Grows when a node comes or goes.
     generation: u64,
@@ -34,8 +34,8 @@ pub(crate) struct Slots {
     hasher: DefaultHashBuilder,
     /// The positions in the order of the names.
     in_order: Vec<u32>,
-    /// The place of each node in that order: nodes that are as good as each other are told apart by name, and
-    /// whole rows of equal nodes are.
+    /// The index of each node in that order. It decides between nodes of equal cost, which are
+    /// often many.
     orders: Vec<u32>,
 }
 
@@ -63,7 +63,7 @@ impl Slots {
         self.positions.find(hash(&self.hasher, node), is_it).map(|it| index(it.at))
     }
 
-    /// Which nodes are among `nodes`, and how many of these are none of ours.
+    /// Which nodes are among `nodes`, and how many of `nodes` are unknown.
     pub(crate) fn listed(&self, nodes: impl Iterator<Item: AsRef<[u8]>>) -> (FixedBitSet, usize) {
         let mut listed = FixedBitSet::with_capacity(self.all.len());
         let mut unknown = 0;
@@ -76,7 +76,7 @@ impl Slots {
         (listed, unknown)
     }
 
-    /// Adds a node that is not there yet. Answers its position.
+    /// Adds a new node. Returns its position.
     pub(crate) fn add(&mut self, node: &str, make: impl FnOnce(usize) -> Slot) -> usize {
         self.generation += 1;
         let at = match self.vacant.pop() {
@@ -111,7 +111,7 @@ impl Slots {
         at
     }
 
-    /// Takes out the nodes at these positions; `nobody` stands there until others come.
+    /// Removes the nodes at these positions; `nobody` fills them until others come.
     pub(crate) fn remove(&mut self, gone: &FixedBitSet, nobody: &Arc<Slot>) {
         self.generation += 1;
         for at in gone.ones() {
@@ -135,7 +135,7 @@ impl Slots {
         self.have_domains = self.domains.iter().any(|domain| *domain > 0);
     }
 
-    /// The positions at which there is a node, in the order of the names.
+    /// The positions with a node, in the order of the names.
     pub(crate) fn present(&self) -> impl Iterator<Item = usize> {
         self.in_order.iter().map(|at| index(*at))
     }
@@ -145,18 +145,18 @@ impl Slots {
         self.in_order.len()
     }
 
-    /// Which nodes there are: another number, other nodes.
+    /// The version of the set of nodes.
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The place of the node at a position in the order of all names.
+    /// The index of the node at a position in the order of all names.
     #[inline]
     pub(crate) fn order(&self, at: usize) -> u32 {
         self.orders[at]
     }
 
-    /// Number of the failure domain of the node at a position; zero where it names none.
+    /// Number of the failure domain of the node at a position; zero without one.
     #[inline]
     pub(crate) fn domain(&self, at: usize) -> u32 {
         self.domains[at]
@@ -189,7 +189,7 @@ fn hash(hasher: &DefaultHashBuilder, name: &[u8]) -> u64 {
     hash.finish()
 }
 
-/// Whether two names are the same. Names are short: eight bytes in a step take less than a call of `memcmp`.
+/// Whether two names are equal. Names are short: steps of eight bytes are faster than `memcmp`.
 #[inline]
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let (Some(last), Some(other_last)) = (one.last_chunk::<8>(), other.last_chunk::<8>()) else {
@@ -204,15 +204,15 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
 /// Bits of a version that count changes. The rest tells apart the nodes that had the same position.
 const CHANGE_BITS: u32 = 36;
 
-/// The version that the slot begins with which is the so manieth in the place of another one.
+/// The first version of an entry that reuses a position, from the count of such reuses.
 fn first_version(reuses: u64) -> u64 {
     (reuses << CHANGE_BITS) + 1
 }
 
-/// The version of what stands where no node is: of an era that no node has.
+/// The version of the entry without a node: of an era that no node has.
 pub(crate) const VERSION_OF_NOBODY: u64 = u64::MAX << CHANGE_BITS;
 
-/// Which of the nodes that had a position a version is of.
+/// The part of a version that tells which node of a position it is for.
 pub(crate) fn era(version: u64) -> u64 {
     version >> CHANGE_BITS
 }

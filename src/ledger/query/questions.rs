@@ -1,10 +1,10 @@
 //! Where a request fits, and at what cost. Nothing here changes the state of a node.
 //!
-//! The answers to a shape of request are kept (`nodes/answer_cache`), so that a call looks only at nodes
-//! that changed since. `cargo test` holds the kept answers against fresh ones (`tests/properties.rs`).
+//! The answers to a shape of request are kept (`nodes/answer_cache`), so that a call looks only at
+//! nodes that changed since. `tests/properties.rs` compares kept answers with fresh ones.
 //!
-//! A *hold* is what a call may leave behind, beside the reservations: room kept for the pod until its
-//! bind, so that the call about the next pod does not count it as free.
+//! A call may leave a *hold* beside the reservations: room kept for the pod until its bind, so that
+//! the call about the next pod does not count it as free.
 
 use std::collections::BinaryHeap;
 
@@ -33,38 +33,38 @@ use crate::scoring::strategy::Strategy;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::scarcity::ScarcityPrices;
 
-/// Most claims at once. Each belongs to one pod between two verbs, so only a runaway caller holds
-/// more; then new pods get none, and bind alone decides.
+/// Most holds at once. Each is for one pod between two verbs, so only a runaway caller makes more;
+/// then new pods get none, and bind alone decides.
 const MAX_CLAIMS: usize = 10_000;
 
-/// Most device classes that nodes outside the books may add to those of the cluster: each takes memory and
-/// time for all nodes.
+/// Most device classes that nodes outside the ledger may add to those of the cluster: each takes
+/// memory and time for all nodes.
 const MOST_NEW_CLASSES: usize = 16;
 
-/// A question about one pod.
+/// The request of one pod, and how to score its placements.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PlacementRequest {
-    /// What it wants of GPUs; none for a pod without.
+    /// Its GPU request; `None` for a pod without.
     pub gpu: Option<GpuRequest>,
-    /// What it wants of the node outside its GPUs.
+    /// Its CPU and host memory.
     pub host: HostAmount,
-    /// Whether that is checked here.
+    /// Whether they are checked here.
     pub host_rule: HostRule,
-    /// What ranks the places.
+    /// What gives placements their cost.
     pub strategy: Strategy,
 }
 
 impl PlacementRequest {
-    /// The request worked out for every class of device.
+    /// The request compiled for every device class.
     pub(crate) fn ask(&self, classes: &DeviceClasses) -> CompiledRequest {
         CompiledRequest::new(self.gpu.clone(), self.host, self.host_rule, classes)
     }
 }
 
-/// An answer for one node: how good the best place is, or why there is none.
+/// The answer for one node: the cost of the best placement, or why there is none.
 pub type Answer = Result<Cost, Rejection>;
 
-/// A question with the answers that are kept to its shape.
+/// A request with the kept answers of its shape.
 struct Asked<'a> {
     slots: &'a Slots,
     world: &'a ClusterModel,
@@ -119,16 +119,16 @@ impl Asked<'_> {
         answer
     }
 
-    /// Where the node at a position stands among others, if it is known to fit.
+    /// The node at a position, to be compared with others, if its kept answer is that it fits.
     fn candidate(&self, at: usize) -> Option<Candidate> {
         let local_cost = self.table.get(at)?.as_ref().ok()?;
         Some(Candidate { key: local_cost.key(&self.prices), order: self.slots.order(at), at })
     }
 
-    /// The best of `nodes`, at most `most`, in the order of their ranks.
+    /// The best of `nodes`, at most `most`, in the order of their costs.
     fn best_of(&mut self, nodes: &FixedBitSet, most: usize) -> Vec<Candidate> {
         self.look_at_all(nodes);
-        // Of a few names only these are gone through, instead of all nodes until these are found.
+        // With few names, these are read instead of all nodes in order until these are found.
         let are_many = nodes.count_ones(..) > self.slots.len() / 8;
         if let Some(ranking) = self.table.ranking(self.slots).filter(|_| are_many) {
             let in_order = ranking.in_order(&self.prices);
@@ -156,7 +156,7 @@ impl Ledger {
         self.asked(question, |asked| nodes.iter().map(|name| asked.answer(name.as_ref())).collect())
     }
 
-    /// Which of `nodes` fit, with the keys of their ranks.
+    /// Which of `nodes` fit, with their costs as numbers.
     pub fn keys(
         &self,
         question: &PlacementRequest,
@@ -168,7 +168,7 @@ impl Ledger {
             let mut listed = FixedBitSet::with_capacity(slots.len());
             listed.extend(at.iter().flatten().copied());
             asked.look_at_all(&listed);
-            // First in the order of the answers, since that of the list leads all over the memory.
+            // In the order of the answers: that of the list jumps all over the memory.
             let (mut places, mut keys) = (vec![None; slots.len()], Vec::new());
             let mut best: Option<(Candidate, usize)> = None;
             for node in asked.table.fitting(&listed).ones().filter_map(|at| asked.candidate(at)) {
@@ -183,8 +183,8 @@ impl Ledger {
         })
     }
 
-    /// The best of `nodes`, at most `most` of them and at least one where one fits, with what became of
-    /// the others. See [`Choice`].
+    /// The best of `nodes`: at most `most`, and at least one if any fits. Counts the others by
+    /// reason. See [`Choice`].
     pub fn choose(
         &self,
         question: &PlacementRequest,
@@ -213,7 +213,7 @@ impl Ledger {
         })
     }
 
-    /// The best of all nodes, with its rank; ties go to the first name. `None` when none fits.
+    /// The best of all nodes, with its cost; ties go to the first name. `None` if none fits.
     pub fn best(&self, question: &PlacementRequest) -> Option<(NodeName, Cost)> {
         self.asked(question, |asked| {
             let slots = asked.slots;
@@ -224,7 +224,7 @@ impl Ledger {
         })
     }
 
-    /// The rank of each node that fits and that `is_asked`, by position.
+    /// The cost of each node that fits and for which `is_asked` is true, by position.
     pub(crate) fn ranked(
         &self,
         question: &PlacementRequest,
@@ -236,7 +236,7 @@ impl Ledger {
         })
     }
 
-    /// The answer for one node, worked out afresh without any kept answer: the oracle.
+    /// The answer for one node, computed without kept answers, to check these against.
     pub fn fresh_answer(&self, question: &PlacementRequest, node: &str) -> Answer {
         let at = self.position(node).ok_or(Rejection::UnknownNode)?;
         let world = self.world();
@@ -245,17 +245,17 @@ impl Ledger {
         Ok(place.local_cost.rank(&self.prices(&world.compiled, question)))
     }
 
-    /// The answers on `count` nodes that are not part of the ledger (an autoscaler's template nodes). `make`
-    /// makes each of devices whose classes it adds to a copy of the ledger's: so the mix, which knows
-    /// the cluster by its classes, holds for them too. It is called twice, so that there is one node at a time;
-    /// those with classes beyond `MOST_NEW_CLASSES` new ones count as without devices.
+    /// The answers for `count` nodes that are not in the ledger (templates of an autoscaler).
+    /// `make` makes one node, and adds its device classes to a copy of the ledger's, so that the
+    /// mix also holds for them. It is called twice for each, so that only one node is in memory.
+    /// Nodes beyond `MOST_NEW_CLASSES` new classes count as without devices.
     pub fn answers_on(
         &self,
         question: &PlacementRequest,
         count: usize,
         make: impl Fn(usize, &mut DeviceClasses) -> Option<NodeState>,
     ) -> Vec<Answer> {
-        // Of a copy: the books wait for nobody who asks about made-up nodes.
+        // A copy: the ledger does not wait for a client with made-up nodes.
         let (mut classes, mix, node_shapes) = {
             let world = self.world();
             (world.classes.clone(), world.mix().clone(), world.node_shapes().clone())
@@ -282,7 +282,7 @@ impl Ledger {
         (0..count).map(answer).collect()
     }
 
-    /// The prices of the moment, for all nodes alike.
+    /// The current scarcity prices, the same for all nodes.
     pub(crate) fn prices(&self, mix: &CompiledMix, question: &PlacementRequest) -> ScarcityPrices {
         match question.strategy {
             Strategy::Policy(Policy::Fragmentation) => {
@@ -294,13 +294,13 @@ impl Ledger {
         }
     }
 
-    /// Notes that a pod asks this that there is: the answers that are kept to it outlast those to questions
-    /// that somebody makes up.
+    /// Notes that an existing pod has this request: its kept answers outlast those for made-up
+    /// requests.
     pub fn keep_answers(&self, question: &PlacementRequest) {
         self.shapes.prefer(&shape(question));
     }
 
-    /// Runs `body` with the question and the answers that are kept to its shape.
+    /// Runs `body` with the request and the kept answers of its shape.
     fn asked<T>(&self, question: &PlacementRequest, body: impl FnOnce(&mut Asked<'_>) -> T) -> T {
         let slots = self.slots();
         let world = self.world();
@@ -318,8 +318,8 @@ impl Ledger {
         })
     }
 
-    /// Holds the best place on `node` back for a pod; its earlier claim ends. There is none without
-    /// room there, with too many claims, or for a pod that is booked or has ended.
+    /// Holds the best placement on `node` for a pod; its earlier hold ends. There is none without
+    /// room there, with too many holds, or for a pod that is on a node or has ended.
     pub fn hold(
         &self,
         pod: &PodUid,
@@ -332,8 +332,8 @@ impl Ledger {
         let world = self.world();
         let ask = question.ask(&world.classes);
         self.while_unbooked(pod, |claimed_at| {
-            // An earlier claim on another node is room there; one on this node makes way here, so
-            // that only a difference between the two is.
+            // An earlier hold on another node leaves room there. One on this node ends in the same
+            // change, so that only a difference between the two counts.
             let mut effects = Vec::new();
             if claimed_at != found {
                 effects.extend(self.release(pod));
@@ -358,19 +358,19 @@ impl Ledger {
         })
     }
 
-    /// Ends the claim of a pod that is about to be booked on `node`, where it has one elsewhere.
+    /// Ends the hold of a pod that will be bound to `node`, if it is on another node.
     pub fn drop_hold_elsewhere(&self, pod: &PodUid, node: &str) -> Vec<LedgerEvent> {
         let is_there = self.holds.get(pod).is_none_or(|at| Some(*at) == self.position(node));
         if is_there { Vec::new() } else { self.drop_hold(pod) }
     }
 
-    /// Ends the claim of a pod, where it has one: its next question sees that room again.
+    /// Ends the hold of a pod, if it has one: its next *filter* sees that room again.
     pub fn drop_hold(&self, pod: &PodUid) -> Vec<LedgerEvent> {
         self.release(pod).into_iter().collect()
     }
 }
 
-/// What decides the answers to a question.
+/// What decides the answers to a request.
 fn shape(question: &PlacementRequest) -> Shape {
     Shape {
         gpu: question.gpu.as_ref().map(GpuRequest::shape),

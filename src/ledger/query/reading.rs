@@ -15,12 +15,12 @@ use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::Mix;
 use crate::waste::supply::NodeShapes;
 
-/// Whether questions can be answered.
+/// Whether *filter* can be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// Pods and nodes have not been listed yet.
     NotListed,
-    /// Nodes that hold pods have not reported yet.
+    /// Nodes that have pods have not reported yet.
     AwaitingReports {
         /// How many.
         nodes: usize,
@@ -30,8 +30,8 @@ pub enum Readiness {
 }
 
 impl Ledger {
-    /// Whether questions can be answered now. Once they can, they can for good: nodes that come later are
-    /// refused one by one until they are reported.
+    /// Whether *filter* can be answered now. Once true, it stays true: nodes that come later are
+    /// rejected one by one until they are reported.
     pub fn readiness(&self, now: Timestamp) -> Readiness {
         if self.is_ready.load(Ordering::Acquire) {
             return Readiness::Ready;
@@ -46,7 +46,7 @@ impl Ledger {
         self.is_listed.load(Ordering::Acquire)
     }
 
-    /// How many nodes are known, those that are gone but not forgotten among them.
+    /// How many positions there are: of nodes, also gone ones, and vacant ones.
     pub fn node_count(&self) -> usize {
         self.slots().len()
     }
@@ -70,12 +70,12 @@ impl Ledger {
         }
     }
 
-    /// A copy of the books of one node.
+    /// A copy of the state of one node.
     pub fn node(&self, name: &str) -> Option<NodeState> {
         self.position(name).map(|at| self.slot(at).read().clone())
     }
 
-    /// Copies of the books of all nodes, by name.
+    /// Copies of the state of all nodes, by name.
     pub fn nodes(&self) -> Vec<NodeState> {
         let mut nodes: Vec<NodeState> =
             self.slots().iter().map(|slot| slot.read().clone()).collect();
@@ -84,8 +84,8 @@ impl Ledger {
         nodes
     }
 
-    /// Lets `look` see the books of each node, one after the other, in no particular order, without a
-    /// copy. Each node is held meanwhile, so `look` must be short and must not ask the ledger.
+    /// Lets `look` see the state of each node, one after the other, in no order, without a copy.
+    /// The node is locked meanwhile, so `look` must be short and must not call the ledger.
     pub fn look_at_each(&self, mut look: impl FnMut(&NodeState)) {
         for slot in self.slots().iter() {
             let books = slot.read();
@@ -95,12 +95,12 @@ impl Ledger {
         }
     }
 
-    /// The state of each node, in no particular order.
+    /// The reporting state of each position, in no order; [`NodeReporting::Gone`] where no node is.
     pub fn node_states(&self) -> Vec<NodeReporting> {
         self.slots().iter().map(|slot| slot.read().state()).collect()
     }
 
-    /// The pods that hold part of a device.
+    /// The pods that have part of a device.
     pub fn tenants(&self, node: &str, device: &DeviceId) -> Vec<PodRef> {
         let Some(at) = self.position(node) else { return Vec::new() };
         let slot = self.slot(at);
@@ -109,7 +109,7 @@ impl Ledger {
         books.reservations().values().filter(holds).map(|held| held.pod.clone()).collect()
     }
 
-    /// Ended pods whose processes still run after `drain_limit`: they hold their room.
+    /// Ended pods whose processes still run after `drain_limit`: their room is not free.
     pub fn overdue_drains(&self, now: Timestamp) -> usize {
         let limit = self.settings.drain_limit;
         self.slots().iter().map(|slot| slot.read().overdue_drains(limit, now)).sum()
@@ -126,8 +126,8 @@ impl Ledger {
         self.packing_by(&mut self.gauge.lock())
     }
 
-    /// The same by a gauge. Only nodes that changed since its last use are measured:
-    /// O(changed nodes × typical requests × devices + nodes).
+    /// The same by a gauge. Only nodes that changed since its last use are measured: O(changed
+    /// nodes × typical requests × devices + nodes).
     pub fn packing_by(&self, gauge: &mut Gauge) -> Packing {
         let classes = {
             let world = self.world();
@@ -152,7 +152,7 @@ impl Ledger {
         nodes.fold(Packing::default(), Packing::and)
     }
 
-    /// For each GPU, in no particular order: the free share that the requests of `mix` cannot use.
+    /// The free share of each GPU that the requests of `mix` cannot use, in no order.
     pub fn stranded_against(&self, mix: &Mix) -> Vec<Share> {
         let mix = CompiledMix::of(mix, &self.world().classes, &NodeShapes::default());
         let slots = self.slots();
@@ -160,18 +160,18 @@ impl Ledger {
         slots.iter().flat_map(of_node).map(|(_, share)| share).collect()
     }
 
-    /// How many types of requests free room is judged by.
+    /// How many typical requests free room is compared with.
     pub fn typical_requests(&self) -> usize {
         self.world().mix().typical().len()
     }
 
-    /// Claims that are held now.
+    /// How many holds there are now.
     pub fn hold_count(&self) -> usize {
         self.holds.len()
     }
 
-    /// How many entries the tables have that grow with pods, nodes or questions, by name.
-    #[doc(hidden)] // for tests, which hold them against their bounds
+    /// How many entries the tables have that grow with pods, nodes or calls, by name.
+    #[doc(hidden)] // for tests, which compare them with their bounds
     pub fn entries(&self) -> Vec<(&'static str, usize)> {
         let slots = self.slots();
         let all = || slots.present().map(|at| &slots[at]);

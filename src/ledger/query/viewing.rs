@@ -1,5 +1,5 @@
-//! What a page shows of all nodes: those that changed, with what agents say beside the books; which
-//! devices a request could get; where room is fragmented. Nothing here changes anything.
+//! What a page shows of all nodes: those that changed, with what agents report beside the state;
+//! the devices that a request could get; where room is fragmented. Nothing here changes anything.
 
 use std::collections::BTreeSet;
 
@@ -14,16 +14,16 @@ use crate::scoring::plan;
 use crate::usage::node_details::NodeDetails;
 
 impl Ledger {
-    /// Lets `look` see each node with what its agent says beside the books, one after the other, in no
-    /// particular order. Each node is held meanwhile, so `look` must be short and must not ask the
-    /// ledger. Nodes that are forgotten are shown too: see [`NodeState::is_forgettable`].
+    /// Lets `look` see each node with what its agent reports beside the state, one after the other,
+    /// in no order. The node is locked meanwhile, so `look` must be short and must not call the
+    /// ledger. Gone nodes without pods are shown too: see [`NodeState::is_forgettable`].
     pub fn look_into_each(&self, mut look: impl FnMut(&NodeState, &NodeDetails)) {
         let slots = self.slots();
         slots.present().for_each(|at| show(&slots[at], &mut look));
     }
 
-    /// The same for the nodes whose books have changed since `seen`, which is brought up to now; a
-    /// newcomer begins with zero. Where that is too long ago to remember, all nodes are shown: O(changes).
+    /// The same for the nodes whose state changed since `seen`, which moves to now; a new reader
+    /// begins with zero. If `seen` is too old to be remembered, all nodes are shown: O(changes).
     pub fn look_into_changed(
         &self,
         seen: &mut u64,
@@ -39,8 +39,8 @@ impl Ledger {
         }
     }
 
-    /// Each node that fits, in no particular order, with the positions of all its devices that the pod
-    /// could get: O(nodes × devices). It claims nothing and keeps nothing.
+    /// Each node that fits, in no order, with the positions of all its devices that the pod could
+    /// get: O(nodes × devices). It holds and keeps nothing.
     pub fn fitting(&self, question: &PlacementRequest) -> Vec<(NodeName, Vec<usize>)> {
         let slots = self.slots();
         let (ask, known) = {
@@ -49,7 +49,7 @@ impl Ledger {
         };
         let on = |slot: &Slot| {
             let books = slot.read();
-            // Devices of a class that came this very moment are told of the next time.
+            // Devices of a class that came since are shown next time.
             let is_known = books.is_of_classes(known);
             is_known.then(|| plan::fitting(&books, &ask, HoldRule::Respected).ok()).flatten()
         };
@@ -57,8 +57,8 @@ impl Ledger {
         found.filter_map(|slot| Some((slot.name.clone(), on(slot)?))).collect()
     }
 
-    /// How full and how fragmented each node is, in no particular order, by the typical requests that
-    /// the cluster sees.
+    /// How full and how fragmented each node is, by the typical requests, in no order. A vacant
+    /// position counts as an empty node without a name.
     pub fn packing_by_node(&self) -> Vec<(NodeName, Packing)> {
         let mut gauge = self.gauge.lock();
         self.packing_by(&mut gauge);

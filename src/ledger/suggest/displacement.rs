@@ -1,7 +1,7 @@
 //! Which pods would have to leave a node so that another one fits there.
 //!
-//! Only the smallest sets are of interest: none of them holds a pod that could stay. Where the pods
-//! go is decided above, where all nodes are known.
+//! Only the smallest sets count: none has a pod that could stay. `moves` decides where the pods go,
+//! because it knows all nodes.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -14,17 +14,17 @@ use crate::model::node_state::NodeState;
 use crate::model::reservation::Reservation;
 use crate::scoring::plan;
 
-/// Most moves that are proposed for one waiting pod or one GPU: the sets to look at grow with each.
+/// Most moves that are proposed for one waiting pod or one GPU: with each the number of sets grows.
 pub const MOST_MOVES: usize = 3;
 
-/// Pods of one device, or of the whole node, that are looked at: the smallest ones. More than a GPU
-/// shared in practice holds.
+/// Pods that are tried: the smallest of a device; of a node those with the most CPU. More than
+/// share a GPU in practice.
 const MOST_TENANTS: usize = 12;
 
 /// Pods that would have to leave a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clearing {
-    /// What they hold, all together.
+    /// What they have, all together.
     pub moved: Share,
     /// The pods.
     pub pods: BTreeSet<PodUid>,
@@ -44,8 +44,8 @@ impl PartialOrd for Clearing {
     }
 }
 
-/// The sets of at most `most` pods without which `ask` fits on `node`, fewest pods first, then the
-/// least share moved. Empty where it fits as it is, and where nothing helps.
+/// The sets of at most `most` pods without which `ask` fits on `node`: fewest pods first, then the
+/// least share moved. Empty if it already fits, or if nothing helps.
 pub fn clearings(node: &NodeState, ask: &CompiledRequest, most: usize) -> Vec<Clearing> {
     let held = node.reservations().iter();
     let movable: Vec<_> = held.filter(|(_, held)| held.is_movable()).collect();
@@ -86,7 +86,7 @@ impl Finder<'_> {
         Share::from_millionths(millionths)
     }
 
-    /// Sets of pods that give the devices room, as far as the devices alone are concerned.
+    /// Sets of pods whose end leaves enough room on the devices, whatever the host has.
     fn candidates(&self) -> Vec<BTreeSet<PodUid>> {
         let mut by_device: Vec<Vec<BTreeSet<PodUid>>> =
             self.node.devices().iter().filter_map(|books| self.clear_device(books)).collect();
@@ -94,7 +94,7 @@ impl Finder<'_> {
             0 => vec![BTreeSet::new()],
             1 => by_device.into_iter().flatten().collect(),
             count => {
-                // The cheapest sets of each device, put together from the cheapest devices.
+                // The cheapest sets of each device, combined from the cheapest devices.
                 for sets in &mut by_device {
                     sets.sort_by_key(|pods| (pods.len(), self.share_of(pods)));
                 }
@@ -107,8 +107,8 @@ impl Finder<'_> {
         }
     }
 
-    /// The sets of tenants of one device without which one part of the request fits there; the empty
-    /// set where it does anyway. None where the device can never take it.
+    /// The sets of tenants of one device without which one part of the request fits there; the
+    /// empty set if it already fits. `None` if the device can never take it.
     fn clear_device(&self, books: &DeviceState) -> Option<Vec<BTreeSet<PodUid>>> {
         let demand = self.ask.demand_on(books.class()).ok()?;
         if !books.is_placeable() {
@@ -140,8 +140,8 @@ impl Finder<'_> {
         Some(found.into_iter().map(named).collect())
     }
 
-    /// The set as it is, or where the host is too full for the request, the set with the fewest more
-    /// pods that hold enough of it.
+    /// The set itself if the host has room for the request. Otherwise the set plus each smallest
+    /// group of further pods that frees enough of the host.
     fn with_host(&self, pods: BTreeSet<PodUid>) -> Vec<BTreeSet<PodUid>> {
         let free = self.node.host_room(HoldRule::Respected);
         let host =
@@ -170,7 +170,7 @@ impl Finder<'_> {
     }
 }
 
-/// Whether none of the sets is a part of `chosen`.
+/// Whether no set is a part of `chosen`.
 fn is_least(sets: &[Vec<usize>], chosen: &[usize]) -> bool {
     !sets.iter().any(|less| less.iter().all(|at| chosen.contains(at)))
 }

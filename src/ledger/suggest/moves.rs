@@ -1,5 +1,5 @@
-//! Proposals: running pods that could move so that a waiting one fits, or so that a GPU falls empty.
-//! Nothing is changed here; the simulator carries proposals out, operators read them.
+//! Proposals: running pods that could move so that a waiting one fits, or so that a GPU becomes
+//! empty. Nothing is changed here; the simulator makes the moves, operators read them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,10 +21,10 @@ use crate::scoring::plan;
 use crate::scoring::plan::Place;
 use crate::scoring::strategy::Strategy;
 
-/// Ways to clear a node that are followed up for one pod: the cheapest ones.
+/// Ways to clear a node that are tried for one pod: the cheapest ones.
 const TRIES: usize = 200;
 
-/// A running pod, and where it could run as well.
+/// A running pod, and where else it could run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The pod.
@@ -40,7 +40,7 @@ pub struct Move {
 pub struct Relocation {
     /// Where the waiting pod would go.
     pub placement: Placement,
-    /// The moves, in the order in which they are possible once the pods have stopped.
+    /// The moves, in an order that is possible once the pods have stopped.
     pub moves: Vec<Move>,
 }
 
@@ -56,8 +56,8 @@ pub struct Emptying {
 }
 
 impl Ledger {
-    /// The cheapest way to make room for a pod that fits nowhere by at most `most` moves: fewest pods,
-    /// then the least share moved. `None` where it fits as it is, or where no such way is found.
+    /// The cheapest way to make room for a pod that fits on no node, with at most `most` moves:
+    /// fewest pods, then the least share moved. `None` if it already fits, or if no way is found.
     pub fn moves(&self, question: &PlacementRequest, most: usize) -> Option<Relocation> {
         if self.best(question).is_some() {
             return None;
@@ -80,8 +80,8 @@ impl Ledger {
         ways.into_iter().find_map(|(way, _, at)| self.relocation(&slots, question, &way.pods, at))
     }
 
-    /// GPUs that at most `most` moves each would empty, without opening another one; at most `count`,
-    /// those with the least share in use first. No pod is in two of them.
+    /// GPUs that at most `most` moves each would empty, without use of another empty one; at most
+    /// `count`, those with the least share in use first. No pod is in two of them.
     pub fn emptyings(&self, most: usize, count: usize) -> Vec<Emptying> {
         let slots = self.slots();
         let mut targets: Vec<(Share, NodeName, DeviceId, usize, BTreeSet<PodUid>)> = Vec::new();
@@ -128,7 +128,7 @@ impl Ledger {
     }
 }
 
-/// The waiting pod on its place, for the books of a proposal only.
+/// The waiting pod with its placement, for the state of a proposal only.
 fn guest(placement: Placement, question: &PlacementRequest) -> Reservation {
     Reservation {
         pod: PodRef { uid: PodUid::new("the waiting pod"), name: "the waiting pod".into() },
@@ -139,7 +139,7 @@ fn guest(placement: Placement, question: &PlacementRequest) -> Reservation {
     }
 }
 
-/// The books as they would be after some moves.
+/// The state of the nodes as it would be after some moves.
 struct Board<'a> {
     ledger: &'a Ledger,
     slots: &'a [Arc<Slot>],
@@ -151,7 +151,7 @@ impl Board<'_> {
         self.changed.entry(at).or_insert_with(|| self.slots[at].read().clone())
     }
 
-    /// Takes pods out of a node; none where one of them may not move any more.
+    /// Takes pods out of a node; `None` if one of them may no longer move.
     fn take_out(&mut self, at: usize, pods: &BTreeSet<PodUid>) -> Option<Vec<Reservation>> {
         let books = self.books(at);
         let mut taken = Vec::new();
@@ -183,7 +183,7 @@ impl Board<'_> {
         self.books(at).book(reservation);
     }
 
-    /// Finds a place for each of the pods, the largest first.
+    /// Finds a placement for each of the pods, the largest first.
     fn rehome(
         &mut self,
         mut leaving: Vec<Reservation>,
@@ -211,7 +211,7 @@ impl Board<'_> {
         Some(moves)
     }
 
-    /// The best node for a pod: kept answers for nodes that are as they are, fresh ones for the rest.
+    /// The best node for a pod: kept answers for unchanged nodes, fresh ones for the rest.
     fn best(
         &mut self,
         question: &PlacementRequest,
@@ -239,7 +239,7 @@ impl Board<'_> {
         let mut devices = self.books(at).devices().iter();
         let books = devices.find(|books| books.device().id == *device)?;
         if !books.tenants().keys().eq(pods) {
-            return None; // others have come by earlier moves
+            return None; // earlier moves have brought others
         }
         let leaving = self.take_out(at, pods)?;
         let opens_none = |rank| matches!(rank, Cost::BinPack { devices_opened: 0, .. });

@@ -1,9 +1,9 @@
-//! Which waiting pod to requeue for room that appeared on a node: the most important and then oldest one
-//! that kube-scheduler last asked about this node, and that fits there.
+//! Which waiting pod to requeue for room that appeared on a node: the most important and then
+//! oldest one whose last *filter* call named this node, and that fits there.
 //!
-//! Thousands of pods wait with different requests, and dozens of nodes have new room each second. So pods
-//! with the same question about the same nodes are one group, and a group is judged once, on a copy of that
-//! one node: no lock that *filter* takes is held, and none of its kept answers is read or replaced.
+//! Thousands of pods wait with different requests, and dozens of nodes have new room each second.
+//! So pods with the same request and the same nodes are one group. A group is tried once, on a copy
+//! of one node: this takes no lock of *filter*, and neither reads nor replaces its kept answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,22 +25,22 @@ use crate::scoring::plan;
 /// Compiled requests that are kept, some 300 bytes each.
 const KEPT_ASKS: usize = 20_000;
 
-/// The nodes that a question named.
+/// The nodes that a *filter* call named.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AskedNodes {
     /// By position in the ledger.
     nodes: FixedBitSet,
-    /// Nodes that had come before the question. A newer one may be in the next question.
+    /// Nodes that had come before the call. A newer one may be in the next call.
     arrivals: u64,
 }
 
 impl AskedNodes {
-    /// Bytes that it takes.
+    /// Its size in bytes.
     pub(crate) fn size(&self) -> usize {
         self.nodes.len().div_ceil(8) + size_of::<Self>()
     }
 
-    /// Whether the question named this node, or could not have.
+    /// Whether the call named this node, or could not have.
     pub(crate) fn may_have(&self, node: Arrival) -> bool {
         node.since >= self.arrivals || self.nodes.contains(node.at)
     }
@@ -53,7 +53,7 @@ pub(crate) struct Arrival {
     since: u64,
 }
 
-/// A node with room, as it was a moment ago: many requests are tried on it.
+/// A copy of a node with room, on which many requests are tried.
 #[derive(Debug)]
 pub struct FreeRoom {
     pub(crate) arrival: Arrival,
@@ -64,13 +64,13 @@ pub struct FreeRoom {
 }
 
 impl Ledger {
-    /// The nodes that a question names.
+    /// The nodes that a call names.
     pub fn asked_nodes(&self, nodes: impl Iterator<Item: AsRef<[u8]>>) -> AskedNodes {
         let arrivals = self.arrivals();
         AskedNodes { nodes: self.slots().listed(nodes).0, arrivals }
     }
 
-    /// The room on a node. None where it takes no pods now, or nothing on it is free.
+    /// The room on a node. `None` if it takes no pods now, or if nothing on it is free.
     pub fn free_room(&self, node: &str) -> Option<FreeRoom> {
         let _stays = self.stay();
         let at = self.position(node)?;
@@ -88,8 +88,8 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// A node that takes one of these pods now, among those that their last question named or could not have.
-    /// Looks at all nodes at worst, and holds one at a time.
+    /// A node that takes one of these pods now, among those that their last call named or could not
+    /// have. Looks at all nodes at worst, and locks one at a time.
     pub fn node_with_room(&self, pods: &Group) -> Option<NodeName> {
         let (slots, classes) = (self.slots(), self.world().classes.clone());
         let ask = pods.question.ask(&classes);
@@ -109,9 +109,9 @@ impl Ledger {
     }
 }
 
-/// An upper bound of what is free on each device; none where nothing is.
+/// An upper bound of what is free on each device; `None` if nothing is.
 fn most_free(devices: &[DeviceState]) -> Option<Demand> {
-    // What is taken of a device in equal slots is rounded, so that amounts are not compared.
+    // Amounts on a device with slots are rounded, so they cannot be compared here.
     if devices.iter().any(|device| device.slots().is_some()) {
         return Some(Demand { memory: MemMib::new(u64::MAX), share: Share::WHOLE });
     }
@@ -121,7 +121,7 @@ fn most_free(devices: &[DeviceState]) -> Option<Demand> {
     (memory > MemMib::ZERO && share > Share::ZERO).then_some(Demand { memory, share })
 }
 
-/// What a request takes at least of each device, whatever its class.
+/// The least that a request takes of each device, whatever its class.
 fn least_of(question: &PlacementRequest) -> Demand {
     match question.gpu.as_ref().map(|gpu| &gpu.amount) {
         Some(Amount::Fraction(share)) => Demand { memory: MemMib::ZERO, share: *share },
@@ -142,11 +142,11 @@ pub(crate) type Order = (std::cmp::Reverse<i32>, i64, PodUid);
 pub struct Candidate {
     pub(crate) order: Order,
     pub(crate) question: PlacementRequest,
-    /// The nodes of its last question; none where any node may be in the next one.
+    /// The nodes of its last call; `None` if the next one may name any node.
     pub(crate) asked: Option<Arc<AskedNodes>>,
 }
 
-/// Pods with the same question about the same nodes.
+/// Pods with the same request and the same nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group {
     question: Arc<PlacementRequest>,
@@ -161,15 +161,15 @@ impl Candidate {
     }
 }
 
-/// The waiting pods that can be requeued. It belongs to one thread, and follows the changes that
-/// [`WaitingPods::changes`](crate::ledger::suggest::waiting::WaitingPods::changes) tells.
+/// The waiting pods that can be requeued. It belongs to one thread, and follows the changes of
+/// [`WaitingPods::changes`](crate::ledger::suggest::waiting::WaitingPods::changes).
 #[derive(Default)]
 pub struct RequeueOrder {
     pods: BTreeMap<PodUid, (Order, Group)>,
     groups: BTreeMap<Group, BTreeSet<Order>>,
     /// The groups by their first pod, each with the least that it takes of a device.
     heads: BTreeMap<Order, (Demand, Group)>,
-    /// Requests compiled for so many classes of devices.
+    /// Requests compiled for `classes` device classes.
     asks: BTreeMap<Arc<PlacementRequest>, CompiledRequest>,
     classes: usize,
 }
@@ -185,7 +185,7 @@ impl RequeueOrder {
         *self = Self::default();
     }
 
-    /// Brings one pod up to date; none: it cannot be requeued now.
+    /// Updates one pod; `None` if it cannot be requeued now.
     pub fn set(&mut self, uid: &PodUid, candidate: Option<Candidate>) {
         if let Some((order, group)) = self.pods.remove(uid) {
             self.change(group, |pods| {
@@ -193,7 +193,7 @@ impl RequeueOrder {
             });
         }
         let Some((order, group)) = candidate.map(Candidate::into_group) else { return };
-        // The group that is there already shares its question with its pods.
+        // The known group already shares its request with its pods.
         let known = self.groups.get_key_value(&group).map(|(known, _)| known.clone());
         let group = known.unwrap_or(group);
         self.pods.insert(uid.clone(), (order.clone(), group.clone()));
@@ -202,20 +202,20 @@ impl RequeueOrder {
         });
     }
 
-    /// Takes a pod out; what it was.
+    /// Removes a pod and returns it.
     pub fn take(&mut self, uid: &PodUid) -> Option<Candidate> {
         let (order, Group { question, asked }) = self.pods.get(uid)?.clone();
         self.set(uid, None);
         Some(Candidate { order, question: PlacementRequest::clone(&question), asked })
     }
 
-    /// Keeps those pods alone.
+    /// Keeps only the pods for which `stays` is true.
     pub fn retain(&mut self, stays: impl Fn(&PodUid) -> bool) {
         let gone: Vec<PodUid> = self.pods.keys().filter(|uid| !stays(uid)).cloned().collect();
         gone.iter().for_each(|uid| self.set(uid, None));
     }
 
-    /// Changes the pods of a group, and keeps its place among the others in line.
+    /// Changes the pods of a group, and updates its first pod in `heads`.
     fn change(&mut self, group: Group, change: impl FnOnce(&mut BTreeSet<Order>)) {
         let pods = self.groups.entry(group.clone()).or_default();
         let before = pods.first().cloned();
@@ -240,8 +240,8 @@ impl RequeueOrder {
         }
     }
 
-    /// The first pod, not among `tried`, that may be asked about the node and fits there; with the number
-    /// of groups that were looked at.
+    /// The first pod, not among `tried`, that fits on the node and whose next call may name it;
+    /// with the number of groups that were tried.
     pub fn first(&mut self, room: &FreeRoom, tried: &BTreeSet<PodUid>) -> (Option<PodUid>, usize) {
         if self.classes != room.classes.count() {
             self.asks.clear();
@@ -266,7 +266,7 @@ impl RequeueOrder {
     }
 }
 
-/// Whether the request fits on the node; what was compiled of it is kept.
+/// Whether the request fits on the node; keeps the compiled request.
 fn fits(
     asks: &mut BTreeMap<Arc<PlacementRequest>, CompiledRequest>,
     room: &FreeRoom,

@@ -1,4 +1,4 @@
-//! Touches of waiting pods: what stage each is in, and how it ended.
+//! Requeues of waiting pods: the stage of each, and how it ended.
 
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
@@ -8,8 +8,8 @@ use crate::ledger::suggest::waiting::{
 };
 
 impl WaitingState {
-    /// The pod as one that can be requeued; none where the watch does not show it, it was not refused, or its
-    /// next question is to be expected anyway.
+    /// The pod as one that can be requeued; `None` if the watch does not show it, if it was not
+    /// refused, or if its next call is due anyway.
     pub(crate) fn candidate(&self) -> Option<Candidate> {
         let is_due = |touch: &Touch| !matches!(touch.stage, Stage::Asked(_));
         if !self.is_watched || self.refused.is_none() || self.touch.as_ref().is_some_and(is_due) {
@@ -25,9 +25,9 @@ impl WaitingState {
 }
 
 impl WaitingPods {
-    /// What up to `most` pods ask, each pod once, that were refused before the watch showed them and can be
-    /// requeued: pods were requeued for room that has appeared in between without them. A pod whose question is
-    /// still being answered stays for a later call, since the answer may be that room.
+    /// The requests of up to `most` pods, each pod once, that were refused before the watch showed
+    /// them and can be requeued: room that appeared meanwhile went to others. A pod whose call is
+    /// not answered yet stays for later, since the answer may use that room.
     pub fn late(&self, most: usize) -> Option<Vec<Group>> {
         let Pods { late, by_uid, .. } = &mut *self.pods();
         let is_answered = |uid: &PodUid| by_uid.get(uid).is_none_or(|state| state.is_answered);
@@ -39,13 +39,13 @@ impl WaitingPods {
         (!taken.is_empty()).then_some(groups)
     }
 
-    /// Lets every pod be a changed one: whoever followed the changes has lost them.
+    /// Marks every pod as changed, because the reader of the changes has lost them.
     pub fn change_all(&self) {
         self.pods().is_all_changed = true;
     }
 
-    /// Notes that the pod is to be touched for room on a node. None where it has changed, so that it is not
-    /// one to be requeued for that.
+    /// Notes that the pod will be requeued for room on a node. `None` if it has changed, so that it
+    /// cannot be requeued for that.
     pub fn touch(&self, uid: &PodUid, room: &FreeRoom) -> Option<WaitingPod> {
         let touched = self.pods().change(uid, |state| {
             let candidate = state.candidate()?;
@@ -58,30 +58,30 @@ impl WaitingPods {
         touched.flatten()
     }
 
-    /// Whether a touch of the pod is being written.
+    /// Whether a requeue of the pod is being written.
     pub fn is_sending(&self, uid: &PodUid) -> bool {
         let pods = self.pods();
         let touch = pods.by_uid.get(uid).and_then(|state| state.touch);
         touch.is_some_and(|touch| touch.stage == Stage::Sending)
     }
 
-    /// Notes that a touch was written.
+    /// Notes that a requeue was written.
     pub fn touched(&self, uid: &PodUid, now: Timestamp) {
         self.end_stage(uid, Stage::Sending, Some(Stage::Sent(now)));
     }
 
-    /// Notes that a touch may not have been written: the pod can be touched again.
+    /// Notes that a requeue may not have been written: the pod can be requeued again.
     pub fn not_touched(&self, uid: &PodUid) {
         self.end_stage(uid, Stage::Sending, None);
     }
 
-    /// Notes that this process may not touch the pod: it is not tried again until its next question, or until it
-    /// is [`touchable`](Self::touchable).
+    /// Notes that this process may not requeue the pod. It tries again after the pod's next call,
+    /// or when the pod becomes [`touchable`](Self::touchable).
     pub fn not_touchable(&self, uid: &PodUid, now: Timestamp) {
         self.end_stage(uid, Stage::Sending, Some(Stage::Unanswered(now)));
     }
 
-    /// Notes that a pod that could not be touched can be now: room that has appeared meanwhile is looked for.
+    /// Notes that the pod can be requeued after all; room that appeared meanwhile is looked for.
     pub fn touchable(&self, uid: &PodUid) {
         let pods = &mut *self.pods();
         let is_left = |touch: &mut Touch| matches!(touch.stage, Stage::Unanswered(_));
@@ -99,7 +99,7 @@ impl WaitingPods {
         });
     }
 
-    /// Where a pod stands that was touched; a question that is not there in time is not waited for any longer.
+    /// The progress of a requeued pod. A call that does not come in time is no longer waited for.
     pub fn progress(&self, uid: &PodUid, now: Timestamp) -> Progress {
         let pods = &mut *self.pods();
         let patience = pods.patience();

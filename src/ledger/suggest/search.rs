@@ -18,8 +18,8 @@ use crate::model::node_state::NodeState;
 use crate::model::reservation::PodRef;
 use crate::scoring::plan;
 
-/// All nodes, and what a request means on their devices. It has its own list of classes, so that nothing
-/// is held for as long as a look at all nodes takes but one node after the other.
+/// All nodes, and what a request takes of their devices. It has its own list of classes, so that it
+/// locks only one node at a time.
 pub(crate) struct Search<'a> {
     slots: &'a [Arc<Slot>],
     pub(crate) classes: DeviceClasses,
@@ -30,8 +30,8 @@ impl<'a> Search<'a> {
         Self { slots, classes: world.classes.clone() }
     }
 
-    /// The nodes by position, each held while it is looked at. One that got devices of a new class
-    /// since the search began is left out.
+    /// The nodes by position, each locked while it is read. Leaves out a node that got devices of a
+    /// new class since the search began.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (&'a NodeName, MutexGuard<'a, NodeState>)> {
         let known = self.classes.count();
         self.slots.iter().filter_map(move |slot| {
@@ -40,7 +40,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// The first node, by position, where `is_it`.
+    /// The first node, by position, for which `is_it` is true.
     pub(crate) fn find(&self, is_it: impl Fn(&NodeState) -> bool) -> Option<NodeName> {
         self.nodes().find(|(_, books)| is_it(books)).map(|(name, _)| name.clone())
     }
@@ -50,11 +50,11 @@ impl<'a> Search<'a> {
         self.find(|books| plan::fits(books, &ask, HoldRule::Respected))
     }
 
-    /// The largest size from `least` up to but without `asked` at which some node fits. At the sizes
-    /// `whole` a request may fit where smaller ones do not, since whoever takes all of a device needs no
-    /// protection from neighbours; the same holds for the size next to `asked`, in a device that is cut
-    /// into slots. Of all others it holds that where one fits, every smaller one does, as long as the least
-    /// memory of a part is left out: so it is asked for at the end, of the size that is found.
+    /// The largest size from `least` up to but without `asked` at which some node fits. At the
+    /// sizes `whole` a request may fit where smaller ones do not: a pod with a whole device needs
+    /// no isolation. So may the size next to `asked`, on a device with slots. For all other sizes,
+    /// if one fits, each smaller one does, as long as the least memory of a part is ignored. So
+    /// that is checked at the end, for the size that was found.
     pub(crate) fn largest(
         &self,
         lever: Lever,
@@ -114,21 +114,21 @@ pub struct Suggestion {
     pub change: Change,
 }
 
-/// What changes. In the order in which remedies are told: what costs nobody anything first, then what
-/// the pod's owner can do, then what costs other pods, then what an operator can do.
+/// What changes. In the order of the suggestions: what costs nothing first, then what the pod's
+/// owner can do, then what costs other pods, then what an operator can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Nothing but time: the room is held back for pods that are about to be bound.
+    /// Nothing but time: the room is held for pods that are about to be bound.
     Claimed,
-    /// Nothing but time: these pods have ended, and their processes may still hold the room.
+    /// Nothing but time: these pods have ended, and their processes may still use the room.
     Ending(Vec<PodRef>),
-    /// The pod asks for this in place of what it asks for.
+    /// The pod makes this request instead.
     CompiledRequest(Lever, Box<PlacementRequest>),
     /// These pods end; none of them could stay.
     End(Clearing, Vec<PodRef>),
-    /// This many GPUs that kubelet hands out are given to gpupack; with each of them it would fit.
+    /// gpupack gets this many GPUs of kubelet, on nodes where the pod would then fit.
     Kubelet(usize),
-    /// This many unhealthy GPUs work again; with each of them it would fit.
+    /// This many unhealthy GPUs work again, on nodes where the pod would then fit.
     Heal(usize),
 }
 
@@ -139,9 +139,9 @@ pub enum Lever {
     Share,
     /// Less memory.
     Memory,
-    /// Less processor time.
+    /// Less CPU.
     Cpu,
-    /// Less main memory.
+    /// Less host memory.
     HostMemory,
     /// Fewer devices.
     Devices,
@@ -149,8 +149,8 @@ pub enum Lever {
     Profile,
     /// One more model is accepted.
     Model,
-    /// A whole GPU in place of a part.
+    /// A whole GPU instead of a part.
     Whole,
-    /// A weaker protection is accepted.
+    /// Weaker isolation is accepted.
     Isolation,
 }

@@ -1,7 +1,8 @@
-//! What would help a pod that fits nowhere: the smallest changes after each of which it fits, found with
-//! the same fit function on the books of the moment. Nothing is changed here.
+//! What would help a pod that fits on no node: the smallest changes after each of which it fits,
+//! by the same fit function on the current state. Nothing is changed here.
 //!
-//! Each remedy names a node where it helps, so whether it still does is a look at that node alone.
+//! Each suggestion names a node where it helps, so that one look at that node shows if it still
+//! does.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -20,15 +21,15 @@ use crate::model::request::{Amount, GpuRequest, Isolation};
 use crate::model::reservation::{PodRef, ReservationState};
 use crate::scoring::plan;
 
-/// Users write fractions with five decimals at most.
+/// Users write fractions with at most five decimals.
 const FRACTION_STEP_MILLIONTHS: u64 = 10;
 
-/// Ways to make room by the end of tenants that are told: the cheapest ones.
+/// Sets of tenants whose end is suggested: the cheapest ones.
 const MOST_WAYS: usize = 3;
 
 impl Ledger {
-    /// The remedies for a pod that fits nowhere, the cheapest first; none where it fits as it is, and
-    /// where no single change helps. Looks at every node some ten times.
+    /// The suggestions for a pod that fits on no node, the cheapest first; empty if it already
+    /// fits, or if no single change helps. Looks at every node some ten times.
     pub fn suggestions(&self, question: &PlacementRequest) -> Vec<Suggestion> {
         let slots = self.slots();
         let search = Search::new(&slots, &self.world());
@@ -42,7 +43,7 @@ impl Ledger {
         found
     }
 
-    /// Whether a remedy still helps: a look at one node.
+    /// Whether a suggestion still helps: a look at one node.
     pub fn still_helps(&self, question: &PlacementRequest, suggestion: &Suggestion) -> bool {
         let slots = self.slots();
         let at = self.position(suggestion.node.as_str());
@@ -51,7 +52,7 @@ impl Ledger {
         let ask = question.ask(&search.classes);
         let Some((_, books)) = search.nodes().next() else { return false };
         if plan::fits(&books, &ask, HoldRule::Respected) {
-            return false; // no need of it any more
+            return false; // not needed any more
         }
         match &suggestion.change {
             Change::Claimed => plan::fits(&books, &ask, HoldRule::Ignored),
@@ -83,7 +84,7 @@ impl Ledger {
 }
 
 impl Search<'_> {
-    /// What is a matter of moments.
+    /// What only takes a short time.
     fn waiting(&self, question: &PlacementRequest) -> Option<Suggestion> {
         let ask = question.ask(&self.classes);
         let on_hold = self
@@ -103,7 +104,7 @@ impl Search<'_> {
         })
     }
 
-    /// Requests that fit now and are as near to this one as can be, each changed in one way.
+    /// Requests that fit now and are as near to this one as possible, each changed in one way.
     fn asking(&self, question: &PlacementRequest) -> Vec<Suggestion> {
         let mut found = Vec::new();
         if let Some(request) = &question.gpu {
@@ -209,7 +210,7 @@ impl Search<'_> {
         others
     }
 
-    /// The cheapest sets of pods without which it fits: fewest pods, then the least they hold.
+    /// The cheapest sets of pods without which it fits: fewest pods, then the least share.
     fn ending(&self, question: &PlacementRequest) -> Vec<Suggestion> {
         let ask = question.ask(&self.classes);
         let mut ways: Vec<(Clearing, NodeName, Vec<PodRef>)> = Vec::new();
@@ -217,7 +218,7 @@ impl Search<'_> {
             if books.placeable().is_err() {
                 continue;
             }
-            // Sets of tenants are tried on a copy: others wait for the books of the node meanwhile.
+            // Sets of tenants are tried on a copy, so that the node is not locked meanwhile.
             let copy = books.clone();
             drop(books);
             let books = copy;
@@ -236,7 +237,7 @@ impl Search<'_> {
         ways.into_iter().map(suggestion).collect()
     }
 
-    /// GPUs that are out of service for us and would take it.
+    /// GPUs that gpupack cannot use now, and that would take it.
     fn mending(&self, question: &PlacementRequest) -> Vec<Suggestion> {
         let ask = question.ask(&self.classes);
         let mut found = Vec::new();

@@ -1,10 +1,10 @@
-//! The pods that wait for a GPU: what they ask for, why they were refused, and what became of their last
-//! touch.
+//! The pods that wait for a GPU: their requests, why they were refused, and the result of their
+//! last requeue.
 //!
-//! kube-scheduler looks again at a parked pod only when something it watches changes, and a freed GPU
-//! is nothing it watches. So gpupack touches one waiting pod per freed room: the most important and
-//! oldest one that fits there now, chosen in `requeue`. Its binding is an event that makes kube-scheduler
-//! look at the others. What the pod's next question says about the node tells whether the touch helped.
+//! kube-scheduler looks again at a parked pod only when something that it watches changes. A freed
+//! GPU is nothing that it watches. So gpupack requeues one waiting pod per freed room: the most
+//! important and oldest one that fits there, chosen in `requeue`. Its binding is an event that
+//! makes kube-scheduler look at the others. The pod's next call shows whether the requeue helped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,34 +19,34 @@ use crate::ledger::suggest::requeue::{Arrival, AskedNodes, Candidate};
 use crate::model::rejection::Rejection;
 use crate::model::reservation::PodRef;
 
-/// A pod known only from a verb, not from the watch, is dropped after this time: longer than any
-/// delay of a watch, shorter than an operator's patience with memory.
+/// A pod that only a verb mentioned is dropped after this time: longer than any delay of a watch,
+/// short enough to save memory.
 const UNSEEN_FOR: Duration = Duration::from_secs(600);
 
-/// Most pods that are remembered; beyond it new ones get no wake-up. 500 bytes each.
+/// Most pods that are remembered, 500 bytes each; new ones beyond it get no requeue.
 const MAX_WAITING: usize = 200_000;
 
-/// Most pods that verbs mentioned and the watch does not show, be it that it is late: anyone can make them up.
+/// Most pods that verbs mentioned and the watch does not show yet: any client can make them up.
 const MAX_UNSEEN: usize = 4_096;
 
-/// How long a touched pod's next question may take at least, and at most. kube-scheduler asks within some
-/// milliseconds while it has nothing else to do; one with thousands of pods in its queue takes longer, and
-/// how long it took for other pods tells.
+/// Least and most time for the next call of a requeued pod. An idle kube-scheduler calls within
+/// milliseconds; one with thousands of pods in its queue takes longer. The time that other pods
+/// needed gives the value between.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(2));
 
-/// A question that comes later after a touch has another cause. kube-scheduler goes through thousands of
-/// pods in less.
+/// A call that comes later after a requeue has another cause. kube-scheduler needs less for
+/// thousands of pods.
 const BUSY_FOR: Duration = Duration::from_secs(30);
 
-/// Most memory for the nodes that pods were asked about, each set once. Pods beyond it may be requeued for
+/// Most memory for the nodes that calls named, each set once. Pods beyond it may be requeued for
 /// room on any node.
 const ASKED_BYTES: usize = 16 << 20;
 
-/// Sets from which those that no pod has any more are looked for.
+/// The number of sets from which unused ones are removed.
 const FEW_SETS: usize = 64;
 
-/// Most times that room is held for a pod that is not bound, and the time within. kube-scheduler tries again after
-/// seconds; then something else than GPUs is in the way, or another client asks in its place.
+/// How often, and within which time, room is held for a pod that is not bound. kube-scheduler tries
+/// again after seconds. Then something else prevents the bind, or another client calls in its name.
 const MOST_HOLDS: (u32, Duration) = (5, Duration::from_secs(300));
 
 /// A pod without a node.
@@ -58,7 +58,7 @@ pub struct WaitingPod {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// What is asked about it.
+    /// What it requests.
     pub question: PlacementRequest,
     /// Its priority; the larger the more important.
     pub priority: i32,
@@ -66,28 +66,28 @@ pub struct WaitingPod {
     pub created_unix_seconds: i64,
 }
 
-/// A waiting pod and what became of its last question.
+/// A waiting pod and the result of its last call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitingState {
     /// The pod.
     pub waiting: WaitingPod,
-    /// The misfits of its last question with the number of nodes, when no node fitted.
+    /// The rejections of its last call with the number of nodes, if no node fitted.
     pub refused: Option<BTreeMap<Rejection, usize>>,
-    /// The nodes of its last question; none while that is answered, and where there was none.
+    /// The nodes of its last call; `None` while that call runs, and before the first.
     pub(crate) asked: Option<Arc<AskedNodes>>,
-    /// When that began.
+    /// When that call began.
     pub(crate) asked_at: Timestamp,
-    /// Whether its last question, if there was one, is answered.
+    /// Whether its last call, if there was one, is answered.
     pub(crate) is_answered: bool,
     pub(crate) touch: Option<Touch>,
-    /// How often room was held for it, since when.
+    /// How often room was held for it, and since when.
     holds: (u32, Timestamp),
     pub(crate) is_watched: bool,
     seen: Timestamp,
 }
 
 impl WaitingState {
-    /// A pod that was never asked about.
+    /// A pod without a *filter* call yet.
     pub fn unasked(waiting: WaitingPod, now: Timestamp) -> Self {
         Self {
             waiting,
@@ -102,8 +102,8 @@ impl WaitingState {
         }
     }
 
-    /// The closest misfit of its last question, with the number of nodes; none where it was not refused,
-    /// or no node was asked about.
+    /// The closest rejection of its last call, with the number of nodes; `None` if it was not
+    /// refused, or if no node was named.
     pub fn closest(&self) -> Option<(Rejection, usize)> {
         let rejections =
             self.refused.iter().flatten().map(|(rejection, nodes)| (*rejection, *nodes));
@@ -111,7 +111,7 @@ impl WaitingState {
     }
 }
 
-/// A pod that changed, as one that can be requeued; none where it cannot.
+/// A pod that changed, as one that can be requeued; `None` if it cannot.
 pub type Change = (PodUid, Option<Candidate>);
 
 /// All waiting pods.
@@ -123,21 +123,21 @@ pub struct WaitingPods {
 #[derive(Default)]
 pub(crate) struct Pods {
     pub(crate) by_uid: BTreeMap<PodUid, WaitingState>,
-    /// The pods that only verbs mentioned, the one that was mentioned the longest ago first.
+    /// The pods that only verbs mentioned, those mentioned longest ago first.
     unseen: BTreeSet<(Timestamp, PodUid)>,
     /// Whether there is no watch, so that a pod that a verb mentions counts as shown.
     is_unwatched: bool,
     /// Refused before the watch showed them.
     pub(crate) late: BTreeSet<PodUid>,
-    /// Pods that changed since whoever requeues them looked.
+    /// Pods that changed since the thread that requeues them looked.
     changed: BTreeSet<PodUid>,
     /// Whether there were too many changes to remember: any pod may have changed.
     pub(crate) is_all_changed: bool,
-    /// The nodes that pods were asked about, each set once.
+    /// The nodes that calls named, each set once.
     asked: BTreeSet<Arc<AskedNodes>>,
-    /// How many sets there may be before those that are in use are counted again.
+    /// The number of sets at which unused ones are removed next.
     sets_at_ease: usize,
-    /// The longest time that the next question of touched pods took lately.
+    /// The longest recent time from a requeue to the next call.
     slowest: Duration,
 }
 
@@ -153,7 +153,7 @@ impl Pods {
         }
     }
 
-    /// Lets `change` change a pod where it waits.
+    /// Lets `change` change a pod, if it waits.
     pub(crate) fn change<T>(
         &mut self,
         uid: &PodUid,
@@ -167,7 +167,7 @@ impl Pods {
         Some(changed)
     }
 
-    /// Adds a pod. Where there are too many, the unseen one makes way that was mentioned the longest ago.
+    /// Adds a pod. If there are too many, it replaces the unseen one of the longest ago.
     fn add(&mut self, waiting: WaitingPod, now: Timestamp, is_watched: bool) {
         let are_many_unseen = !is_watched && self.unseen.len() >= MAX_UNSEEN;
         if are_many_unseen || self.by_uid.len() >= MAX_WAITING {
@@ -182,7 +182,7 @@ impl Pods {
         self.by_uid.insert(uid, fresh);
     }
 
-    /// The same set of nodes, as other pods have it; none where there are too many.
+    /// The same set of nodes, shared with other pods; `None` if there are too many.
     fn shared(&mut self, asked: AskedNodes) -> Option<Arc<AskedNodes>> {
         if let Some(known) = self.asked.get(&asked) {
             return Some(Arc::clone(known));
@@ -210,13 +210,13 @@ impl Pods {
 }
 
 impl WaitingPods {
-    /// Those of a demo, where no watch shows any and verbs are all that there is.
+    /// The waiting pods of a demo, which has only verbs and no watch.
     pub fn without_watch() -> Self {
         Self { pods: Mutex::new(Pods { is_unwatched: true, ..Pods::default() }) }
     }
 
-    /// Notes a pending pod that the watch reports. Whether a verb has asked just this about it before, whose
-    /// answer counts from now on.
+    /// Notes a pending pod that the watch reports. Returns whether a verb made the same request for
+    /// it before; then that answer counts from now on.
     pub fn see(&self, waiting: WaitingPod, now: Timestamp) -> bool {
         let (pods, uid) = (&mut *self.pods(), waiting.pod.uid.clone());
         let Some(state) = pods.by_uid.get_mut(&uid) else {
@@ -233,7 +233,7 @@ impl WaitingPods {
         let is_other = !was_unseen && state.waiting.question != waiting.question;
         state.waiting = waiting;
         if is_other {
-            // kube-scheduler may have asked this already, before it was shown: its answer did not count.
+            // kube-scheduler may have made this request already; its answer did not count then.
             state.refused.get_or_insert_default();
             (state.asked, state.is_answered) = (None, true);
         }
@@ -249,10 +249,9 @@ impl WaitingPods {
         is_asked
     }
 
-    /// Notes a pod that a verb asks about, as refused until [`WaitingPods::fits`] says otherwise:
-    /// room that appears while the question is answered must find it, wherever that is. Of a pod that the
-    /// watch shows nothing is replaced by what a caller says, and another question about it counts for
-    /// nothing.
+    /// Notes a pod of a *filter* call, as refused until [`WaitingPods::fits`] is called: room that
+    /// appears during the call must find it, on any node. A caller cannot change a pod that the
+    /// watch shows; a call with another request for it is ignored.
     pub fn ask(&self, waiting: WaitingPod, now: Timestamp) {
         let (pods, uid) = (&mut *self.pods(), waiting.pod.uid.clone());
         match pods.by_uid.get_mut(&uid) {
@@ -290,7 +289,7 @@ impl WaitingPods {
         }
     }
 
-    /// Counts that room is to be held for the pod. Answers whether it may be, as it was held few times lately.
+    /// Counts a hold for the pod. Returns whether it may be made: not after many lately.
     pub fn may_hold(&self, uid: &PodUid, now: Timestamp) -> bool {
         let pods = &mut *self.pods();
         pods.by_uid.get_mut(uid).is_none_or(|WaitingState { holds: (times, since), .. }| {
@@ -302,7 +301,7 @@ impl WaitingPods {
         })
     }
 
-    /// Notes that at least one node fits the pod. Answers how its touch ended by that.
+    /// Notes that at least one node fits the pod. Returns how its requeue ended.
     pub fn fits(&self, uid: &PodUid) -> Option<Requeued> {
         let ended = self.pods().change(uid, |state| {
             (state.refused, state.is_answered) = (None, true);
@@ -312,9 +311,9 @@ impl WaitingPods {
         ended.flatten()
     }
 
-    /// Notes why no node fitted, and which nodes were asked about: none where the question was only about
-    /// the node that kube-scheduler has nominated the pod to, after which it asks about all. Answers how
-    /// its touch ended by that.
+    /// Notes why no node fitted, and which nodes the call named. `asked` is `None` if it named only
+    /// the node that kube-scheduler has nominated for the pod; a call about all nodes follows.
+    /// Returns how its requeue ended.
     pub fn refuse(
         &self,
         uid: &PodUid,
@@ -349,9 +348,9 @@ impl WaitingPods {
         }
     }
 
-    /// Pods that changed since the last call, at most `most`, each as one that can be requeued or not; and
-    /// whether these are all. `None` once where there were more changes than are remembered: then every pod
-    /// is new to the caller.
+    /// Pods that changed since the last call, at most `most`, each as one that can be requeued or
+    /// not; and whether these are all. `None` once after more changes than are remembered: then
+    /// every pod may have changed.
     pub fn changes(&self, most: usize) -> Option<(Vec<Change>, bool)> {
         let pods = &mut *self.pods();
         if std::mem::take(&mut pods.is_all_changed) {
@@ -368,12 +367,12 @@ impl WaitingPods {
         Some((changes, pods.changed.is_empty()))
     }
 
-    /// Whether the pod is one of those that wait.
+    /// Whether the pod waits.
     pub fn has(&self, uid: &PodUid) -> bool {
         self.pods().by_uid.contains_key(uid)
     }
 
-    /// How many pods are remembered, those included that the watch does not show.
+    /// How many pods are remembered, with those that the watch does not show.
     pub fn count(&self) -> usize {
         self.pods().by_uid.len()
     }
@@ -399,17 +398,17 @@ impl WaitingPods {
         all
     }
 
-    /// Lets `look` see the same pods, in no order that means anything. They are held meanwhile.
+    /// Lets `look` see the same pods, in no order. They are locked meanwhile.
     pub fn look_at_each(&self, look: impl FnMut(&WaitingState)) {
         self.pods().shown().for_each(look);
     }
 
-    /// Pods that no node fitted last time.
+    /// Pods that fitted on no node last time.
     pub fn refused_count(&self) -> usize {
         self.pods().shown().filter(|state| state.refused.is_some()).count()
     }
 
-    /// Pods that the watch never reported and no verb mentioned for long are dropped.
+    /// Drops pods that the watch never showed and no verb mentioned for long.
     pub fn tick(&self, now: Timestamp) {
         let pods = &mut *self.pods();
         let is_unwatched = pods.is_unwatched;
@@ -432,7 +431,7 @@ fn order(waiting: &WaitingPod) -> (std::cmp::Reverse<i32>, i64, &PodUid) {
     (std::cmp::Reverse(waiting.priority), waiting.created_unix_seconds, &waiting.pod.uid)
 }
 
-/// A touch whose question is still to come, or is being answered.
+/// A requeue whose next call is still to come, or is being answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Touch {
     /// The node that had room for it.
@@ -444,44 +443,44 @@ pub(crate) struct Touch {
 pub(crate) enum Stage {
     /// The API server has not answered yet.
     Sending,
-    /// Since then kube-scheduler has reason to ask about the pod.
+    /// Since then kube-scheduler has reason to call about the pod.
     Sent(Timestamp),
-    /// It asked for the first time after the touch, then.
+    /// Its first call after the requeue began then.
     Asked(Timestamp),
-    /// It did not ask in time: in-tree filters may leave no node, and a change that lets them makes
-    /// kube-scheduler ask without us. Until it asks, another touch would be in vain.
+    /// No call came in time: in-tree filters may leave no node. If a change lets them,
+    /// kube-scheduler calls without a requeue. Until it does, another requeue would be useless.
     Unanswered(Timestamp),
 }
 
-/// How a touch ended.
+/// How a requeue ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requeued {
-    /// The next question found a node that fits.
+    /// The next call found a node that fits.
     Helped,
-    /// The next question named the node, and nothing fitted, there neither.
+    /// The next call named the node, and no node fitted, not even this one.
     Refused,
-    /// The next question did not name the node.
+    /// The next call did not name the node.
     LeftOut,
-    /// There was no question in time.
+    /// No call came in time.
     Unanswered,
     /// The pod is gone.
     Gone,
 }
 
-/// Where a pod stands that was touched.
+/// The progress of a requeued pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It is not one of those that wait.
+    /// It does not wait.
     Gone,
-    /// The touch is being written.
+    /// The requeue is being written.
     Sending,
-    /// Its question is to be expected, or to be answered, until then.
+    /// Its next call, or the answer to it, is due until then.
     Until(Timestamp),
     /// That did not happen in time.
     Late,
-    /// A node fits; it has yet to be bound.
+    /// A node fits; the pod is not bound yet.
     Fits,
-    /// It waits, and its last question began then.
+    /// It waits, and its last call began then.
     Waits {
         /// When.
         asked: Timestamp,

@@ -1,5 +1,5 @@
-//! What request would have been enough for pods that were watched for long enough, who is idle, and how
-//! finely each pool could be shared.
+//! What request would have been enough for pods that were watched long enough, which pods are idle,
+//! and how finely each pool could be shared.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,34 +13,34 @@ use crate::model::node_state::NodeState;
 use crate::model::reservation::{PodRef, Reservation};
 use crate::usage::history::Usage;
 
-/// How long a pod must have been watched before anything is said about it.
+/// How long a pod must have been watched before there is advice about it.
 pub const WATCHED_FOR: Duration = Duration::from_secs(600);
 
 /// How long the GPUs of a pod must not have been busy for it to be idle.
 pub const IDLE_FOR: Duration = Duration::from_secs(600);
 
-/// Largest number of slots that a pool is told it could bear.
+/// Largest number of slots that is advised for a pool.
 const MOST_SLOTS: u64 = 64;
 
-/// Part of a pool's tenants that must find room in a slot, in percent.
+/// Percent of a pool's tenants that must fit in a slot.
 const SERVED_PERCENT: usize = 95;
 
-/// What is said about one pod.
+/// The advice about one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
     /// The pod.
     pub pod: PodRef,
     /// Its node.
     pub node: String,
-    /// Pool of that.
+    /// Pool of the node.
     pub pool: PoolName,
     /// What it was seen to use.
     pub usage: Usage,
-    /// Its devices, by their positions in the books of the node.
+    /// Its devices, by their positions in the node's state.
     pub positions: Vec<usize>,
-    /// Memory that it holds on all its devices.
+    /// Memory allocated to it on all its devices.
     pub booked: MemMib,
-    /// Share that it holds, likewise.
+    /// Share allocated to it, likewise.
     pub share: Share,
     /// Memory of its devices.
     pub capacity: MemMib,
@@ -54,13 +54,13 @@ impl Advice {
         self.idle >= IDLE_FOR
     }
 
-    /// Memory that it need not hold: all of an idle pod's, else what is beyond enough.
+    /// Memory that it does not need: all of an idle pod's, else what is beyond enough.
     pub fn reclaimable(&self) -> MemMib {
         let enough = if self.is_idle() { MemMib::ZERO } else { self.usage.enough() };
         self.booked.checked_sub(enough).unwrap_or(MemMib::ZERO)
     }
 
-    /// The same as a share of its devices, at most what it holds.
+    /// The same as a share of its devices, at most what it has.
     pub fn reclaimable_share(&self) -> Share {
         let part = Share::ratio(self.reclaimable(), self.booked).unwrap_or(Share::ZERO);
         let millionths = u128::from(self.share.millionths()) * u128::from(part.millionths());
@@ -69,15 +69,15 @@ impl Advice {
     }
 }
 
-/// What the tenants of one pool could share: slots per GPU such that 95 % of them would have found enough
-/// in one; 1: none, 64: as many as a GPU can have.
+/// What the tenants of one pool could share: slots per GPU such that 95 % of them would have had
+/// enough in one. 1: none; 64: as many as a GPU can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolAdvice {
     /// Tenants that were watched for long enough.
     pub tenants: usize,
     /// Slots with enough memory, by the highest use of each tenant.
     pub by_memory: u64,
-    /// Slots with enough time of the GPU, by the mean load of each tenant; none where no tenant's is told.
+    /// Slots with enough GPU time, by the mean load of each tenant; `None` if no load is known.
     pub by_load: Option<u64>,
 }
 
@@ -101,12 +101,12 @@ impl SharingLimit {
 }
 
 impl PoolAdvice {
-    /// Slots that would have had enough of both, as far as load is told.
+    /// Slots that would have had enough of both, as far as load is known.
     pub fn slots(&self) -> u64 {
         self.by_load.map_or(self.by_memory, |by_load| by_load.min(self.by_memory))
     }
 
-    /// What allows no more than that; none where there may be no more.
+    /// What allows no more than that; `None` at the largest number.
     pub fn limit(&self) -> Option<SharingLimit> {
         match self.slots() {
             MOST_SLOTS => None,
@@ -117,8 +117,8 @@ impl PoolAdvice {
 }
 
 impl Ledger {
-    /// What can be said about the pods of all nodes that were watched for long enough, those first that
-    /// hold most without need. O(pods).
+    /// The advice about all pods that were watched long enough; the pods with the most unneeded
+    /// memory first. O(pods).
     pub fn advice(&self, now: Timestamp) -> Vec<Advice> {
         let mut all = Vec::new();
         for slot in self.slots().iter() {
@@ -146,7 +146,7 @@ fn advise(slot: &Arc<Slot>, now: Timestamp, all: &mut Vec<Advice>) {
     }
 }
 
-/// What is said about a pod; nothing where it holds a device that is gone.
+/// The advice about a pod; `None` if it has a device that is gone.
 fn advice_on(
     books: &NodeState,
     held: &Reservation,
@@ -176,7 +176,7 @@ fn advice_on(
     })
 }
 
-/// What each pool could bear, by the highest use of memory and the mean load of its tenants.
+/// What each pool could have, by the highest use of memory and the mean load of its tenants.
 pub fn by_pool(all: &[Advice]) -> BTreeMap<PoolName, PoolAdvice> {
     let mut slots: BTreeMap<PoolName, [Vec<u64>; 2]> = BTreeMap::new();
     for advice in all {
@@ -194,7 +194,7 @@ pub fn by_pool(all: &[Advice]) -> BTreeMap<PoolName, PoolAdvice> {
     pools.collect()
 }
 
-/// How many such parts a whole has, between 1 and 64.
+/// How many parts of this size a whole has, between 1 and 64.
 fn parts(whole: u64, part: u64) -> u64 {
     (whole / part.max(1)).clamp(1, MOST_SLOTS)
 }

@@ -16,7 +16,7 @@ use crate::usage::node_details::{DetailsReport, NodeDetails, evidence};
 use crate::usage::samples::{BEYOND, Outside, OverLimitPod};
 
 impl Ledger {
-    /// Notes what is known now of the protection of devices, and says what follows.
+    /// Notes which isolation of devices is verified now, and returns the events of that.
     pub(crate) fn see_evidence(
         &self,
         at: usize,
@@ -25,7 +25,7 @@ impl Ledger {
         if found.is_empty() {
             return Vec::new();
         }
-        // Whoever was kept away for want of protection may fit again, though nothing became free.
+        // A pod that was refused for lack of isolation may fit again, though nothing became free.
         let is_room = found.iter().any(|(_, evidence)| *evidence != Verification::Missing);
         let mut effects: Vec<LedgerEvent> =
             is_room.then(|| LedgerEvent::Room(self.slot(at).name.clone())).into_iter().collect();
@@ -37,8 +37,8 @@ impl Ledger {
         effects
     }
 
-    /// Tenants by mode: how many it is meant to protect, and how many it is known to. A pod counts once
-    /// for each device that it holds.
+    /// Tenants by mode: how many have it configured, and how many have it verified. A pod counts
+    /// once for each of its devices.
     pub fn protections(&self, limits: DriverLimits) -> TenantsByMode {
         let mut tenants: TenantsByMode = Mode::ALL.into_iter().map(|mode| (mode, (0, 0))).collect();
         for slot in self.slots().iter() {
@@ -57,7 +57,7 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// All over-users, node by node in no particular order.
+    /// All over-limit pods, node by node in no order.
     pub fn over_users(&self) -> Vec<OverLimitPod> {
         let slots = self.slots();
         let of_node = |slot: &Arc<Slot>| {
@@ -67,7 +67,7 @@ impl Ledger {
         slots.iter().flat_map(of_node).collect()
     }
 
-    /// What is used outside of the books, in the whole cluster.
+    /// What is used beyond what is allocated, in the whole cluster.
     pub fn outside(&self) -> Outside {
         let mut outside = Outside::default();
         let add = |sum: &mut MemMib, more| *sum = sum.checked_add(more).unwrap_or(BEYOND);
@@ -87,7 +87,7 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// The pods that are placed, of which nothing is known from before the start of the process.
+    /// The placed pods of which nothing is known from before the start of the process.
     pub fn pods_without_history(&self) -> Vec<PodUid> {
         let mut pods = Vec::new();
         for slot in self.slots().iter() {
@@ -102,8 +102,8 @@ impl Ledger {
         pods
     }
 
-    /// Puts what was measured of a pod before the process started under its sketch, once. Whether the pod
-    /// is still there.
+    /// Adds what was measured of a pod before the process started to its sketch, once. Returns
+    /// whether the pod is still there.
     pub fn recall_use(&self, uid: &PodUid, history: &History) -> bool {
         let Some(at) = self.pods.get(uid).map(|at| *at) else { return false };
         let slot = self.slot(at);
@@ -112,7 +112,7 @@ impl Ledger {
         if history.stretches.iter().any(Option::is_some) {
             let details = &mut *slot.details.lock();
             let usage = details.usages.0.entry(uid.clone());
-            // It is known from the start on, by what came before.
+            // By its history, it is known from the start on.
             let usage = usage.or_insert_with(|| Usage::new(Timestamp::START));
             usage.recall(history, booked(held));
         }
@@ -121,8 +121,8 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// Notes what an accepted report of `node` says beside the books, and says what is new in it: pods that
-    /// use more than they may, foreign use, and whose intended protection was not verified in time.
+    /// Notes what an accepted report of `node` says beside the state. Returns the news: over-limit
+    /// pods, untracked memory, pods whose configured isolation was not verified in time.
     pub fn note(
         &self,
         node: &str,
@@ -142,7 +142,7 @@ impl Ledger {
         effects
     }
 
-    /// What is known of a node beside the books; nothing of a node that is not known.
+    /// What is known of a node beside its state; empty for an unknown node.
     pub fn details(&self, node: &str) -> NodeDetails {
         let known = self.position(node).map(|at| self.slot(at).details.lock().clone());
         known.unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Who may speak for a node, in which order, and about which devices.
+//! Which agent may report for a node, in which order, and about which devices.
 
 use super::*;
 use crate::hardware::device::Health;

@@ -1,4 +1,4 @@
-//! What facts, commands and time do to the books of the cluster.
+//! What facts, commands and time do to the state of the cluster.
 
 use super::*;
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Share};
@@ -122,7 +122,7 @@ fn an_edited_placement_is_told_and_changes_nothing_of_what_a_pod_holds() {
         for edit in &edits {
             let told = ledger.see_pod(edit, seconds(1));
             let node = edit.node.as_ref().unwrap().as_str();
-            // Of a pod that has ended nothing is told.
+            // Nothing is reported of a pod that has ended.
             assert_eq!(told, if state == "confirmed" { vec![edited(node)] } else { vec![] });
             assert_eq!((free(&ledger), state), (vec![100, 1000], state));
         }
@@ -164,7 +164,7 @@ fn what_a_pod_asked_for_when_it_was_bound_counts_whatever_it_asks_for_later() {
         assert_eq!(ledger.reservation(&uid("p")).unwrap().request, ours.request, "{way}");
         assert!(reserve(&ledger, "q", 500_000).is_ok(), "{way}");
     }
-    // Where none is known, the first valid one counts.
+    // If no request is known, the first valid one counts.
     let ledger = ledger("A");
     ledger.see_pod(&PodFact { request: None, ..ours.clone() }, seconds(0));
     ledger.see_pod(&ours, seconds(1));
@@ -195,7 +195,7 @@ fn a_placement_edited_before_it_is_read_for_the_first_time_changes_nothing() {
     assert_eq!(free(&ledger), [100, 1000]);
     assert_eq!(ledger.reservation(&uid("p")).unwrap().state, ReservationState::Confirmed);
     assert_eq!(ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(2)), []);
-    // A Binding of another process: other devices, for another request, or with other amounts.
+    // A Binding of another process: other devices, another request, or other amounts.
     let theirs = PodFact { bound_by_us: false, ..bound("q", "n", "B", 50_000) };
     for (other, left) in [
         (PodFact { request: asked(), ..theirs }, [100, 950]),
@@ -307,7 +307,7 @@ fn questions_wait_for_the_lists_and_then_for_nodes_that_hold_pods() {
     assert_eq!(free(&ledger), [600]);
 }
 
-/// Node `name` with one GPU, as node object, domain and agent tell of it.
+/// Node `name` with one GPU, from its node object, domain and agent.
 fn arrive(ledger: &Ledger, name: &str) {
     see_node(ledger, name);
     ledger.see_domain(&NodeName::new(name), &format!("domain-of-{name}"));
@@ -322,7 +322,7 @@ fn names_of_nodes_that_come_and_go_leave_few_slots() {
         let name = format!("node-{round}");
         arrive(&ledger, &name);
         if round.is_multiple_of(7) {
-            // A pod of it ends later than the node, and one names a node that never was.
+            // One pod ends later than its node; another names a node that never existed.
             let ended = format!("pod-{round}");
             ledger.see_pod(&bound(&ended, &name, &format!("GPU-{name}"), 400_000), seconds(0));
             ledger

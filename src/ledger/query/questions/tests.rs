@@ -1,4 +1,4 @@
-//! Claims: what they hold back, for how long, and from whom.
+//! Holds: what they keep, for how long, and from which pods.
 
 use super::*;
 use crate::ledger::fixture::{asks, bound, free, ledger, node, pod, seconds, see_node, uid};

@@ -52,7 +52,7 @@ fn carry_out(ledger: &Ledger, question: &PlacementRequest, way: &Relocation) {
 #[test]
 fn the_fewest_and_then_the_smallest_pods_move() {
     for (names, pods, most, expected) in [
-        // the smaller one of two halves' neighbours
+        // the smaller neighbor of two halves
         ("A B", vec![("a@A", 500_000), ("b@B", 400_000), ("c@M", 1_000_000)], 1, vec!["b>A"]),
         // to another node
         ("A", vec![("a@A", 500_000), ("c@M", 500_000)], 1, vec!["a>M"]),
@@ -97,7 +97,7 @@ fn nothing_is_proposed_where_nothing_helps() {
         let ledger = cluster("A B", pods);
         assert_eq!(ledger.moves(&whole(), most), None, "{pods:?}");
     }
-    // a pod of which nobody knows what it asked for stays where it is
+    // a pod without a known request stays where it is
     let ledger = cluster("A B", &[("a@A", 500_000), ("c@M", 1_000_000)]);
     let unknown = bound("b", "n", "B", 500_000);
     ledger.see_pod(&crate::ledger::change::facts::PodFact { request: None, ..unknown }, seconds(0));

@@ -13,7 +13,7 @@ fn named(name: &str) -> WaitingPod {
     }
 }
 
-/// A pod that the watch shows is asked about.
+/// The watch shows a pod, and *filter* is called for it.
 fn ask(waiting: &WaitingPods, name: &str) {
     waiting.see(named(name), seconds(0));
     waiting.ask(named(name), seconds(0));
@@ -117,7 +117,7 @@ fn a_pod_that_was_refused_before_the_watch_showed_it_can_be_requeued() {
     let (changed, _) = waiting.changes(9).unwrap();
     assert!(matches!(&changed[..], [(_, Some(candidate))] if candidate.asked.is_some()));
     assert!(!waiting.see(named("a"), seconds(0)), "once");
-    // What was asked was something else: its own question is still to come.
+    // That request was another one: the pod's own call is still to come.
     waiting.remove(&uid("a"));
     refused();
     assert!(!waiting.see(WaitingPod { question: asks(1), ..named("a") }, seconds(0)));

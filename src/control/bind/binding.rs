@@ -1,12 +1,12 @@
-//! *bind*, the one command: reserve on today's books, then make device and node true in one write.
+//! *bind*, the one command: reserves on the current ledger, then posts devices and node in one
+//! write.
 //!
-//! Only a *definite* refusal by the API server takes the reservation back. While it is not known
-//! whether a Binding was accepted, the reservation stays and the caller gets no answer: kube-scheduler
-//! then times out by itself, which is better than an `Error` for a pod that is bound.
+//! Only a *definite* refusal by the API server takes the reservation back. While the outcome of a
+//! Binding is open, the reservation stays and the caller gets no answer. kube-scheduler then times
+//! out, which is better than an `Error` for a pod that is bound.
 //!
-//! No Binding is posted after the process was asked to stop, for a version of the pod that another process
-//! touched, or when its answer could come after kube-scheduler has given up: others would no longer count
-//! on it.
+//! No Binding is posted after the process began to stop, for a version of the pod that another
+//! process wrote, or when its answer could come after kube-scheduler has given up.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -32,18 +32,17 @@ use crate::protocol::bounds::ProtocolError;
 use crate::protocol::messages::{ExtenderBindingArgs, ExtenderBindingResult, VerbAnswer};
 use crate::scoring::efficiency::Size;
 
-/// Times a Binding is posted again after the pod changed under it: each needs a further change of
+/// Most posts of a Binding, or fences before it, in one bind. Each further one needs a change of
 /// the pod within milliseconds, so a third is hardly ever seen.
 const ATTEMPTS: u32 = 4;
 
-/// What an answer may take from here to kube-scheduler, and its question before it got here.
+/// Time for the call and its answer on the network between kube-scheduler and gpupack.
 const WAY_BACK: Duration = Duration::from_millis(500);
 
-/// How long a bind is still waited for after the process was asked to stop. One that is undecided by then is
-/// settled by the next process.
+/// How long the caller is still answered after the process began to stop. The next process settles
+/// a bind that is undecided by then.
 const LAST_ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// Failed binds in the log.
 static LOGGED: LogLimit = LogLimit::new();
 
 /// One call of *bind*.
@@ -55,7 +54,6 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Whether a Binding may be posted now.
     fn check_time(&self) -> Result<(), BindError> {
         let Config { api_timeout, scheduler_timeout, .. } = self.app.config;
         let answered_after = self.app.clock.precise().saturating_sub(self.arrived) + api_timeout;
@@ -68,7 +66,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Whether the pod may be bound to the node: it is for one of our schedulers, and *filter* passed it
+    /// Whether the pod may be bound to the node: our scheduler has it, and *filter* passed it
     /// there.
     fn check_passed(&self, pod: &SeenPod) -> Result<(), BindError> {
         let app = self.app;
@@ -117,7 +115,7 @@ pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolErr
     Ok((ExtenderBindingResult { error }.to_json(), outcome))
 }
 
-/// Writes to the log why a bind failed; few lines on a caller's word alone.
+/// Logs why a bind failed. Pods that the watch does not show have a limit of their own.
 fn tell_failed(app: &App, args: &ExtenderBindingArgs, error: &BindError) {
     let is_known = app.pending.contains_key(&PodUid::new(args.pod_uid.as_str()));
     let reason = (if is_known { "waiting" } else { "unknown" }, error.result().label());
@@ -133,7 +131,7 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     let uid = PodUid::new(args.pod_uid.as_str());
     let _place = app.binds.place(&uid, is_shown(app, &uid))?;
     check_made_up(app, &uid, &args.node)?;
-    // Later the bind could only end in [`BindError::TooLate`].
+    // A bind that waits longer could only end in [`BindError::TooLate`].
     let turn = tokio::time::timeout(app.config.scheduler_timeout, app.binds.take(&uid)).await;
     let mut turn = turn.map_err(|_| BindError::TooLate)?;
     if settle_earlier(call, &mut turn).await? || is_bound_there(app, &uid, &args.node) {
@@ -156,7 +154,7 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     }
     let Some(question) = app.question(&pod) else {
         let Truth::Cluster(cluster) = &app.truth else { return Err(gone(&pod.pod)) };
-        // What is not known yet is GPUs, and it asks for none.
+        // Only the pod's GPUs are not known yet, and it requests none.
         return decide(call, cluster, &mut turn, &pod, |pod| BindTarget::without_gpu(pod, &node))
             .await;
     };
@@ -171,7 +169,7 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
             let limits = client_limits(app, &placement);
             let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
             if let Err(error) = decide(call, cluster, &mut turn, &pod, target).await {
-                // An earlier Binding of the pod to this node has landed: what was asked for is true.
+                // An earlier Binding of the pod to this node has succeeded.
                 return if is_bound_there(app, &uid, &args.node) { Ok(()) } else { Err(error) };
             }
             app.tell_placed(&pod, &placement);
@@ -182,7 +180,6 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     Ok(())
 }
 
-/// Notes that a pod has its place.
 fn placed(app: &App, pod: &SeenPod, placement: &Placement) {
     let uid = &pod.pod.uid;
     app.settle_pod(uid);
@@ -199,8 +196,8 @@ fn placed(app: &App, pod: &SeenPod, placement: &Placement) {
     );
 }
 
-/// Settles the Binding that an earlier call has left undecided, before this one does anything. Whether the
-/// pod is bound by it as this call asks.
+/// Settles the Binding that an earlier call left undecided, before this call does anything. Whether
+/// that Binding bound the pod to the node of this call.
 async fn settle_earlier(call: &Call<'_>, turn: &mut Turn<'_>) -> Result<bool, BindError> {
     let Truth::Cluster(cluster) = &call.app.truth else { return Ok(false) };
     let Some(target) = turn.on_its_way.clone() else { return Ok(false) };
@@ -211,7 +208,8 @@ async fn settle_earlier(call: &Call<'_>, turn: &mut Turn<'_>) -> Result<bool, Bi
     Ok(false)
 }
 
-/// The limits that the containers of a pod get with `placement`: what it asked for, whatever its own limit.
+/// The limits for the containers of a pod with `placement`. They follow the placement, not the
+/// pod's own limit.
 pub(crate) fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
     let settings = &app.config.webhook;
     let node = app.ledger.node(placement.node.as_str());
@@ -226,7 +224,7 @@ pub(crate) fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
         }
         (MemoryLimit::Driver, devices) => {
             let is_gpu = |placed| device(placed).is_some_and(|it| it.kind == DeviceKind::Gpu);
-            // The toolkit sets one amount on all of them.
+            // The NVIDIA container toolkit sets one amount on all of them.
             let least = devices.iter().map(|placed| placed.demand.memory).min();
             let least = least.filter(|_| devices.iter().all(is_gpu));
             least.map(ClientLimits::of_driver).unwrap_or_default()
@@ -235,7 +233,7 @@ pub(crate) fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
     }
 }
 
-/// Whether the books have the pod on this node already, and its Binding is decided.
+/// Whether the pod has a Confirmed reservation on this node.
 fn is_bound_there(app: &App, uid: &PodUid, node: &str) -> bool {
     let is_it = |held: &Reservation| {
         held.state == ReservationState::Confirmed && held.placement.node.as_str() == node
@@ -243,8 +241,9 @@ fn is_bound_there(app: &App, uid: &PodUid, node: &str) -> bool {
     app.ledger.reservation(uid).is_some_and(|held| is_it(&held))
 }
 
-/// Posts the Binding that `target` makes of the pod until it is decided, and brings the books in line.
-/// A pod without a GPU request is in no book, and is bound as kube-scheduler itself would.
+/// Posts the Binding that `target` makes of the pod until it is decided, and updates the ledger.
+/// The ledger has no pod without a GPU request; such a pod is bound as kube-scheduler would bind
+/// it.
 async fn decide(
     call: &Call<'_>,
     cluster: &ClusterTruth,
@@ -295,8 +294,8 @@ async fn decide(
     Err(taken_back(app, turn, &pod.pod.uid, BindError::Unsteady))
 }
 
-/// The pod in a version that no other process may hold to be its own: one that a process before this one
-/// touched is touched first, so that whatever that process has still on its way cannot land.
+/// The pod in a version that this process wrote last, or none. If a process that is gone wrote it
+/// last, the pod is fenced first, so that no late Binding of that process can succeed.
 async fn own_version(
     call: &Call<'_>,
     cluster: &ClusterTruth,
@@ -327,7 +326,7 @@ async fn own_version(
     Err(BindError::Unsteady)
 }
 
-/// The pod in its newest version, for another try: it must still ask for the same.
+/// The pod in its newest version, for another attempt. Its request must be the same.
 async fn unbound_again(
     app: &App,
     cluster: &ClusterTruth,
@@ -351,7 +350,7 @@ async fn unbound_again(
         return Err(taken_back(app, turn, uid, BindError::BoundElsewhere));
     }
     if cluster.writer.touched(&pod) != Ordering::Equal {
-        // The process that touched it may have given the room to others.
+        // That other process may have allocated the room to others.
         return Err(taken_back(app, turn, uid, BindError::OtherProcess));
     }
     if pod.request != before.request {
@@ -371,7 +370,7 @@ mod tests {
     use crate::ledger::fixture::ledger;
     use crate::model::reservation::PlacedDevice;
 
-    /// The limits that are written for so much of each of these devices.
+    /// The limits that are written for 250 MiB of each of these devices.
     fn limits(settings: &str, devices: &[&str]) -> String {
         let config = Config::from_yaml(&format!("webhook: {{{settings}}}")).unwrap();
         let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Books);

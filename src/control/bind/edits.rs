@@ -1,7 +1,7 @@
-//! Placement annotations that somebody else edited: reported, and written back from the ledger.
+//! Placement annotations that another client edited: reported, and written back from the ledger.
 //!
-//! The watch only notes the pod. A loop reads the pod again, compares it with the ledger, and writes what
-//! the ledger has on exactly that version. An editor that does it again and again is answered ever more
+//! The watch only notes the pod. A loop reads the pod again, compares it with the ledger, and
+//! writes the ledger's placement on exactly that version. Each further edit is answered more
 //! slowly, so two writers that fight cost the API server little.
 
 use std::sync::Arc;
@@ -22,13 +22,14 @@ use crate::kube_api::write::target::PodKey;
 use crate::metrics::labels::EditResult;
 use crate::model::reservation::{PodRef, ReservationState};
 
-/// Time between two looks for placements to write back.
+/// Pause between two looks for placements to write back.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Looks between two in which pods are forgotten that are not in the books: a Binding that came to nothing.
+/// Looks between two sweeps. A sweep forgets pods without a reservation: their Binding failed.
 const LOOKS_PER_SWEEP: u32 = 600;
 
-/// Compares what is written on a bound pod with what gpupack wrote. Of the placement itself the ledger tells.
+/// Compares the annotations of a bound pod with what gpupack wrote. An edit of the placement itself
+/// is a ledger event.
 pub(crate) fn see_written(app: &App, seen: &SeenPod) {
     let (Ok(Some(placement)), Some(node)) = (&seen.placement, &seen.node) else { return };
     let uid = &seen.pod.uid;
@@ -40,11 +41,11 @@ pub(crate) fn see_written(app: &App, seen: &SeenPod) {
     if known.is_some_and(|known| known.is_of(placement)) {
         return tell_edited(app, &seen.pod, node);
     }
-    // First seen after a start; or it was noted for a Binding of ours, and another one has landed.
+    // First seen after a start; or noted for a Binding of ours, while another Binding succeeded.
     app.edits.written().insert(uid.clone(), Known::new(seen.written.clone(), placement));
 }
 
-/// Tells that the placement of a pod was edited, and notes it to be written back.
+/// Writes an event that the placement was edited, and notes the pod to be written back.
 pub(crate) fn tell_edited(app: &App, pod: &PodRef, node: &NodeName) {
     app.metrics.placement_edit(EditResult::Seen);
     let note = format!(
@@ -55,7 +56,6 @@ pub(crate) fn tell_edited(app: &App, pod: &PodRef, node: &NodeName) {
     app.edits.note(pod, app.clock.now());
 }
 
-/// Writes back what was edited, until the process ends.
 pub(crate) async fn restoring(app: &Arc<App>) {
     let mut interval = tokio::time::interval(LOOK_EVERY);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -86,7 +86,7 @@ pub async fn restore_edited(app: &App) {
     }
 }
 
-/// Writes what the ledger has of a pod, where the pod says something else. Whether that was needed.
+/// Writes the ledger's placement on a pod that shows another one. Whether that was needed.
 async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool, String> {
     let held = app.ledger.reservation(&pod.uid);
     let Some(held) = held.filter(|held| held.state == ReservationState::Confirmed) else {

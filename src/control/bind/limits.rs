@@ -1,5 +1,5 @@
-//! What keeps made-up calls of *bind* from taking more than an answer: binds that can be refused without asking
-//! the API server are, and few others read at once.
+//! Limits what made-up calls of *bind* cost: most are refused without a call of the API server, and
+//! only a few of the others read at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::target::PodKey;
 use crate::protocol::messages::ExtenderBindingArgs;
 
-/// How long a bind waits until fewer others read.
+/// How long a bind waits for its permit to read the pod.
 const READ_WITHIN: Duration = Duration::from_secs(1);
 
-/// Whether *filter* passed the pod on the node. What was passed before a restart is not known; then the
-/// books, or for a pod without a GPU that it waits, must do.
+/// Whether *filter* passed the pod on the node. For `PASSED_FOR` after a start it may have done so
+/// before; then the reservation decides, or that a pod without a GPU waits.
 pub(crate) fn check_passed(app: &App, uid: &PodUid, node: &str) -> Result<(), BindError> {
     let now = app.clock.now();
     let is_young = now.since(Timestamp::START) < PASSED_FOR;
@@ -28,8 +28,7 @@ pub(crate) fn check_passed(app: &App, uid: &PodUid, node: &str) -> Result<(), Bi
     }
 }
 
-/// The same for a pod that may be made up, before anything is done for it: of others more than the caller's
-/// word is known.
+/// The same, earlier, for a pod that may be made up: only the caller has named it so far.
 pub(crate) fn check_made_up(app: &App, uid: &PodUid, node: &str) -> Result<(), BindError> {
     let is_held_there =
         || app.ledger.reservation(uid).is_some_and(|held| held.placement.node.as_str() == node);
@@ -40,7 +39,7 @@ pub(crate) fn check_made_up(app: &App, uid: &PodUid, node: &str) -> Result<(), B
     check_passed(app, uid, node)
 }
 
-/// Whether the watch shows a pod that waits, maybe with scheduling gates that have gone since: it is not made up.
+/// Whether the watch shows the pod waiting, maybe with scheduling gates: it is not made up.
 pub(crate) fn is_shown(app: &App, uid: &PodUid) -> bool {
     app.is_shown_waiting(uid) || app.gated.contains_key(uid)
 }

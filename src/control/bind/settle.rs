@@ -1,5 +1,5 @@
-//! What became of a Binding whose outcome is open, for the caller that waits for it and for the background
-//! loop. Until that is known its reservation stays.
+//! Settles a Binding whose outcome is open, for the caller that waits for it and in a background
+//! loop. Until then its reservation stays.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::kube_api::write::outcome::{Fenced, Settled};
 use crate::kube_api::write::target::{BindTarget, PodKey};
 use crate::model::reservation::{PodRef, Reservation, ReservationState};
 
-/// Pause before the API server is asked again about an undecided Binding.
+/// Pause before the API server is called again about an undecided Binding.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// A bind stays with its caller at least this long while undecided.
@@ -31,8 +31,7 @@ fn stay_for(scheduler_timeout: Duration) -> Duration {
 /// Bindings that no caller waits for are settled so many at once.
 const SETTLED_AT_ONCE: usize = 16;
 
-/// Finds out what became of a Binding: whether the pod is bound as decided. If not, this Binding can
-/// no longer succeed.
+/// Finds out whether a Binding bound the pod. On `false` this Binding can no longer succeed.
 pub(crate) async fn settle(
     app: &Arc<App>,
     cluster: &ClusterTruth,
@@ -63,7 +62,7 @@ pub(crate) async fn settle(
     }
 }
 
-/// Asks about Bindings that no caller waits for any more, and about reservations whose bind has died.
+/// Settles Bindings that no caller waits for any more, and reservations whose bind task has died.
 pub async fn settle_abandoned(app: &Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return };
     let mut pods: BTreeMap<PodUid, Option<PodRef>> =
@@ -83,7 +82,7 @@ pub async fn settle_abandoned(app: &Arc<App>) {
         .await;
 }
 
-/// Asks once what became of a Binding.
+/// Makes one attempt to settle a Binding.
 async fn settle_once(app: &App, cluster: &ClusterTruth, turn: &mut Turn<'_>, target: &BindTarget) {
     let uid = target.uid();
     match cluster.writer.settle(target).await {
@@ -99,8 +98,8 @@ async fn settle_once(app: &App, cluster: &ClusterTruth, turn: &mut Turn<'_>, tar
     }
 }
 
-/// Settles a reservation that no bind sees to: its task has died. What it posted, if anything, lands before
-/// the pod is touched or never.
+/// Settles a reservation whose bind task has died. The pod is fenced: what the task posted, if
+/// anything, succeeds before that or never.
 async fn settle_dead(app: &App, cluster: &ClusterTruth, turn: &mut Turn<'_>, pod: &PodRef) {
     let is_assumed = |held: &Reservation| matches!(held.state, ReservationState::Assumed { .. });
     let still_assumed = app.ledger.reservation(&pod.uid).is_some_and(|held| is_assumed(&held));
@@ -121,7 +120,7 @@ pub(crate) fn settled_bound(app: &App, turn: &mut Turn<'_>, uid: &PodUid) {
     *turn.on_its_way = None;
 }
 
-/// Takes in a pod that is bound by another Binding than ours: what ours was to write is not what is written.
+/// Takes in a pod that another Binding bound. Our annotations were not written.
 pub(crate) fn see_other_binding(app: &App, seen: &SeenPod) {
     app.edits.forget(&seen.pod.uid);
     app.see_bound(seen);

@@ -1,8 +1,8 @@
-//! What is noted of a pod beside an answer, and on whose word.
+//! What is noted of a pod beside an answer, and from which source.
 //!
-//! Anyone who reaches the port can make up a pod, or name the UID of another one. So what a caller says of a
-//! pod that the watch shows is noted only where it asks just what that pod asks for; of others a little is kept
-//! for a moment, since the watch may be behind kube-scheduler.
+//! Any client can make up a pod, or name the UID of another one. So a caller's pod that the watch
+//! also shows is noted only if the caller's request equals the pod's own. Of other pods a little is
+//! kept for a while, since the watch may be behind kube-scheduler.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -18,8 +18,8 @@ use crate::ledger::suggest::requeue::AskedNodes;
 use crate::model::rejection::Rejection;
 
 impl App {
-    /// Whether the API server shows a pod as one of ours that waits for just this. Only for such a pod
-    /// room is held back.
+    /// Whether the watch shows a pod of ours that waits with this request. Only such a pod gets a
+    /// hold.
     pub fn is_known_to_wait(&self, uid: &PodUid, question: &PlacementRequest) -> bool {
         let is_it = |pod: &SeenPod| self.question(pod).as_ref() == Some(question);
         match self.truth {
@@ -28,7 +28,7 @@ impl App {
         }
     }
 
-    /// Drops what nobody has mentioned for long.
+    /// Drops pods that no call has named for long.
     pub fn forget_unseen(&self) {
         self.passed.tick(self.clock.now());
         self.waiting.tick(self.clock.now());
@@ -42,8 +42,9 @@ impl App {
         self.pending.contains_key(uid) || self.without_gpu.contains(uid)
     }
 
-    /// Which process is responsible for this version of a waiting pod: `Equal` for this one, `Less` for one
-    /// that is gone, so that the pod is to be touched first, `Greater` for one that may live.
+    /// Compares the process that last wrote this version of a waiting pod with this process.
+    /// `Equal`: this one, or none. `Less`: one that is gone; fence the pod first. `Greater`: one
+    /// that may live.
     pub fn touched(&self, cluster: &ClusterTruth, pod: &SeenPod) -> Ordering {
         let is_old = || self.other_touches.is_old(&pod.pod.uid, pod.touch, self.clock.now());
         match cluster.writer.touched(pod) {
@@ -52,13 +53,12 @@ impl App {
         }
     }
 
-    /// Lets pods be requeued again that a later process touched last, once that process is gone.
+    /// Lets pods be requeued again that a later process wrote last, once that process is gone.
     pub(crate) fn take_over_waiting(&self) {
         let old = self.other_touches.newly_old(self.clock.now());
         old.iter().for_each(|uid| self.waiting.touchable(uid));
     }
 
-    /// Notes a waiting pod that another process touched last.
     pub(crate) fn see_touch(&self, pod: &SeenPod) {
         let Truth::Cluster(cluster) = &self.truth else { return };
         let uid = &pod.pod.uid;
@@ -68,15 +68,15 @@ impl App {
         }
     }
 
-    /// Forgets what only counts while the watch shows a pod waiting.
+    /// Forgets what only counts while the watch shows the pod waiting.
     pub(crate) fn forget_waiting(&self, uid: &PodUid) {
         self.passed.forget(uid);
         self.without_gpu.remove(uid);
         self.other_touches.forget(uid);
     }
 
-    /// Whether what a caller says of a pod may be noted: it asks just this, as the watch shows it, or the
-    /// watch does not show it.
+    /// Whether a caller's request for a pod may be noted: it is the pod's own, or the watch does
+    /// not show the pod.
     pub(crate) fn may_note(&self, uid: &PodUid, question: Option<&PlacementRequest>) -> bool {
         let is_it = |pod: &SeenPod| question.is_some() && self.question(pod).as_ref() == question;
         match self.truth {
@@ -86,15 +86,16 @@ impl App {
         }
     }
 
-    /// Whether what became of a question may be noted with the pods that wait. A pod that the watch shows
-    /// without a GPU, or with a faulty request, may ask for one since: like one that it does not show yet, it
-    /// counts once it is shown so.
+    /// Whether the answer may be noted with the waiting pods. A pod without a GPU, or with a faulty
+    /// request, may have been changed since the watch showed it. Like a pod that the watch does not
+    /// show yet, it counts once the watch shows the new request.
     fn may_wait(&self, uid: &PodUid, question: &PlacementRequest) -> bool {
         let is_faulty = || self.pending.get(uid).is_some_and(|pod| pod.request.is_err());
         self.without_gpu.contains(uid) || is_faulty() || self.may_note(uid, Some(question))
     }
 
-    /// Notes that a pod is asked about: what it held back before is seen again, and its request is learnt from.
+    /// Notes that *filter* is called for a pod: its old hold ends, and the request mix learns its
+    /// request.
     pub(crate) fn note_asked(&self, pod: &SeenPod, question: &PlacementRequest, now: Timestamp) {
         let uid = &pod.pod.uid;
         if self.may_wait(uid, question) {
@@ -138,7 +139,8 @@ impl App {
         }
     }
 
-    /// Takes in a pod that the watch shows waiting for a GPU, with what was asked about it before.
+    /// Takes in a pod that the watch shows waiting for a GPU, with what earlier calls said about
+    /// it.
     pub(crate) fn see_waiting(&self, pod: &SeenPod) {
         let (uid, now) = (&pod.pod.uid, self.clock.now());
         let to_hold = self.passed.see(uid);

@@ -1,5 +1,5 @@
-//! The memory guard: tells who uses more than it may, and evicts over-users where the operator asked
-//! for that. Whom to evict next is decided by [`Evictions`].
+//! The memory guard: reports over-limit pods, and evicts them if the operator configured that.
+//! [`Evictions`] decides which pod comes next.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -23,20 +23,17 @@ use crate::usage::node_details::NodeDetails;
 use crate::usage::over_limit::{Answer, Evictions};
 use crate::usage::samples::{OnDevice, OverLimitPod, Use};
 
-/// Pause between two looks for over-users to evict.
+/// Pause between two looks for over-limit pods to evict.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Use of a device that is to be told.
+/// Use of a device that is to be reported.
 pub(crate) struct Told<'a> {
-    /// The node.
     pub(crate) node: &'a NodeName,
-    /// The device.
     pub(crate) device: &'a DeviceId,
-    /// What is used.
     pub(crate) used: MemMib,
 }
 
-/// One pod that uses more of a device than it may, for `/v1/state`.
+/// One over-limit pod on a device, for `/v1/state`.
 #[derive(Debug, Serialize)]
 pub struct OverLimitPodView {
     /// UID of the pod.
@@ -45,13 +42,13 @@ pub struct OverLimitPodView {
     pub pod: String,
     /// Memory that it uses.
     pub used_mib: u64,
-    /// Memory that it may use: what it holds, or its limit where that is more.
+    /// Memory that it may use: what it holds, or its limit if that is more.
     pub allowed_mib: u64,
-    /// Lists of processes, one after the other up to the last, that show it so.
+    /// How many usage samples in a row, up to the last, show it so.
     pub sightings: u32,
 }
 
-/// The over-users of a device of `node`.
+/// The over-limit pods on a device of `node`.
 pub(crate) fn over_users(node: &NodeState, on: &OnDevice) -> Vec<OverLimitPodView> {
     let over = on.pods.iter().filter(|(_, seen)| seen.lists_over > 0);
     let view = |(uid, seen): (&PodUid, &Use)| OverLimitPodView {
@@ -64,7 +61,7 @@ pub(crate) fn over_users(node: &NodeState, on: &OnDevice) -> Vec<OverLimitPodVie
     over.map(view).collect()
 }
 
-/// What a pod uses beyond what it may, as the end of a sentence; nothing where it does not.
+/// What a pod uses beyond what it may, as the end of a sentence; empty if nothing.
 pub(crate) fn excesses(details: &NodeDetails, uid: &PodUid) -> String {
     let mut text = String::new();
     for (device, on) in details.sightings.devices() {
@@ -76,7 +73,7 @@ pub(crate) fn excesses(details: &NodeDetails, uid: &PodUid) -> String {
     text
 }
 
-/// Tells a pod that it uses more than it may, and how that is mended.
+/// Writes an event that a pod uses more than it may, with a suggestion.
 pub(crate) fn tell_over_use(app: &App, pod: &PodRef, allowed: MemMib, told: &Told<'_>) {
     let Told { node, device, used } = told;
     let excess = used.checked_sub(allowed).unwrap_or(MemMib::ZERO);
@@ -102,7 +99,7 @@ pub(crate) fn tell_over_use(app: &App, pod: &PodRef, allowed: MemMib, told: &Tol
     app.tell(pod, NoticeReason::GpuOveruse, note);
 }
 
-/// Tells the tenants of a device that somebody else uses it.
+/// Writes an event to the tenants of a device that untracked memory is used on it.
 pub(crate) fn tell_foreign_use(app: &App, told: &Told<'_>) {
     let Told { node, device, used } = told;
     tracing::warn!(%node, %device, %used, "a device is used by processes of no pod that holds anything there");
@@ -116,7 +113,7 @@ pub(crate) fn tell_foreign_use(app: &App, told: &Told<'_>) {
     }
 }
 
-/// Tells a pod that nothing is known to hold it to its memory, although driver or MPS was meant to.
+/// Writes an event that a pod's requested memory isolation (driver or MPS) is not verified.
 pub(crate) fn tell_unprotected(
     app: &App,
     pod: &PodRef,
@@ -143,7 +140,7 @@ pub(crate) fn tell_unprotected(
     app.tell(pod, NoticeReason::ProtectionNotVerified, note);
 }
 
-/// Evicts over-users, where the operator asked for that; else waits for ever.
+/// Evicts over-limit pods if the operator configured that; otherwise waits forever.
 pub(crate) async fn guarding(app: &Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return std::future::pending().await };
     match app.config.guard.over_use {
@@ -174,7 +171,7 @@ pub(crate) async fn guarding(app: &Arc<App>) {
     }
 }
 
-/// Tells what came of an eviction.
+/// Reports the outcome of an eviction.
 fn settle(app: &App, chosen: &OverLimitPod, outcome: &EvictOutcome) -> Answer {
     let (pod, node, device) = (chosen.pod(), &chosen.node, &chosen.device);
     let (used, allowed) = (chosen.seen.used, chosen.seen.allowed);

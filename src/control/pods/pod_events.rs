@@ -1,4 +1,4 @@
-//! What the watch shows of pods, taken in: who waits, who is bound, who is gone.
+//! Takes in what the watch shows of pods: those that wait, are bound, or are gone.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::ledger::change::facts::PodFact;
 use crate::model::event::LedgerEvent;
 
 impl App {
-    /// Takes a bound pod into the books that was read beside the watch, before that shows it.
+    /// Takes a bound pod into the ledger that was read before the watch shows it.
     pub fn see_bound(&self, seen: &SeenPod) {
         let request = seen.request.as_ref().ok().cloned().flatten().map(Arc::new);
         let fact = PodFact { bound_by_us: self.is_bound_by_us(seen), ..seen.fact(request) };
@@ -40,7 +40,7 @@ impl Sink for App {
     }
 
     fn pod(&self, pod: &SeenPod) {
-        // Of a pod that holds devices the ledger tells that its placement was edited.
+        // For a pod that holds devices, the ledger reports that its placement was edited.
         if let Err(error) = &pod.placement
             && self.ledger.reservation(&pod.pod.uid).is_none()
         {
@@ -74,7 +74,7 @@ impl Sink for App {
         self.without_gpu.remove(uid);
         let pod = Arc::new(pod);
         if pod.is_gated {
-            // What was noted of a pod that the watch did not show yet is newer than this.
+            // A note from a verb, of a pod that the watch did not show yet, is newer than this.
             if self.pending.remove(uid).is_some() {
                 self.waiting.remove(uid);
             }

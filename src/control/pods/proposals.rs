@@ -11,16 +11,17 @@ use crate::ledger::suggest::moves::{Move, Relocation};
 use crate::ledger::suggest::waiting::WaitingState;
 use crate::model::reservation::Placement;
 
-/// Different requests of waiting pods that are looked into at once, the most important pods first.
+/// Most different requests of waiting pods that are searched for at once, most important pods
+/// first.
 const MOST_REQUESTS: usize = 20;
 
-/// GPUs that are proposed to be emptied.
+/// Most GPUs that are proposed to be emptied.
 const MOST_GPUS: usize = 20;
 
 /// What could be moved.
 #[derive(Debug, Default, Serialize)]
 pub struct Proposals {
-    /// For pods that no node fits, the most important first; one pod stands for all that ask the same.
+    /// For pods that no node fits, the most important first; one pod stands for all equal requests.
     pub to_place: Vec<PlaceProposal>,
     /// GPUs that can be emptied onto others in use. Only while nothing waits.
     pub to_empty: Vec<EmptyProposal>,
@@ -31,9 +32,9 @@ pub struct Proposals {
 pub struct PlaceProposal {
     /// `namespace/name`.
     pub pod: String,
-    /// Waiting pods that ask the same.
+    /// Waiting pods with the same request.
     pub pods: usize,
-    /// Where it would fit then.
+    /// Where it would fit after the moves.
     pub to: PlaceView,
     /// The moves.
     pub moves: Vec<MoveView>,
@@ -87,8 +88,8 @@ pub fn views(moves: &[Move]) -> Vec<MoveView> {
     moves.iter().map(view).collect()
 }
 
-/// What could be moved now. Looks at every node for each different request: tens of milliseconds in a
-/// large cluster.
+/// What could be moved now. Looks at every node for each different request: tens of milliseconds in
+/// a large cluster.
 pub fn proposals(app: &App) -> Proposals {
     let mut waiting: Vec<(WaitingState, usize)> = Vec::new();
     let mut known: BTreeMap<PlacementRequest, usize> = BTreeMap::new();

@@ -1,7 +1,7 @@
-//! What would help the pods that wait, found in the background and kept per different request: looking
-//! at every node takes too long for a verb, and for a page that asks again and again.
+//! Suggestions for the pods that wait, found in the background and kept per different request. A
+//! search of every node takes too long for a verb, and for a page that reloads.
 //!
-//! What is kept is looked at again before it is told: a remedy that no longer helps is left out.
+//! A kept suggestion is checked again before it is shown. One that no longer helps is left out.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::ledger::query::questions::PlacementRequest;
 /// Pause between two looks at the pods that wait the longest.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// Pods whose remedies are kept fresh: those that the page names.
+/// Pods whose suggestions are kept fresh: those that the page names.
 const KEPT_FRESH: usize = 100;
 
-/// Different requests of theirs that are looked into in one go.
+/// Different requests of theirs that are searched for at once.
 const MOST_REQUESTS: usize = 20;
 
-/// Tells refused pods why they wait, and keeps the remedies of the first of them fresh.
+/// Writes events to refused pods why they wait, and keeps the suggestions of the first pods fresh.
 pub(crate) async fn explaining(app: &Arc<App>) {
     let mut looks = tokio::time::interval(LOOK_EVERY);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -40,8 +40,8 @@ pub(crate) async fn explaining(app: &Arc<App>) {
     }
 }
 
-/// Does work off the threads that answer questions, and rests for as long as it took: one half of one
-/// core at most.
+/// Does work off the threads that answer calls, then rests for as long as it took. So it uses half
+/// of one core at most.
 async fn rested(app: &Arc<App>, work: impl FnOnce(&App) + Send + 'static) {
     let worker = Arc::clone(app);
     let started = app.clock.precise();

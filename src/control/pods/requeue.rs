@@ -1,4 +1,4 @@
-//! Whom to requeue, and when, for room that appeared: one pod at a time per node.
+//! Which pod to requeue, and when, for room that appeared: one pod at a time per node.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,14 +10,14 @@ use crate::ledger::nodes::state::Ledger;
 use crate::ledger::suggest::requeue::{Group, RequeueOrder};
 use crate::ledger::suggest::waiting::{Change, Progress, Requeued, WaitingPod, WaitingPods};
 
-/// A pod that fits and is not bound after this time will not take the room: kube-scheduler binds within some
-/// hundred milliseconds, or something else is in the way of the pod.
+/// A pod that fits and is not bound after this time will not take the room. kube-scheduler binds
+/// within some hundred milliseconds; otherwise something else is in the way of the pod.
 const BOUND_WITHIN: Duration = Duration::from_secs(2);
 
-/// How long until a touch is looked after that is still being written.
+/// Pause before another look at a requeue that is still being written.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
-/// Longest time between two looks at the pods that changed, so that they are few when room appears.
+/// Longest pause between two looks at changed pods, so that few have changed when room appears.
 const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 
 /// Changed pods that are taken over at once, while *filter* may have to wait.
@@ -26,32 +26,32 @@ const CHANGES_AT_ONCE: usize = 256;
 /// Groups of pods after which the other nodes have to wait for the next step: some 10 ms.
 const LOOKS: usize = 50_000;
 
-/// Groups of pods that the watch showed late for which room is looked for in one step, each on all nodes at
-/// worst.
+/// Late groups for which one step looks for room, each on all nodes at worst. A pod is late if it
+/// was refused before the watch showed it.
 const LATE_AT_ONCE: usize = 8;
 
-/// Nodes with new room, and the pods that were touched for it. One pod at a time is touched per node; the
-/// next one only when the first did not take the room, so that nothing is touched in vain.
+/// Nodes with new room, and the pods that were requeued for it. One pod at a time is requeued per
+/// node. The next one follows only if the first did not take the room, so no requeue is in vain.
 #[derive(Default)]
 pub struct RequeueLoop {
     nodes: BTreeMap<NodeName, Chain>,
     order: RequeueOrder,
-    /// Pods whose touch is being written, for whatever node. One that does not come about leaves its pod to be
-    /// touched for other room, which must not be forgotten until then.
+    /// Pods whose requeue is being written, for any node. If the write fails, the pod can be
+    /// requeued for other room, which must not be forgotten until then.
     sending: RequeueOrder,
-    /// What pods ask that the watch showed late, where room has yet to be looked for: the same for many.
+    /// Requests of late pods for which room is yet to be looked for. Many pods share one.
     late: BTreeSet<Group>,
 }
 
-/// The pods touched for the room of one node.
+/// The pods requeued for the room of one node.
 struct Chain {
-    /// Those that were asked about the node, and did not fit after all. What else keeps a pod from being
-    /// touched again in vain is noted with the pod, for the room of every node.
+    /// Those that were answered about the node, and did not fit after all. Other causes not to
+    /// requeue a pod again are noted with the pod, for the room of every node.
     tried: BTreeSet<PodUid>,
     last: Option<PodUid>,
-    /// Since when that one is known to fit somewhere.
+    /// Since when `last` fits some node.
     fits: Option<Timestamp>,
-    /// When more room appeared since it was touched.
+    /// When more room appeared since `last` was requeued.
     more: Option<Timestamp>,
     due: Timestamp,
 }
@@ -59,15 +59,15 @@ struct Chain {
 /// What is to be done now.
 #[derive(Debug, Default)]
 pub struct Step {
-    /// The pods to touch, each with the node that has room for it.
+    /// The pods to requeue, each with the node that has room for it.
     pub touches: Vec<(NodeName, WaitingPod)>,
-    /// How touches ended without a question.
+    /// How requeues ended for which no call came.
     pub ended: Vec<Requeued>,
 }
 
 impl RequeueLoop {
-    /// Notes room that appeared. A pod that was touched for the node's room a moment ago comes first; else
-    /// all may be tried again, as there is more than before.
+    /// Notes room that appeared. The pod that was just requeued for this node comes first. All
+    /// others may be tried again, as there is more room than before.
     pub fn room(&mut self, nodes: Vec<NodeName>, now: Timestamp) {
         for node in nodes {
             match self.nodes.entry(node) {
@@ -88,8 +88,8 @@ impl RequeueLoop {
         next.map_or(FOLLOW_EVERY, |due| due.since(now)).min(FOLLOW_EVERY)
     }
 
-    /// What is to be done now. Takes some milliseconds with thousands of waiting pods: not for a thread that
-    /// answers requests.
+    /// What is to be done now. Takes some milliseconds with thousands of waiting pods: not for a
+    /// thread that answers calls.
     pub fn step(&mut self, waiting: &WaitingPods, ledger: &Ledger, now: Timestamp) -> Step {
         let mut step = Step::default();
         self.nodes.retain(|_, chain| chain.goes_on(waiting, ledger, &mut step, now));
@@ -98,7 +98,7 @@ impl RequeueLoop {
         self.catch_up(ledger, now);
         let due = self.nodes.iter().filter(|(_, chain)| chain.last.is_none() && chain.due <= now);
         let mut due: Vec<_> = due.map(|(node, chain)| (chain.due, node.clone())).collect();
-        due.sort(); // nobody waits for ever, however many come
+        due.sort(); // oldest first: no node waits for ever
         let mut looks = 0;
         for (_, node) in due {
             if looks > LOOKS {
@@ -109,8 +109,8 @@ impl RequeueLoop {
         step
     }
 
-    /// Takes over which pods are being touched, and which can be requeued. In this order: a touch that ends in
-    /// between is still known as one, or is followed as a change.
+    /// Takes over which pods are being requeued, and which can be. The order matters: a write that
+    /// ends in between is still in `sending`, or follows as a change.
     fn follow(
         &mut self,
         is_sending: impl Fn(&PodUid) -> bool,
@@ -130,16 +130,16 @@ impl RequeueLoop {
         }
     }
 
-    /// Takes over the late pods, before the changes: all of them are among the changes that follow, so that
-    /// the room which is looked for once finds them.
+    /// Takes over the late pods, before the changes. All late pods are among the changes that
+    /// follow, so the one search for room finds them.
     fn gather_late(&mut self, waiting: &WaitingPods) {
         while let Some(late) = waiting.late(CHANGES_AT_ONCE) {
             self.late.extend(late);
         }
     }
 
-    /// Looks for room that appeared after a pod was refused and before the watch showed it: there may be no
-    /// chain for it any more.
+    /// Looks for room that appeared after a pod was refused and before the watch showed it. No
+    /// chain may be left for that room.
     fn catch_up(&mut self, ledger: &Ledger, now: Timestamp) {
         for _ in 0..LATE_AT_ONCE {
             let Some(pods) = self.late.pop_first() else { return };
@@ -149,7 +149,7 @@ impl RequeueLoop {
         }
     }
 
-    /// Finds the pod to touch for the room on `node`. Answers how many groups were looked at.
+    /// Finds the pod to requeue for the room on `node`. Returns how many groups were looked at.
     fn search(
         &mut self,
         node: &NodeName,
@@ -193,7 +193,7 @@ impl Chain {
         Self { tried: BTreeSet::new(), last: None, fits: None, more: None, due: now }
     }
 
-    /// Others may be tried again for more room. The last one will be asked about it.
+    /// Lets the others be tried again for more room. The last one gets a call about it anyway.
     fn has_more(&mut self, now: Timestamp) {
         self.tried.retain(|uid| self.last.as_ref() == Some(uid));
         self.more = Some(now);
@@ -203,8 +203,7 @@ impl Chain {
         (self.last, self.due) = (None, now);
     }
 
-    /// Sees what became of the pod that was touched last. Answers whether there may be more to do for this
-    /// room.
+    /// Notes what became of the pod that was requeued last. Whether this room may still need work.
     fn goes_on(
         &mut self,
         waiting: &WaitingPods,
@@ -213,8 +212,8 @@ impl Chain {
         now: Timestamp,
     ) -> bool {
         let Some(last) = &self.last else { return true };
-        // It took a place, here or elsewhere: kube-scheduler looks at the others by itself. It may have done
-        // so before there was more room.
+        // It has a placement, here or elsewhere, and kube-scheduler looks at the others after a
+        // bind. It may have done so before there was more room.
         if ledger.reservation(last).is_some() {
             self.goes_to_the_next(now);
             return self.more.is_some();
@@ -230,7 +229,7 @@ impl Chain {
             }
             Progress::Waits { asked } => {
                 if self.more.is_some_and(|more| asked <= more) {
-                    self.tried.remove(last); // its question may have come too early for that
+                    self.tried.remove(last); // its call may have come before that room
                 }
                 self.goes_to_the_next(now);
             }

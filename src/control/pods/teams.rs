@@ -1,8 +1,7 @@
-//! What each team holds and uses over time, for chargeback: by namespace and priority class.
+//! What each team (namespace and priority class) is allocated and uses over time, for chargeback.
 //!
-//! The books are looked at every few seconds, and what is found counts for the time since the last look:
-//! a pod that comes and goes in between does not count, one that is seen counts a little too much or too
-//! little, and in the mean that is even.
+//! The ledger is sampled every few seconds, and each sample counts for the time since the last one.
+//! A pod that comes and goes in between does not count. The other errors even out on average.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,7 +15,7 @@ use crate::model::device_state::DeviceState;
 use crate::model::node_state::NodeState;
 use crate::usage::node_details::NodeDetails;
 
-/// Longest time that one look counts for: what was held while the process stood still is not known.
+/// Longest time that one sample counts for: what was held while the process stood still is unknown.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Counts what is held and used for the time since the last look.
@@ -38,8 +37,8 @@ pub fn account(app: &App) {
     }
 }
 
-/// Counts the tenants of one device. Busy time cannot be told apart by tenant: each has the part of it
-/// that it has of the booked share.
+/// Counts the tenants of one device. NVML has no busy time per tenant, so each one counts for its
+/// part of the allocated share.
 fn count(
     app: &App,
     (node, books, details): (&NodeState, &DeviceState, &NodeDetails),

@@ -16,15 +16,15 @@ pub(crate) const NOT_OURS: &str = "kube-scheduler";
 /// What is in the way of a pod whose request cannot be read.
 pub(crate) const REQUEST: &str = "request";
 
-/// Why a pod waits that fits.
+/// Why a pod still waits that fits.
 pub(crate) const FITS_NOW: &str = "a node fits: kube-scheduler's own filters refuse it, or it has \
      not asked again yet";
 
-/// Why a pod waits to which no node was refused.
+/// Why a pod waits that no node has refused.
 pub(crate) const NOT_REFUSED: &str =
     "kube-scheduler has not asked about it yet, or not since a node fitted";
 
-/// Why a pod waits that is not to be scheduled yet.
+/// Why a pod waits that has scheduling gates.
 pub(crate) const GATED: &str =
     "it has scheduling gates: kube-scheduler does not look at it before they are taken away";
 
@@ -32,13 +32,13 @@ pub(crate) const GATED: &str =
 pub(crate) const MEND_REQUEST: &str =
     "mend the annotation in the pod's template and create the pod anew";
 
-/// Obstacles that a sentence names.
+/// Most obstacles in one sentence.
 const MOST_OBSTACLES: usize = 4;
 
-/// Mends that a sentence names.
+/// Most suggestions in one sentence.
 const MOST_MENDS: usize = 3;
 
-/// Pods that a mend names.
+/// Most pods in one suggestion.
 const MOST_PODS: usize = 5;
 
 /// One sentence on why a pod waits.
@@ -74,7 +74,8 @@ pub(crate) fn sentence(rejections: &BTreeMap<Rejection, usize>, mends: &[String]
     sentence
 }
 
-/// What would help, the cheapest first: what was found on the books, then what an operator could do.
+/// What would help, the cheapest first: suggestions from the ledger, then what an operator could
+/// do.
 pub(crate) fn mends(
     question: &PlacementRequest,
     suggestions: &[Suggestion],
@@ -86,7 +87,7 @@ pub(crate) fn mends(
     found.chain(of_operator).filter(|mend| told.insert(mend.clone())).collect()
 }
 
-/// One remedy in words.
+/// One suggestion in words.
 pub(crate) fn words(question: &PlacementRequest, suggestion: &Suggestion) -> String {
     let node = &suggestion.node;
     match &suggestion.change {
@@ -115,7 +116,7 @@ pub(crate) fn words(question: &PlacementRequest, suggestion: &Suggestion) -> Str
     }
 }
 
-/// What to ask for in place of what is asked.
+/// The changed request that a suggestion proposes.
 fn asking(question: &PlacementRequest, lever: Lever, changed: &PlacementRequest) -> String {
     let host = |amount: String, less: u64, unit: &str, of: &str| {
         format!("ask for {amount} of {of}, {less}{unit} less")
@@ -165,7 +166,7 @@ fn asking(question: &PlacementRequest, lever: Lever, changed: &PlacementRequest)
     }
 }
 
-/// An amount as an annotation or resource has it; of two dimensions, the one that `lever` moves.
+/// An amount as an annotation or resource has it; of two dimensions, the one that `lever` changes.
 fn key(amount: &Amount, lever: Lever) -> String {
     match (amount, lever) {
         (Amount::FractionAndMemory(share, _), Lever::Share) | (Amount::Fraction(share), _) => {
@@ -189,7 +190,7 @@ fn named(pods: &[PodRef]) -> String {
     names.join(", ")
 }
 
-/// What a pod asks for, for people.
+/// A request in words, for people.
 pub(crate) fn in_words(request: &GpuRequest) -> String {
     let amount = amount(&request.amount);
     let mut words = match request.count {

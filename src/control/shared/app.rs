@@ -1,4 +1,4 @@
-//! What all handlers share: the books, the waiting pods, the clock, and the ways out.
+//! What all handlers share: the ledger, the waiting pods, the clock, and the writers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -39,21 +39,21 @@ use crate::model::isolation::DriverLimits;
 use crate::model::reservation::{Placement, PodRef};
 use crate::scoring::strategy::Strategy;
 
-/// What a CUDA context takes of a GPU's memory before the program allocates any, by and large: 300 to 500
-/// MiB on data center GPUs.
+/// What a CUDA context takes of a GPU's memory before the program allocates any: typically 300 to
+/// 500 MiB on data center GPUs.
 const CUDA_CONTEXT: MemMib = MemMib::new(512);
 
 /// Where a decision is written.
 pub enum Truth {
     /// The API server: a Binding makes it true.
     Cluster(Box<ClusterTruth>),
-    /// The books themselves: a demo without Kubernetes. Nobody else checks CPU and memory there.
+    /// The ledger itself: a demo without Kubernetes. Only gpupack checks CPU and host memory.
     Books,
 }
 
 /// The ways to the API server.
 pub struct ClusterTruth {
-    /// Bindings and touches.
+    /// Bindings, requeues, fences and placements.
     pub writer: ApiWriter,
     /// Pod events.
     pub notices: NoticeSender,
@@ -61,29 +61,29 @@ pub struct ClusterTruth {
 
 /// What all handlers share.
 pub struct App {
-    /// The books.
+    /// The state of all nodes.
     pub ledger: Arc<Ledger>,
-    /// The pods without a node, with what became of their last question.
+    /// The pods without a node, with the answer to their last call.
     pub waiting: WaitingPods,
-    /// The same pods as the API server shows them: what a Binding needs. Where there is one, nothing that
-    /// a verb's caller says gets here.
+    /// The same pods as the API server shows them: what a Binding needs. With an API server,
+    /// nothing that a verb's caller says gets here.
     pub pending: DashMap<PodUid, Arc<SeenPod>>,
     /// Pods of ours without a node and without a GPU request.
     pub without_gpu: DashSet<PodUid>,
-    /// Pods with scheduling gates that will ask for a GPU: shown to people, and otherwise like pods that the
-    /// watch does not show, since kube-scheduler does not look at them.
+    /// Pods with scheduling gates that request a GPU. People see them. Otherwise they count like
+    /// pods that the watch does not show, since kube-scheduler does not look at them.
     pub gated: DashMap<PodUid, Arc<SeenPod>>,
-    /// The placed pods of which a container could not be started, by UID.
+    /// The placed pods with a container that could not be started, by UID.
     pub start_failures: DashMap<PodUid, StartFailure>,
     /// The binds that are going on.
     pub binds: BindLocks,
-    /// Pods that another process touched last.
+    /// Pods that another process wrote last.
     pub other_touches: OtherFences,
-    /// What *filter* passed lately.
+    /// What *filter* passed in the last 15 minutes.
     pub passed: PassedPods,
-    /// Whose the pods are that hold something.
+    /// The teams of the pods that hold something.
     pub teams: Teams,
-    /// Bindings that the watch has not shown yet, with the time of their posting on the precise clock.
+    /// Bindings that the watch has not shown yet, with the precise time when each was posted.
     pub unseen_binds: DashMap<PodUid, Duration>,
     /// The clock.
     pub clock: Clock,
@@ -93,15 +93,14 @@ pub struct App {
     pub metrics: Metrics,
     /// Where decisions are written.
     pub truth: Truth,
-    /// Effects that background loops have still to see to.
+    /// Ledger events that background loops have yet to handle.
     pub outbox: Outbox,
-    /// Pods whose placement somebody else edited.
+    /// Pods whose placement another client edited.
     pub edits: Edits,
-    /// What would help the pods that wait.
+    /// Suggestions for the pods that wait.
     pub reasons: Reasons,
-    /// Whether Bindings of an earlier run can land no more.
+    /// Whether no Binding of an earlier run can succeed any more.
     is_fenced: AtomicBool,
-    /// Whether the process was asked to stop.
     stopping: watch::Sender<bool>,
 }
 
@@ -136,8 +135,8 @@ impl App {
         }
     }
 
-    /// The question that a pod's request stands for; none where the request is faulty. A pod without
-    /// a GPU is a question only where nobody else checks processor time and memory.
+    /// The placement request of a pod; `None` if its GPU request is faulty. A pod without a GPU has
+    /// one only in a demo, where gpupack itself checks CPU and host memory.
     pub fn question(&self, pod: &SeenPod) -> Option<PlacementRequest> {
         let mut gpu = pod.request.as_ref().ok()?.clone();
         if let Some(gpu) = &mut gpu {
@@ -153,7 +152,7 @@ impl App {
         Some(PlacementRequest { gpu, host: pod.host, host_rule, strategy })
     }
 
-    /// The pod as one that waits for an answer to `question`.
+    /// The pod as one that waits with `question`.
     pub fn waiting_pod(pod: &SeenPod, question: PlacementRequest) -> WaitingPod {
         WaitingPod {
             pod: pod.pod.clone(),
@@ -177,7 +176,7 @@ impl App {
         self.config.scheduler_names.contains(&pod.scheduler_name)
     }
 
-    /// Notes how a touch ended, where one did: the room may be for another pod now.
+    /// Notes how a requeue ended, if one did. The room may be for another pod now.
     pub fn requeued(&self, ended: Option<Requeued>) {
         let Some(ended) = ended else { return };
         self.metrics.requeued(match ended {
@@ -190,7 +189,7 @@ impl App {
         self.outbox.nudge();
     }
 
-    /// Tells about a pod, where `kubectl describe` shows it. Never waits.
+    /// Writes a pod event, for `kubectl describe`. Never waits.
     pub fn tell(&self, pod: &PodRef, reason: NoticeReason, note: String) {
         let Truth::Cluster(cluster) = &self.truth else { return };
         match PodKey::of(pod) {
@@ -202,7 +201,8 @@ impl App {
         }
     }
 
-    /// Whether a notice about a pod would be written, as it was not told within the minute.
+    /// Whether an event about a pod would be written: the same one was not written within the
+    /// minute.
     pub fn is_to_be_told(&self, uid: &PodUid, reason: NoticeReason) -> bool {
         match &self.truth {
             Truth::Cluster(cluster) => !cluster.notices.is_muted(uid, reason, self.clock.now()),
@@ -210,7 +210,8 @@ impl App {
         }
     }
 
-    /// Tells where a pod is placed, and truthfully how it is protected there and whether it sees its GPU.
+    /// Writes an event where a pod is placed, how it is isolated there, and whether it sees its
+    /// GPU.
     pub fn tell_placed(&self, pod: &SeenPod, placement: &Placement) {
         let mut note = format!("placed on node {}", placement.node);
         for device in &placement.devices {
@@ -255,8 +256,7 @@ impl App {
         self.tell(&pod.pod, NoticeReason::GpuMemorySmall, note);
     }
 
-    /// Whether containers that share a GPU are given to the driver to be limited: what the webhook is
-    /// told to do.
+    /// How the driver limits containers that share a GPU: what the webhook is configured to set up.
     pub fn driver_limits(&self) -> DriverLimits {
         match self.config.webhook.memory_limit {
             MemoryLimit::None => DriverLimits::Unused,
@@ -265,8 +265,8 @@ impl App {
         }
     }
 
-    /// How many entries the tables have that grow with pods, nodes or questions, by name.
-    #[doc(hidden)] // for tests, which hold them against their bounds
+    /// How many entries the tables have that grow with pods, nodes or calls, by name.
+    #[doc(hidden)] // for tests, which compare them with their bounds
     pub fn entries(&self) -> BTreeMap<&'static str, usize> {
         let notices = match &self.truth {
             Truth::Cluster(cluster) => cluster.notices.remembered(),
@@ -291,8 +291,8 @@ impl App {
         self.ledger.entries().into_iter().chain(own).collect()
     }
 
-    /// Whether questions are answered now: the books are complete, and no Binding of an earlier run
-    /// can land any more.
+    /// Whether calls are answered now: the ledger is complete, and no Binding of an earlier run can
+    /// succeed any more.
     pub fn readiness(&self) -> Readiness {
         if !self.is_fenced.load(Ordering::Acquire) {
             return Readiness::NotListed;
@@ -300,24 +300,24 @@ impl App {
         self.ledger.readiness(self.clock.now())
     }
 
-    /// Notes that the process was asked to stop: from now on no Binding is posted, since another process may
-    /// count on it.
+    /// Notes that the process began to stop. From now on it posts no Binding, since another process
+    /// may allocate the same room.
     pub fn set_stopping(&self) {
         self.stopping.send_replace(true);
     }
 
-    /// Whether the process was asked to stop.
+    /// Whether the process is stopping.
     pub fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
     }
 
-    /// Ends so long after the process was asked to stop.
+    /// Ends this long after the process began to stop.
     pub async fn stopped_for(&self, time: Duration) {
         let _ = self.stopping.subscribe().wait_for(|is_stopping| *is_stopping).await;
         tokio::time::sleep(time).await;
     }
 
-    /// Notes that Bindings of an earlier run can land no more.
+    /// Notes that no Binding of an earlier run can succeed any more.
     pub fn set_fenced(&self) {
         self.is_fenced.store(true, Ordering::Release);
     }

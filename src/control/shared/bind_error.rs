@@ -1,11 +1,11 @@
-//! Why a *bind* failed, as kube-scheduler is told.
+//! Why a *bind* failed, in the words of the answer to kube-scheduler.
 
 use crate::kube_api::write::outcome::Cause;
 use crate::kube_api::write::target::TargetError;
 use crate::ledger::change::commits::ReserveError;
 use crate::metrics::labels::BindResult;
 
-/// Why a bind failed; nothing is bound by it.
+/// Why a bind failed; this bind allocates nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Pods or nodes are not listed yet.
@@ -40,25 +40,25 @@ pub enum BindError {
     /// Too many binds go on.
     #[error("too many binds go on at once")]
     TooMany,
-    /// The process was asked to stop.
+    /// The process is stopping.
     #[error("gpupack is stopping")]
     Stopping,
     /// The answer could come after the caller has given up.
     #[error("no time is left to bind the pod before kube-scheduler gives up")]
     TooLate,
-    /// Another process of gpupack has touched the pod.
+    /// Another gpupack process wrote the pod last.
     #[error("another gpupack process is responsible for the pod")]
     OtherProcess,
-    /// A Binding of an earlier process might still land.
+    /// A Binding of an earlier process might still succeed.
     #[error("Bindings of an earlier gpupack process cannot be ruled out: {cause}")]
     Unfenced {
-        /// Why the pod could not be touched.
+        /// Why the pod could not be fenced.
         cause: Cause,
     },
     /// The pod's GPU request is refused.
     #[error("{0}")]
     Request(&'static str),
-    /// The books refuse.
+    /// The ledger refuses.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
     /// The Binding cannot be written safely.
@@ -75,10 +75,10 @@ pub enum BindError {
         /// Its message.
         message: String,
     },
-    /// The pod kept changing while it was bound.
+    /// The pod kept changing during the bind.
     #[error("pod keeps changing while it is bound")]
     Unsteady,
-    /// Whether it is bound cannot be found out.
+    /// The API server does not say whether the pod is bound.
     #[error("the API server does not say whether the pod is bound")]
     Undecided,
 }

@@ -1,8 +1,8 @@
 //! One bind of a pod at a time.
 //!
-//! Two kube-schedulers may bind one pod to one node at once, and both then stand on the same
-//! reservation: were the first refused and the reservation taken back while the second is still on
-//! its way to the API server, a bound pod would be in no book until the watch shows it.
+//! Two kube-schedulers may bind one pod to one node at once, on the same reservation. If the first
+//! is refused and takes the reservation back while the second Binding is on its way, the pod could
+//! be bound without a reservation until the watch shows it.
 
 use std::sync::Arc;
 
@@ -13,27 +13,27 @@ use crate::control::shared::bind_error::BindError;
 use crate::hardware::device::PodUid;
 use crate::kube_api::write::target::BindTarget;
 
-/// The Binding that is on its way for a pod: what to ask the API server about when its answer is lost.
+/// The Binding that is on its way for a pod. If its reply is lost, the API server is read for it.
 type OnItsWay = Option<BindTarget>;
 
-/// The binds that are going on, by pod. It holds no pod whose Binding is decided.
+/// The bind locks, by pod. A pod whose Binding is decided has none.
 #[derive(Default)]
 pub struct BindLocks {
     turns: DashMap<PodUid, Arc<Mutex<OnItsWay>>>,
-    /// How many may go on.
+    /// How many binds may go on at once.
     pub(crate) limits: Limits,
 }
 
-/// Binds that go on at once: of pods that the watch shows waiting for a GPU, and as many of others.
+/// Most binds at once: of pods that the watch shows waiting for a GPU, and as many of others.
 const MOST_BINDS: usize = 512;
 
-/// Binds that wait for the turn of one pod: one for each of two kube-schedulers.
+/// Most binds that wait for the lock of one pod: one for each of two kube-schedulers.
 const MOST_WAITING: usize = 2;
 
-/// Pods that are read at once on a caller's word, and as many others that the watch shows waiting.
+/// Most pods that are read at once, of those that the watch does not show; as many of the others.
 const MOST_READS: usize = 16;
 
-/// How many binds may go on at once. Those of pods that may be made up take no place of others.
+/// How many binds may go on at once. Pods that may be made up have permits of their own.
 pub(crate) struct Limits {
     known: Semaphore,
     others: Semaphore,
@@ -50,35 +50,35 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// A place for one bind, for a pod that is known to wait or for another one.
+    /// A permit for one bind, of a pod that the watch shows or of another one.
     pub(crate) fn place(&self, is_known: bool) -> Result<SemaphorePermit<'_>, BindError> {
         let places = if is_known { &self.known } else { &self.others };
         places.try_acquire().map_err(|_| BindError::TooMany)
     }
 
-    /// Where the read of a pod waits for its turn, for a pod that is known to wait or for another one.
+    /// The permits to read a pod, for pods that the watch shows or for others.
     pub(crate) fn reads(&self, is_known: bool) -> &Semaphore {
         if is_known { &self.known_reads } else { &self.other_reads }
     }
 }
 
-/// The right to bind one pod. Others wait until it is dropped.
+/// The bind lock of one pod. Other binds of the pod wait until it is dropped.
 pub struct Turn<'a> {
     turns: &'a BindLocks,
     uid: PodUid,
-    /// The pod's undecided Binding; it outlives the turn.
+    /// The pod's undecided Binding; it outlives the lock.
     pub on_its_way: OwnedMutexGuard<OnItsWay>,
 }
 
 impl BindLocks {
-    /// A place for one bind of this pod. None where others wait for its turn already: while its Binding is
-    /// undecided each of them would keep a place from the binds of other pods.
+    /// A permit for one bind of this pod. None if too many others wait for its lock: while its
+    /// Binding is undecided, each of them would take a permit from other pods.
     pub(crate) fn place(
         &self,
         uid: &PodUid,
         is_known: bool,
     ) -> Result<SemaphorePermit<'_>, BindError> {
-        // The map holds it, too, and so does the bind that goes on.
+        // The map and the bind that goes on hold one reference each.
         let waiting = self.turns.get(uid).map_or(0, |turn| Arc::strong_count(&turn));
         if waiting >= 2 + MOST_WAITING {
             return Err(BindError::TooMany);
@@ -86,13 +86,13 @@ impl BindLocks {
         self.limits.place(is_known)
     }
 
-    /// Waits for the pod's turn.
+    /// Waits for the pod's bind lock.
     pub async fn take(&self, uid: &PodUid) -> Turn<'_> {
         let turn = Arc::clone(&self.turns.entry(uid.clone()).or_default());
         Turn { turns: self, uid: uid.clone(), on_its_way: turn.lock_owned().await }
     }
 
-    /// The pod's turn, unless a bind of it goes on.
+    /// The pod's bind lock, unless a bind of it goes on.
     pub fn try_take(&self, uid: &PodUid) -> Option<Turn<'_>> {
         let turn = Arc::clone(&self.turns.entry(uid.clone()).or_default());
         let on_its_way = turn.try_lock_owned().ok()?;
@@ -109,9 +109,9 @@ impl BindLocks {
         self.turns.len()
     }
 
-    /// The pods whose Binding is undecided and which nobody sees to at this moment.
+    /// The pods whose Binding is undecided and for which no bind goes on.
     pub fn abandoned(&self) -> Vec<PodUid> {
-        // A `try_take` that met the end of a bind kept that from removing its entry.
+        // A `try_take` at the end of a bind may have kept that bind from removing its entry.
         let is_used = |turn: &Arc<Mutex<OnItsWay>>| {
             Arc::strong_count(turn) > 1 || turn.try_lock().is_ok_and(|on| on.is_some())
         };
@@ -124,7 +124,8 @@ impl BindLocks {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // Two hold it, the map and this turn: nobody waits. New ones come only through the map.
+        // Two references, the map's and this one's: no bind waits. New ones come only through the
+        // map.
         let is_last = |turn: &Arc<Mutex<OnItsWay>>| Arc::strong_count(turn) <= 2;
         let is_decided = self.on_its_way.is_none();
         self.turns.turns.remove_if(&self.uid, |_, turn| is_decided && is_last(turn));

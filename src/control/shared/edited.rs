@@ -1,4 +1,4 @@
-//! Pods whose placement somebody else edited, and what gpupack wrote on them.
+//! Pods whose placement another client edited, and what gpupack wrote on them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,36 +11,35 @@ use crate::kube_api::request::placement::decode;
 use crate::kube_api::request::written::{Written, placement_mark};
 use crate::model::reservation::{Placement, PodRef};
 
-/// Most placements written back at one look.
+/// Most placements written back in one look.
 pub(crate) const WRITES_PER_LOOK: usize = 20;
 
-/// Pause after the first write for a pod; it doubles with each further one.
+/// Pause after the first write for a pod; it doubles with each further write.
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest pause.
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
-/// A pod that was not edited for this long begins with the first pause again. Longer than any pause.
+/// After this time without an edit a pod starts with the first pause again. Longer than any pause.
 pub(crate) const FORGET_AFTER: Duration = Duration::from_secs(600);
 
-/// Most pods noted at once. One beyond it is noted at its next change, or at the next list.
+/// Most pods noted at once. Beyond it a pod is noted at its next change, or at the next list.
 pub(crate) const MAX_EDITED: usize = 10_000;
 
-/// What is written on bound pods, and the pods of which somebody else edited it.
+/// What is written on bound pods, and the pods on which another client edited it.
 #[derive(Default)]
 pub struct Edits {
     pub(crate) edits: Mutex<BTreeMap<PodUid, Edit>>,
-    /// As gpupack wrote it, or as it was first seen after a start: the configuration may have been another
-    /// when it was written.
+    /// As gpupack wrote it, or as it was first seen after a start. The configuration may have been
+    /// another when it was written.
     pub(crate) written: Mutex<BTreeMap<PodUid, Known>>,
 }
 
-/// What is known to be written on a pod.
 #[derive(Clone)]
 pub(crate) struct Known {
     pub(crate) written: Written,
-    /// Of the placement that it was written with. The pod may get another one: from a Binding of another
-    /// process, where ours does not land.
+    /// The mark of the placement that it was written with. The pod may get another placement, from
+    /// a Binding of another process, if ours fails.
     pub(crate) placement: u64,
 }
 
@@ -56,7 +55,7 @@ impl Known {
 
 pub(crate) struct Edit {
     pub(crate) pod: PodRef,
-    /// When to write; none while nothing is to be written.
+    /// When to write; `None` while nothing is to be written.
     pub(crate) due: Option<Timestamp>,
     writes: u32,
     last: Timestamp,
@@ -84,17 +83,17 @@ impl Edits {
         }
     }
 
-    /// Forgets what was written on a pod: it is gone, or its Binding has not landed.
+    /// Forgets what was written on a pod: it is gone, or its Binding failed.
     pub(crate) fn forget(&self, uid: &PodUid) {
         self.written().remove(uid);
     }
 
-    /// Of how many pods it is known what was written on them.
+    /// For how many pods it is noted what was written on them.
     pub fn written_count(&self) -> usize {
         self.written().len()
     }
 
-    /// Notes that a pod was edited, or that it was not possible to write back.
+    /// Notes that a pod was edited, or that a write failed.
     pub(crate) fn note(&self, pod: &PodRef, now: Timestamp) {
         let mut edits = self.edits();
         let is_full = edits.len() >= MAX_EDITED;
@@ -108,7 +107,7 @@ impl Edits {
         }
     }
 
-    /// The pods to write now, each of which counts as written by that.
+    /// The pods to write now. Each of them then counts as written.
     pub(crate) fn take_due(&self, now: Timestamp) -> Vec<PodRef> {
         let mut edits = self.edits();
         edits.retain(|_, edit| edit.due.is_some() || now.since(edit.last) < FORGET_AFTER);

@@ -1,4 +1,4 @@
-//! What would help the pods that wait, kept per different request.
+//! Suggestions for the pods that wait, kept per different request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,16 +12,16 @@ use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::questions::PlacementRequest;
 use crate::ledger::suggest::search::Suggestion;
 
-/// What was found is looked for anew after this time: other remedies may be cheaper by then.
+/// Suggestions are searched for again after this time: others may be cheaper by then.
 pub(crate) const FRESH_FOR: Duration = Duration::from_secs(5);
 
-/// Different requests that are kept, some kilobytes each; beyond it the oldest goes.
+/// Most different requests that are kept, some kilobytes each; beyond it the oldest goes.
 pub(crate) const MOST_KEPT: usize = 500;
 
-/// Pods that wait to be told why; beyond it others hear at their next refusal.
+/// Most pods that wait for an event why they wait; the others get one at their next refusal.
 pub(crate) const MOST_UNTOLD: usize = 10_000;
 
-/// Remedies by request, and pods that are to be told.
+/// Suggestions by request, and pods that are to get an event.
 #[derive(Default)]
 pub struct Reasons {
     kept: Mutex<BTreeMap<PlacementRequest, (Timestamp, Vec<Suggestion>)>>,
@@ -30,7 +30,7 @@ pub struct Reasons {
 }
 
 impl Reasons {
-    /// Notes that a pod was refused everywhere, so that it is told why and what would help. Never waits.
+    /// Notes that every node refused a pod, so that it gets an event with suggestions. Never waits.
     pub fn refused(&self, uid: &PodUid) {
         let mut untold = self.untold.lock();
         if untold.len() < MOST_UNTOLD {
@@ -39,12 +39,11 @@ impl Reasons {
         }
     }
 
-    /// How many requests and pods are kept.
     pub(crate) fn count(&self) -> usize {
         self.kept.lock().len() + self.untold.lock().len()
     }
 
-    /// The remedies that are kept of a request, without those that no longer help; none where nothing is
+    /// The suggestions kept for a request, without those that no longer help. `None` if nothing is
     /// kept, or nothing of it helps any more. Looks at one node for each.
     pub fn known(&self, ledger: &Ledger, question: &PlacementRequest) -> Option<Vec<Suggestion>> {
         let mut known = self.kept.lock().get(question)?.1.clone();
@@ -53,7 +52,7 @@ impl Reasons {
         (were == 0 || !known.is_empty()).then_some(known)
     }
 
-    /// The remedies for a request as they are now. Looks at every node some ten times.
+    /// The suggestions for a request as of now. Looks at every node some ten times.
     pub fn found(
         &self,
         ledger: &Ledger,
@@ -70,7 +69,7 @@ impl Reasons {
         suggestions
     }
 
-    /// The same, or what was found a moment ago and still helps.
+    /// The same, or what was found within `FRESH_FOR` and still helps.
     pub fn recent(
         &self,
         ledger: &Ledger,

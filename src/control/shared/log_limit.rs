@@ -1,4 +1,5 @@
-//! Lines of the log that anyone can cause: one per second for each reason, and how many were left out.
+//! Limits log lines that any client can cause: one per second for each reason, with a count of the
+//! rest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,12 +18,12 @@ pub(crate) struct LogLimit {
 }
 
 impl LogLimit {
-    /// Without any line so far.
     pub(crate) const fn new() -> Self {
         Self { last: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Whether a line may be written now, on the precise clock; then how many were left out since the last.
+    /// Whether a line may be written now, on the precise clock; then how many were left out since
+    /// the last.
     pub(crate) fn admits(&self, reason: Reason, now: Duration) -> Option<u64> {
         let mut last = self.last.lock();
         let Some((at, left_out)) = last.get_mut(&reason) else {

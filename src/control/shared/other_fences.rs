@@ -1,8 +1,10 @@
-//! Waiting pods that were touched last by another process of gpupack which says that it started later.
+//! Waiting pods that another gpupack process wrote last (requeue or fence), whose start it says was
+//! later.
 //!
-//! That process is responsible for them, as long as it may live. It may be gone all the same: the clocks of two
-//! nodes differ, or a touch came late. Two processes overlap for seconds, while the older one stops. So one
-//! that has not touched a pod again for long is gone, by this process's own clock.
+//! That process is responsible for them as long as it may live. But it may be gone: the clocks of
+//! two nodes differ, or a write came late. Two processes overlap for seconds, while the older one
+//! stops. So a process that has not written a pod again for long is gone, by this process's own
+//! clock.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,10 +15,10 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 
-/// From then on the process that made a touch is gone: ten times what Kubernetes gives the one it stops.
+/// After this time the process that wrote is gone: ten times the grace that Kubernetes gives a pod.
 pub const GONE_AFTER: Duration = Duration::from_secs(300);
 
-/// The touches of other processes on waiting pods that the watch shows, with the time when each was first seen.
+/// The writes of other processes on waiting pods, with the time when the watch first showed each.
 #[derive(Debug, Default)]
 pub struct OtherFences {
     pods: Mutex<BTreeMap<PodUid, OtherFence>>,
@@ -32,7 +34,7 @@ struct OtherFence {
 }
 
 impl OtherFences {
-    /// Notes the touch with this digest, which the watch shows on a pod.
+    /// Notes the write with this digest, which the watch shows on a pod.
     pub fn see(&self, uid: &PodUid, touch: u64, now: Timestamp) {
         let seen = OtherFence { digest: touch, at: now, is_listed: false };
         match self.pods().entry(uid.clone()) {
@@ -42,18 +44,18 @@ impl OtherFences {
         }
     }
 
-    /// Forgets a pod that does not wait any more, or that this process touched last.
+    /// Forgets a pod that no longer waits, or that this process wrote last.
     pub fn forget(&self, uid: &PodUid) {
         self.pods().remove(uid);
     }
 
-    /// Whether the touch is the last one that was seen on the pod, for so long that its process is gone.
+    /// Whether this write is the last one seen on the pod, and so old that its process is gone.
     pub fn is_old(&self, uid: &PodUid, touch: u64, now: Timestamp) -> bool {
         let known = self.pods().get(uid).copied();
         known.is_some_and(|seen| seen.digest == touch && now.since(seen.at) >= GONE_AFTER)
     }
 
-    /// The pods whose touch became old since the last call.
+    /// The pods whose last write became old since the last call.
     pub fn newly_old(&self, now: Timestamp) -> Vec<PodUid> {
         let mut pods = self.pods();
         let old = pods.iter_mut().filter_map(|(uid, seen)| {

@@ -1,4 +1,4 @@
-//! Effects that background loops have still to see to.
+//! Ledger events that background loops have yet to handle.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use crate::hardware::device::NodeName;
 use crate::model::event::LedgerEvent;
 
-/// Effects that wait for a background loop. A set: the same effect twice is one.
+/// Ledger events that wait for a background loop. A set: the same event twice is one.
 #[derive(Default)]
 pub struct Outbox {
     effects: Mutex<BTreeSet<LedgerEvent>>,
@@ -17,7 +17,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Adds effects; never waits.
+    /// Adds events; never waits.
     pub fn push(&self, effects: Vec<LedgerEvent>) {
         if effects.is_empty() {
             return;
@@ -26,7 +26,7 @@ impl Outbox {
         self.filled.notify_one();
     }
 
-    /// Tells that there is something to do besides. Never waits.
+    /// Makes the loop look again without a ledger event. Never waits.
     pub fn nudge(&self) {
         self.nudged.notify_one();
     }
@@ -36,12 +36,11 @@ impl Outbox {
         self.nudged.notified().await;
     }
 
-    /// How many effects wait.
     pub(crate) fn count(&self) -> usize {
         self.effects.lock().len()
     }
 
-    /// Waits until there are effects and takes them all.
+    /// Waits until there are events and takes them all.
     pub async fn take(&self) -> Vec<LedgerEvent> {
         loop {
             let taken = {

@@ -1,10 +1,10 @@
 //! What *filter* passed: the nodes on which a pod may be bound now.
 //!
-//! Only nodes that *filter* passed lately are bound to, since kube-scheduler has its own reasons against
-//! the others. The memory is short and bounded: 16 bytes per node, at most `MAX_NODES` nodes per
-//! pod, at most `MAX_PODS` pods, `MAX_UNSEEN` of them not shown by the watch. So a client that makes
-//! up pods cannot push out those that there are. And one that names the UID of another pod cannot take away
-//! what was passed for that: each question adds nodes, and only time takes them away.
+//! Only nodes that *filter* passed in the last 15 minutes are bound to, since kube-scheduler has
+//! its own reasons against the others. The table is bounded: 16 bytes per node, at most `MAX_NODES`
+//! nodes per pod and `MAX_PODS` pods, `MAX_UNSEEN` of them not shown by the watch. So a client that
+//! makes up pods cannot push out real ones. Nor can one that names the UID of another pod remove
+//! what was passed for that: each call adds nodes, and only time removes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,15 +15,16 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 
-/// How long a pod may be bound where *filter* passed it: as long as kube-scheduler lets a pod wait for
-/// permission at most (`maxTimeout` of its framework).
+/// How long a pod may be bound where *filter* passed it: the longest time that kube-scheduler lets
+/// a pod wait for permission (`maxTimeout` of its framework).
 pub const PASSED_FOR: Duration = Duration::from_secs(15 * 60);
 
-/// Most nodes that are remembered of a pod; where more are left to kube-scheduler (`keep_best: 0`), it may
-/// take any, and the reservation alone decides.
+/// Most nodes that are remembered of a pod. If *filter* leaves more to kube-scheduler
+/// (`keep_best: 0`), it may take any, and the reservation alone decides.
 const MAX_NODES: usize = 256;
 
-/// Most pods that are remembered; then the oldest are forgotten. With 50 nodes each they take 20 MB.
+/// Most pods that are remembered; then the oldest are forgotten. With 50 nodes each they take 20
+/// MB.
 const MAX_PODS: usize = 20_000;
 
 /// Most of them that the watch has not shown.
@@ -36,7 +37,7 @@ pub enum Verdict {
     Passed,
     /// *Filter* passed it on other nodes only.
     Elsewhere,
-    /// Not asked about, or too long ago.
+    /// No call for it, or too long ago.
     Unknown,
 }
 
@@ -45,7 +46,7 @@ struct Passed {
     at: Timestamp,
     /// When any node was passed.
     any: Option<Timestamp>,
-    /// Digests of the names, with the time of the last question that passed each, oldest first.
+    /// Digests of the names, with the time of the last call that passed each, oldest first.
     nodes: Vec<(Timestamp, u64)>,
     /// The node to hold room on once the watch shows the pod.
     to_hold: Option<NodeName>,
@@ -56,7 +57,7 @@ struct Passed {
 #[derive(Debug, Default)]
 struct Inner {
     pods: BTreeMap<PodUid, Passed>,
-    /// Pods that the watch has shown, in the order in which they were asked about.
+    /// Pods that the watch has shown, in the order of their last calls.
     seen: BTreeMap<u64, PodUid>,
     /// The others, likewise.
     unseen: BTreeMap<u64, PodUid>,
@@ -70,7 +71,7 @@ pub struct PassedPods {
 }
 
 impl PassedPods {
-    /// Notes where *filter* passed a pod, beside where it did before; nothing for any node.
+    /// Notes where *filter* passed a pod, in addition to earlier nodes; `None` means any node.
     pub fn pass<'a>(
         &self,
         uid: &PodUid,
@@ -103,14 +104,15 @@ impl PassedPods {
         inner.shrink();
     }
 
-    /// Notes that room is to be held for a pod on `node` as soon as the watch shows it.
+    /// Notes to hold room for a pod on `node` as soon as the watch shows it.
     pub fn hold_later(&self, uid: &PodUid, node: &str) {
         if let Some(passed) = self.inner().pods.get_mut(uid) {
             passed.to_hold = Some(NodeName::new(node));
         }
     }
 
-    /// Notes that the watch shows a pod waiting. The node to hold room on, where that was asked for before.
+    /// Notes that the watch shows a pod waiting. Returns the node to hold room on, if one was
+    /// noted.
     pub fn see(&self, uid: &PodUid) -> Option<NodeName> {
         let mut inner = self.inner();
         let passed = inner.pods.get_mut(uid)?;
@@ -138,12 +140,12 @@ impl PassedPods {
         }
     }
 
-    /// Forgets a pod that is bound, gone, or fits nowhere any more.
+    /// Forgets a pod that is bound, gone, or no longer fits any node.
     pub fn forget(&self, uid: &PodUid) {
         self.inner().remove(uid);
     }
 
-    /// Forgets what is too old to be bound by.
+    /// Forgets what is too old for a bind.
     pub fn tick(&self, now: Timestamp) {
         let mut inner = self.inner();
         for is_seen in [false, true] {
@@ -233,11 +235,11 @@ mod tests {
         names.iter().for_each(|name| pass(&passed, "a", &[name.as_str()], 0));
         let verdict = |node: &str| passed.verdict(&uid, node, at(1));
         assert_eq!((verdict("n0"), verdict("n1")), (Verdict::Elsewhere, Verdict::Passed));
-        // A question without a GPU may be about any node; one about few nodes leaves that be.
+        // A call without a GPU request may pass any node; one about few nodes keeps that.
         passed.pass(&uid, None::<std::iter::Empty<&str>>, false, at(1));
         pass(&passed, "a", &["n1"], 1);
         assert_eq!(verdict("n0"), Verdict::Passed);
-        // Unless the watch shows that it asks for a GPU.
+        // Unless the watch shows that the pod requests a GPU.
         passed.pass(&uid, Some(["n1"].into_iter()), true, at(1));
         assert_eq!(verdict("n0"), Verdict::Elsewhere);
     }

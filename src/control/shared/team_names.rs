@@ -1,4 +1,4 @@
-//! Whose the pods are that hold something.
+//! The teams of the pods that hold something.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 
-/// A namespace and a priority class; the latter empty where a pod has none.
+/// A namespace and a priority class; the latter is empty if a pod has none.
 pub(crate) type Team = (String, Arc<str>);
 
-/// Priority classes of pods, and when the books were looked at last.
+/// Priority classes of pods, and when the ledger was sampled last.
 #[derive(Default)]
 pub struct Teams {
     pub(crate) classes: DashMap<PodUid, Arc<str>>,
@@ -20,7 +20,7 @@ pub struct Teams {
 }
 
 impl Teams {
-    /// Notes the priority class of a pod that asks for a GPU.
+    /// Notes the priority class of a pod that requests a GPU.
     pub fn see(&self, pod: &SeenPod) {
         if pod.request != Ok(None) && !pod.priority_class.is_empty() {
             let class = || Arc::from(pod.priority_class.as_str());

@@ -4,7 +4,7 @@ use super::*;
 use crate::ledger::fixture::{asks, hello, ledger, pod, see_node};
 use crate::model::rejection::Rejection;
 
-/// A ledger with nodes `n` and `m` of one GPU each, and who waits for room on them.
+/// A ledger with nodes `n` and `m` of one GPU each, and the pods that wait for room on them.
 struct Bed {
     ledger: Ledger,
     waiting: WaitingPods,
@@ -22,7 +22,7 @@ impl Bed {
         Self { ledger, waiting, wakes, now: Timestamp::START, ended: Vec::new() }
     }
 
-    /// One with pods that were refused on both nodes, the first the oldest.
+    /// A bed with pods that were refused on both nodes, the first the oldest.
     fn with(names: &[&str]) -> Self {
         let bed = Self::new();
         for (name, age) in names.iter().zip(0..) {
@@ -42,7 +42,7 @@ impl Bed {
         }
     }
 
-    /// kube-scheduler asks about a pod with that age and priority.
+    /// kube-scheduler calls *filter* for a pod with that age and priority.
     fn asked(&self, pod: (&str, i64, i32)) {
         let pod = Self::waiting_pod(pod);
         self.waiting.see(pod.clone(), self.now);
@@ -60,7 +60,7 @@ impl Bed {
         self.wakes.room(vec![NodeName::new(node)], self.now);
     }
 
-    /// Whom to touch so many milliseconds later. Each touch is written at once.
+    /// The pods to requeue this much later. Each requeue is written at once.
     fn touched_after(&mut self, millis: u64) -> Vec<String> {
         self.now = self.now.plus(Duration::from_millis(millis));
         let step = self.wakes.step(&self.waiting, &self.ledger, self.now);
@@ -140,7 +140,7 @@ fn a_node_that_came_after_the_question_may_be_in_the_next_one() {
     bed.ledger.report("z", &hello("again", 1, "C"), bed.now).unwrap();
     bed.room("z");
     assert_eq!(bed.touched_after(0), ["a"]);
-    // The same where the pod was asked about meanwhile.
+    // The same if a call for the pod came meanwhile.
     bed.ledger.lose_node(&NodeName::new("z"));
     assert_eq!(bed.refused(("a", 0, 0), &["m", "n"]), Some(Requeued::LeftOut));
     see_node(&bed.ledger, "z");
@@ -211,7 +211,7 @@ fn a_touched_pod_that_is_gone_costs_no_time() {
     let mut bed = Bed::with(&["a", "b"]);
     bed.room("n");
     assert_eq!(bed.touched_after(0), ["a"]);
-    bed.waiting.remove(&pod("a").uid); // as the answer to the touch says
+    bed.waiting.remove(&pod("a").uid); // as the reply to the write says
     assert_eq!(bed.touched_after(0), ["b"]);
     assert_eq!(bed.ended, [Requeued::Gone]);
 }

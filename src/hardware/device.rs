@@ -1,17 +1,17 @@
-//! What a node owns: devices, their capacity and health, as its agent reports them.
+//! What a node has: devices, their capacity and health, as its agent reports them.
 //!
-//! A device is whatever a pod can be placed on: a GPU, or one MIG instance of a GPU. A GPU in MIG
-//! mode is in the inventory too, but holds nobody itself: its instances do.
+//! A device is a GPU or a MIG instance of one. A GPU in MIG mode is in the inventory too, but has
+//! no tenants itself: its instances have.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::hardware::units::MemMib;
 
-/// Most devices one node may report: 16 GPUs of 7 MIG instances and their parents fit twice over.
+/// Most devices that one node may report: twice the room of 16 GPUs with 7 MIG instances each.
 pub const MAX_DEVICES_PER_NODE: usize = 256;
 
-/// Largest memory of one device that is believed: 16 TiB, about 50 times the largest GPU of 2026.
+/// Largest accepted memory of one device: 16 TiB, about 50 times the largest GPU of 2026.
 pub const MAX_DEVICE_MEMORY: MemMib = MemMib::new(16 << 20);
 
 /// Declares a cheap, ordered name type: a shared string that is only compared and printed.
@@ -22,7 +22,7 @@ macro_rules! name_type {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Wraps the name as it is; nothing is checked here.
+            /// Wraps the name as it is, unchecked.
             pub fn new(name: impl Into<Arc<str>>) -> Self {
                 Self(name.into())
             }
@@ -48,11 +48,11 @@ macro_rules! name_type {
 }
 
 name_type! {
-    /// Name of a node, as Kubernetes spells it.
+    /// Name of a node in Kubernetes.
     NodeName
 }
 name_type! {
-    /// Value of the configured pool label of a node; empty where the node has none.
+    /// Value of the configured pool label of a node; empty if the node has none.
     PoolName
 }
 name_type! {
@@ -79,7 +79,7 @@ impl DeviceId {
     /// Checks and wraps a UUID.
     ///
     /// # Errors
-    /// [`InventoryError::DeviceId`] when it is empty, too long or has other characters.
+    /// [`InventoryError::DeviceId`] if it is empty, too long or has other characters.
     pub fn new(id: &str) -> Result<Self, InventoryError> {
         let legal = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'/';
         if id.is_empty() || id.len() > 96 || !id.bytes().all(legal) {
@@ -96,7 +96,7 @@ impl DeviceId {
 }
 
 impl MigProfile {
-    /// Whether a request for `self` means this profile. Resource names have no `+`, so that NVIDIA's
+    /// Whether a request for `self` means this profile. Resource names have no `+`, so NVIDIA's
     /// device plugin writes `1g.10gb.me` for `1g.10gb+me`.
     pub fn means(&self, profile: &Self) -> bool {
         self == profile || *self.0 == profile.0.replace('+', ".")
@@ -116,28 +116,28 @@ pub struct DeviceIndex(pub u32);
 /// What kind of device this is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceKind {
-    /// A GPU that can be shared or given away whole.
+    /// A GPU that can be shared or allocated whole.
     Gpu,
-    /// A GPU in MIG mode: its instances hold tenants, it does not.
+    /// A GPU in MIG mode: its instances have tenants, it has none.
     MigParent,
-    /// One MIG instance: hardware-isolated, with memory of its own.
+    /// One MIG instance: isolated by hardware, with memory of its own.
     MigInstance {
-        /// UUID of the GPU it is cut from.
+        /// UUID of its GPU.
         parent: DeviceId,
         /// Its profile, for instance `3g.40gb`.
         profile: MigProfile,
     },
 }
 
-/// Whether a device may take new tenants, as far as its node is concerned; what is worse comes later.
+/// Whether a device may take new tenants, as far as its node reports. In order of severity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Health {
     /// Works.
     #[default]
     Healthy,
-    /// Kubelet hands it out by itself, to whom it likes: keeps its tenants and takes no new one.
+    /// Kubelet allocates it through a device plugin: it keeps its tenants and takes no new one.
     KubeletOwned,
-    /// Lost, needs a reset, or cannot be read: keeps its tenants and takes no new one.
+    /// Lost, needs a reset, or cannot be read: it keeps its tenants and takes no new one.
     Unhealthy,
 }
 
@@ -150,9 +150,9 @@ pub struct Device {
     pub index: DeviceIndex,
     /// Product name.
     pub model: ModelName,
-    /// Memory on the board (or of the instance), before the driver's reserve.
+    /// Memory of the board (or of the instance), with the driver's reserve.
     pub total: MemMib,
-    /// Memory that the driver keeps; never placed on.
+    /// Memory that the driver keeps; never allocated.
     pub reserved: MemMib,
     /// GPU, MIG parent or MIG instance.
     pub kind: DeviceKind,
@@ -161,17 +161,17 @@ pub struct Device {
 }
 
 impl Device {
-    /// Schedulable memory: NVML total minus reserved. `NodeInventory::new` refuses a device whose
-    /// reserve exceeds its total, so this is zero only for a device that has none.
+    /// What can be allocated: NVML's total minus reserved. `NodeInventory::new` refuses a reserve
+    /// above the total, so this is zero only for a device that has no memory to give.
     pub fn capacity(&self) -> MemMib {
         self.total.checked_sub(self.reserved).unwrap_or(MemMib::ZERO)
     }
 }
 
-/// Why an inventory is not believed.
+/// Why an inventory is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InventoryError {
-    /// A UUID that cannot be one.
+    /// A text that is no UUID.
     #[error(
         "device id `{id}` is not a UUID of NVML: 1 to 96 letters, digits, `-` or `/` are allowed"
     )]
@@ -179,13 +179,13 @@ pub enum InventoryError {
         /// The offending text, cut to 96 characters.
         id: String,
     },
-    /// More devices than a node can hold.
+    /// More devices than a node may report.
     #[error("`{count}` devices are reported, at most {MAX_DEVICES_PER_NODE} are believed")]
     TooManyDevices {
         /// How many were reported.
         count: usize,
     },
-    /// More memory than any device has.
+    /// More memory than [`MAX_DEVICE_MEMORY`].
     #[error("device `{id}` reports `{total}`, at most {MAX_DEVICE_MEMORY} are believed")]
     Memory {
         /// The device.
@@ -221,8 +221,8 @@ pub enum InventoryError {
 
 /// GPU models that a pod accepts; empty means any.
 ///
-/// A name matches when its words appear in the product name as whole words, next to each other and
-/// in the same order, whatever the case. Words are runs of letters and digits: `A100` matches
+/// A name matches if its words appear in the product name as whole words, next to each other and in
+/// the same order, in any case. Words are runs of letters and digits: `A100` matches
 /// `NVIDIA A100-SXM4-80GB`, `A10` does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelFilter {
@@ -230,7 +230,7 @@ pub struct ModelFilter {
 }
 
 impl ModelFilter {
-    /// Accepts exactly the models that one of `names` matches; none given means any model.
+    /// Accepts the models that one of `names` matches; without names, any model.
     pub fn new(names: impl IntoIterator<Item = impl Into<Arc<str>>>) -> Self {
         let mut names: Vec<Arc<str>> = names.into_iter().map(Into::into).collect();
         names.sort();
@@ -260,7 +260,6 @@ impl ModelFilter {
     }
 }
 
-/// The words of a product name: runs of ASCII letters and digits, in lower case.
 pub(crate) fn words(text: &str) -> Vec<String> {
     text.split(|c: char| !c.is_ascii_alphanumeric())
         .filter(|word| !word.is_empty())
@@ -268,24 +267,24 @@ pub(crate) fn words(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Where a device sits. Each is none where the driver cannot say.
+/// Where a device is in its host. `None` if the driver cannot say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceDetails {
-    /// Number of its device node, `/dev/nvidia<minor>`.
+    /// Minor number of its device file, `/dev/nvidia<minor>`.
     pub minor: Option<u32>,
-    /// NUMA node of the host that it is attached to.
+    /// Its NUMA node.
     pub numa_node: Option<u32>,
-    /// GPUs of the same node that it reaches by NVLink, with the number of active links, by UUID.
+    /// GPUs of the same node with an NVLink to it, by UUID, with the number of active links.
     pub neighbours: Vec<(DeviceId, u32)>,
-    /// Where a MIG instance lies on its GPU.
+    /// The part of its GPU that a MIG instance covers.
     pub slot: Option<Slot>,
     /// Streaming multiprocessors of a MIG instance.
     pub sm_count: Option<u32>,
-    /// Whether the driver can hold containers to an amount of its memory.
+    /// Whether the driver can limit the memory of containers on it.
     pub can_limit_memory: bool,
 }
 
-/// Where a MIG instance lies on its GPU, in units of the axis: 4 on an A30, 8 on an A100 or H100.
+/// The part of a GPU that a MIG instance covers, in units: 4 on an A30, 8 on an A100 or H100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// The first unit.

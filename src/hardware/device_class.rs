@@ -6,7 +6,7 @@ use crate::hardware::units::{Demand, MemMib, Share};
 
 /// What a request sees of a device: two devices of one class take the same demand.
 ///
-/// Clusters have few classes, so what a request means is worked out per class, not per device.
+/// Clusters have few classes, so a request is compiled per class, not per device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceClass {
     /// Product name.
@@ -15,7 +15,7 @@ pub struct DeviceClass {
     pub capacity: MemMib,
     /// GPU, MIG parent or MIG instance.
     pub kind: ClassKind,
-    /// Into how many slots it is cut; none where any part may be taken.
+    /// The number of slots; `None` if any part may be allocated.
     pub replicas: Option<Replicas>,
 }
 
@@ -52,7 +52,7 @@ impl DeviceClass {
         Demand { memory: self.capacity, share: Share::WHOLE }
     }
 
-    /// Product name as NVML spells it: that of an instance ends in `MIG` and its profile.
+    /// Product name in NVML's form: that of an instance ends in `MIG` and its profile.
     pub fn product(&self) -> ModelName {
         match &self.kind {
             ClassKind::Gpu | ClassKind::MigParent => self.model.clone(),
@@ -66,7 +66,7 @@ impl DeviceClass {
 /// [`DeviceKind`] without the identity of the parent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClassKind {
-    /// A GPU that can be shared or given away whole.
+    /// A GPU that can be shared or allocated whole.
     Gpu,
     /// A GPU in MIG mode.
     MigParent,
@@ -87,14 +87,14 @@ impl ClassId {
     }
 }
 
-/// All classes seen so far; classes are only ever added, so an id stays valid.
+/// All classes seen so far. Classes are only added, so an id stays valid.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceClasses {
     classes: Vec<DeviceClass>,
 }
 
 impl DeviceClasses {
-    /// The id of a class, added when it is new. Linear in the number of classes.
+    /// The id of a class, added if it is new. Linear in the number of classes.
     pub fn id_of(&mut self, class: DeviceClass) -> ClassId {
         let known = self.classes.iter().position(|known| *known == class);
         ClassId(known.unwrap_or_else(|| {
@@ -114,7 +114,7 @@ impl DeviceClasses {
     }
 }
 
-/// One value for each class that was known when this was made.
+/// One value for each class that existed when this was made.
 #[derive(Clone, Debug)]
 pub struct PerClass<T>(Vec<T>);
 
@@ -122,7 +122,7 @@ impl<T> PerClass<T> {
     /// The value for a class.
     ///
     /// # Panics
-    /// When the class was added later: the ledger makes such tables anew whenever a class is added.
+    /// If the class was added later: the ledger makes such tables again whenever a class is added.
     pub fn of(&self, class: ClassId) -> &T {
         self.0.get(class.0).expect("tables are made anew whenever a device class is added")
     }

@@ -1,4 +1,4 @@
-//! All devices of one node as its agent reported them, and what of that is not believed.
+//! All devices of one node as its agent reported them, and which of them cannot be.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub struct NodeInventory {
 }
 
 impl NodeInventory {
-    /// Checks and sorts what an agent reported. Where the devices sit is not known.
+    /// Checks and sorts what an agent reported. The topology is unknown.
     ///
     /// # Errors
     /// As [`NodeInventory::placed`].
@@ -27,13 +27,13 @@ impl NodeInventory {
         Self::placed(devices, &BTreeMap::new())
     }
 
-    /// Checks and sorts what an agent reported. `details` say where the devices sit, as far as that is
-    /// known. A MIG instance that its model cannot have, or not there, is kept as unhealthy: it takes no
-    /// tenants, and those that it has stay booked.
+    /// Checks and sorts what an agent reported. `details` say where the devices are in the host, as
+    /// far as that is known. A MIG instance that the model cannot have, or not at that unit, is
+    /// kept as unhealthy: it keeps its tenants and takes no new ones.
     ///
     /// # Errors
-    /// One [`InventoryError`] for the first fault found: too many devices, absurd memory, a UUID
-    /// twice, an instance without its parent.
+    /// One [`InventoryError`] for the first fault: too many devices, too much memory or reserve, a
+    /// UUID twice, an instance without its parent.
     pub fn placed(
         mut devices: Vec<Device>,
         details: &BTreeMap<DeviceId, DeviceDetails>,
@@ -76,12 +76,12 @@ impl NodeInventory {
         Ok(Self { devices, faults, topology })
     }
 
-    /// The MIG instances that cannot be, with the reason.
+    /// The MIG instances that cannot be, with the cause.
     pub fn faults(&self) -> &BTreeMap<DeviceId, MigFault> {
         &self.faults
     }
 
-    /// How near the devices are to each other, in their order.
+    /// The topology of the devices, in their order.
     pub(crate) fn topology(&self) -> &Topology {
         &self.topology
     }

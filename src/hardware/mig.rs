@@ -1,22 +1,23 @@
-//! What MIG instances each model can have, and which of them can lie beside each other.
+//! Which MIG instances each model can have, and which of them fit on one GPU together.
 //!
-//! A GPU in MIG mode has an axis of units (4 on an A30, else 8). An instance covers a run of units that
-//! may begin only where its profile allows. Memory comes in as many parts as the axis has units, compute
-//! does not: on Hopper the smallest profile with twice the memory has 26 of 132 multiprocessors.
+//! A GPU in MIG mode is divided into units (4 on an A30, else 8). An instance covers a run of
+//! units, which may begin only where its profile allows. Memory is divided like the units, compute
+//! is not: on Hopper the smallest profile with twice the memory has 26 of 132 multiprocessors.
 //!
-//! What a node reports wins over this table; it serves to see that a report cannot be, and to say which
-//! part of a GPU's compute an instance has. Models that are not listed are believed.
+//! A node's report wins over this table. The table finds reports that cannot be, and gives the part
+//! of a GPU's compute that an instance has. Any report is accepted for a model that is not listed.
 //!
-//! Sources: NVIDIA's MIG User Guide (profiles, placements), and `nvidia-smi mig -lgip` and `-lgipp` as
-//! public captures show them (memory: A30 under driver 535, A100 80 GB, H100 NVL under 560, GH200, and
-//! eight H200 in issue 120 of mig-parted). Memory varies by some per cent with the driver.
+//! Sources: NVIDIA's MIG User Guide (profiles, placements), and public captures of
+//! `nvidia-smi mig -lgip` and `-lgipp` (memory: A30 under driver 535, A100 80 GB, H100 NVL under
+//! 560, GH200, and eight H200 in an issue of mig-parted). Memory varies by some percent with the
+//! driver.
 
 use std::collections::BTreeMap;
 
 use crate::hardware::device::{Device, DeviceId, DeviceKind, MigProfile, ModelFilter, ModelName};
 use crate::hardware::units::{MemMib, Share};
 
-/// One kind of instance.
+/// One MIG profile of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// Its name, without `+me`.
@@ -29,18 +30,18 @@ pub struct Profile {
     pub starts: &'static [u32],
     /// How many units it covers.
     pub size: u32,
-    /// Whether one of them may have the media engines too; then its name ends in [`MEDIA`].
+    /// Whether one instance of it may also have the media engines; then its name ends in [`MEDIA`].
     pub has_media: bool,
 }
 
-/// The instances of one model.
+/// The MIG profiles of one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Names of the model, as [`ModelFilter`] reads them.
     pub names: &'static [&'static str],
-    /// Memory of the board in MiB, as NVML tells it.
+    /// Memory of the board in MiB, as NVML reports it.
     pub total_mib: u64,
-    /// Units of the axis.
+    /// How many units it has.
     pub axis: u32,
     /// Its profiles, small ones first; the last one is the whole GPU.
     pub profiles: &'static [Profile],
@@ -49,7 +50,7 @@ pub struct Geometry {
 /// Ending of a profile with media engines; one instance of a GPU may have it.
 pub const MEDIA: &str = "+me";
 
-/// Two boards of one name differ in memory by more than this part of it, and drivers by less.
+/// Two boards of one name differ in memory by more percent than this, two drivers by less.
 const SAME_MEMORY_PERCENT: u64 = 5;
 
 const fn profile(
@@ -66,8 +67,8 @@ const fn with_media(profile: Profile) -> Profile {
     Profile { has_media: true, ..profile }
 }
 
-/// Name and memory of six profiles on an axis of eight: single, single with double memory, double,
-/// triple, quadruple, whole.
+/// Name and memory of six profiles on eight units: one unit, the same with twice the memory, two,
+/// three, four, whole.
 type Row = (&'static str, u64);
 
 const fn eight(rows: [Row; 6], multiprocessors: [u32; 6]) -> [Profile; 6] {
@@ -84,7 +85,7 @@ const fn eight(rows: [Row; 6], multiprocessors: [u32; 6]) -> [Profile; 6] {
 }
 
 const AMPERE: [u32; 6] = [14, 14, 28, 42, 56, 98];
-/// Of the SXM boards.
+/// The SXM boards.
 const HOPPER: [u32; 6] = [16, 26, 32, 60, 64, 132];
 
 const A30: [Profile; 3] = [
@@ -159,7 +160,7 @@ const H200: [Profile; 6] = eight(
     HOPPER,
 );
 
-/// All models that are known.
+/// All listed models.
 pub const GEOMETRIES: [Geometry; 7] = [
     Geometry { names: &["A30"], total_mib: 24_576, axis: 4, profiles: &A30 },
     Geometry { names: &["A100", "A800"], total_mib: 40_960, axis: 8, profiles: &A100_40 },
@@ -171,8 +172,8 @@ pub const GEOMETRIES: [Geometry; 7] = [
 ];
 
 impl Geometry {
-    /// The geometry of a GPU, by its product name and then by the nearest memory; none where the model
-    /// is not listed or has other memory than any listed board of its name.
+    /// The geometry of a GPU, by its product name and then by the nearest memory. `None` if the
+    /// model is not listed, or if no listed board of its name has this memory.
     pub fn of(model: &ModelName, total: MemMib) -> Option<&'static Self> {
         let is_named = |known: &&Self| ModelFilter::new(known.names.iter().copied()).matches(model);
         let apart = |known: &&Self| known.total_mib.abs_diff(total.mib());
@@ -189,14 +190,14 @@ impl Geometry {
         profiles.find(|known| known.name == plain && (known.has_media || !wants_media))
     }
 
-    /// The part of the compute of a GPU in MIG mode that an instance of the profile has, rounded down.
+    /// The part of a GPU's compute in MIG mode that an instance of the profile has, rounded down.
     pub fn compute_of(&self, name: &MigProfile) -> Option<Share> {
         let all = self.profiles.last()?.multiprocessors;
         let own = self.profile(name)?.multiprocessors;
         Share::ratio(MemMib::new(own.into()), MemMib::new(all.into()))
     }
 
-    /// Whether instances of these profiles can lie beside each other, those with a start at that start.
+    /// Whether instances of these profiles fit together; one with a start begins there.
     fn is_possible(&self, instances: &mut [(&Profile, Option<u32>)]) -> bool {
         instances.sort_by_key(|(profile, start)| {
             (std::cmp::Reverse(start.is_some()), std::cmp::Reverse(profile.size))
@@ -213,13 +214,12 @@ fn split(name: &MigProfile) -> (&str, bool) {
     }
 }
 
-/// Units that an instance covers, as bits.
 fn units(profile: &Profile, start: u32) -> u32 {
     ((1 << profile.size) - 1) << start
 }
 
-/// Whether all instances find a place beside the units that are taken. An axis has eight units, so
-/// there is little to try.
+/// Whether all instances fit beside the units that are taken. With eight units there is little to
+/// try.
 fn has_room(instances: &[(&Profile, Option<u32>)], taken: u32) -> bool {
     let Some(((profile, start), rest)) = instances.split_first() else { return true };
     let is_meant = |at: &&u32| start.is_none_or(|start| start == **at);
@@ -229,7 +229,7 @@ fn has_room(instances: &[(&Profile, Option<u32>)], taken: u32) -> bool {
     })
 }
 
-/// Why an instance that is reported cannot be; nothing is placed on it.
+/// Why a reported instance cannot be. Nothing is allocated on it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum MigFault {
     /// The model has no such profile.
@@ -240,7 +240,7 @@ pub enum MigFault {
         /// The profile.
         profile: MigProfile,
     },
-    /// It begins where its profile may not.
+    /// It begins where its profile does not allow.
     #[error("a MIG instance of profile `{profile}` cannot begin at unit {start}")]
     Start {
         /// The profile.
@@ -248,24 +248,24 @@ pub enum MigFault {
         /// The unit.
         start: u32,
     },
-    /// It covers units that another one covers.
+    /// It covers units of another instance.
     #[error("the MIG instance overlaps instance `{other}`")]
     Overlap {
         /// The other one.
         other: DeviceId,
     },
-    /// The instances of the GPU find no places beside each other.
+    /// The instances of the GPU do not fit on it together.
     #[error("the {instances} MIG instances of GPU `{parent}` cannot lie beside each other on it")]
     Crowded {
         /// The GPU.
         parent: DeviceId,
-        /// How many instances it is said to have.
+        /// How many instances are reported.
         instances: usize,
     },
 }
 
-/// The instances among `devices` that cannot be, as far as their models are known. `start` says where
-/// those lie of which it is known.
+/// The instances among `devices` that cannot be, as far as their models are listed. `start` gives
+/// the first unit of an instance, if known.
 pub(crate) fn faults(
     devices: &[Device],
     start: impl Fn(&DeviceId) -> Option<u32>,

@@ -1,9 +1,9 @@
-//! How the devices of a pool are shared: freely or in equal slots, MIG instances whole or in parts, and
-//! what is to hold their tenants to their memory. The operator's word, per pool.
+//! How the devices of a pool are shared, as the operator configures it: freely or in equal slots,
+//! MIG instances whole or in parts, and with which enforcement of memory limits.
 //!
-//! A device that is cut into R slots is asked for in whole slots. *k* of them are k/R of its memory and
-//! of its compute, each rounded down, so that slots that sum to R always fit together, and R + 1 never
-//! do: what rounding leaves of the compute, R millionths at most, is less than a slot.
+//! A device with R slots is requested in whole slots. *k* slots are k/R of its memory and of its
+//! compute, each rounded down. So slots that sum to R always fit together, and R + 1 never do: what
+//! rounding leaves of the compute, R millionths at most, is less than a slot.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -11,18 +11,18 @@ use std::num::NonZeroU32;
 use crate::hardware::device::{DeviceKind, PoolName};
 use crate::hardware::units::{Demand, MemMib, Share};
 
-/// Into how many equal slots each device is cut, 2 to [`Replicas::MAX`].
+/// The number of equal slots of each device, 2 to [`Replicas::MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Replicas(NonZeroU32);
 
 impl Replicas {
     /// Fewest slots.
     pub const MIN: u32 = 2;
-    /// Most slots: beside more than 64 others no tenant gets a turn worth having, and an MPS daemon
-    /// serves 60 processes at most.
+    /// Most slots. With more tenants each gets too little time on the GPU, and an MPS daemon serves
+    /// 60 processes at most.
     pub const MAX: u32 = 64;
 
-    /// That many slots; none out of the range.
+    /// This many slots; `None` out of the range.
     pub const fn new(count: u32) -> Option<Self> {
         match NonZeroU32::new(count) {
             Some(slots) if count >= Self::MIN && count <= Self::MAX => Some(Self(slots)),
@@ -35,7 +35,7 @@ impl Replicas {
         self.0.get()
     }
 
-    /// What `slots` of them are of a device with `capacity` memory; all of it for as many as there are.
+    /// The amount of `slots` slots of a device with `capacity`; at most the whole device.
     pub fn amount(self, slots: u32, capacity: MemMib) -> Demand {
         let slots = slots.min(self.count());
         let part = |whole: u64| {
@@ -48,7 +48,7 @@ impl Replicas {
         }
     }
 
-    /// The fewest slots that hold `demand` in both dimensions, at least one; at most all there are.
+    /// The fewest slots that have `demand` in both dimensions, from one to all.
     pub fn slots_for(self, demand: Demand, capacity: MemMib) -> u32 {
         let part = |amount: u64, whole: u64| {
             let scaled = u128::from(amount) * u128::from(self.count());
@@ -67,7 +67,7 @@ impl Replicas {
     }
 }
 
-/// Whether MIG instances are given to several tenants.
+/// Whether MIG instances may have several tenants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InstanceUse {
     /// Each has one tenant.
@@ -77,10 +77,10 @@ pub enum InstanceUse {
     Shared,
 }
 
-/// What is to hold the tenants of a shared device to their memory.
+/// What is to limit the tenants of a shared device to their memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Guard {
-    /// Nothing: they take turns on it and trust each other.
+    /// Nothing: tenants share the device in time and trust each other.
     #[default]
     None,
     /// MPS with a memory limit per client.
@@ -99,8 +99,8 @@ impl Guard {
         }
     }
 
-    /// What it is for tenants that share a device of this kind. The driver's limits do not reach into
-    /// MIG instances ("Dynamo per-GPU limits guide", NVIDIA); MPS runs in each of them.
+    /// The isolation of tenants that share a device of this kind. The driver's limits do not apply
+    /// in MIG instances ("Dynamo per-GPU limits guide", NVIDIA); MPS runs in each of them.
     pub fn on(self, kind: &DeviceKind) -> Protection {
         match (self, kind) {
             (Self::None, _) | (Self::Driver, DeviceKind::MigInstance { .. }) => Protection::None,
@@ -113,11 +113,11 @@ impl Guard {
 /// How the devices of one pool are shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolRule {
-    /// Into how many slots each device is cut; none where any fraction may be taken.
+    /// The number of slots of each device; `None` if any fraction may be allocated.
     pub replicas: Option<Replicas>,
     /// Whether MIG instances are shared.
     pub instances: InstanceUse,
-    /// What is to hold the tenants of a shared device.
+    /// What is to limit the tenants of a shared device to their memory.
     pub guard: Guard,
 }
 
@@ -139,18 +139,18 @@ impl PoolRules {
     }
 }
 
-/// What a placement intends to hold a tenant to its memory, from weak to strong. What is verified on
-/// the node is reported apart from it.
+/// The isolation that a placement has by configuration, from weak to strong. What is verified on
+/// the node is reported separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protection {
-    /// Nothing holds the tenants of the GPU to their memory.
+    /// Nothing limits the tenants of the GPU to their memory.
     #[default]
     None,
-    /// MPS is to hold each of them to its memory.
+    /// MPS is to limit each tenant to its memory.
     Mps,
-    /// The driver is to hold each of them to its memory.
+    /// The driver is to limit each tenant to its memory.
     Driver,
-    /// The hardware does: a MIG instance, or a GPU that has one tenant by construction.
+    /// Hardware does: a MIG instance, or a GPU that can have one tenant only.
     Hardware,
 }
 

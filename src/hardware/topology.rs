@@ -1,35 +1,35 @@
-//! How near the devices of one node are to each other: what pods that take several of them go by, where
-//! the books leave a choice.
+//! Which devices of a node are near each other. It decides for pods with several devices, where
+//! more devices fit than they need.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::hardware::device::{Device, DeviceDetails, DeviceId};
 
-/// Most devices among which the nearest are looked for; nodes have 16 GPUs at most. Of more the first
-/// are taken.
+/// Most devices among which the nearest are searched, the first ones; nodes have 16 GPUs at most.
 const MAX_CANDIDATES: usize = 16;
 
-/// How near the devices of a place are to each other; smaller is nearer.
+/// How near the devices of a placement are to each other; smaller is nearer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Proximity {
-    /// A single device, or each two are joined by NVLink.
+    /// A single device, or NVLink between each two.
     #[default]
     Linked,
-    /// Each two that are not are on one NUMA node of the host.
+    /// Each two have NVLink or one NUMA node in common; some have no NVLink.
     NumaNode,
-    /// Farther apart, or it is not known.
+    /// Farther apart, or unknown.
     Far,
 }
 
-/// Active NVLinks between two devices, doubled, and one more where both are on one NUMA node: so more is
-/// nearer, and one link is nearer than none.
+/// Twice the active NVLinks between two devices, plus one if both are on one NUMA node. More is
+/// nearer, and any link is nearer than none.
 type Bond = u32;
 
-/// How near each device of a node is to each other one, by position; nothing where it is not known.
+/// How near each device of a node is to each other one, by position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
-    /// Row by row, with nobody's bond to itself. Empty where there is none. Shared, since books are copied.
+    /// Row by row; zero from a device to itself. Empty if nothing is known. Shared, since node
+    /// states are copied.
     bonds: Arc<[Bond]>,
     devices: usize,
 }
@@ -86,12 +86,12 @@ impl Topology {
         }
     }
 
-    /// The `wanted` of `candidates` that are nearest to each other and to those `chosen` already; where
-    /// it makes no difference, those whose use parts the fewest near ones that stay, then the first.
-    /// In the order of `candidates`.
+    /// The `wanted` of `candidates` that are nearest to each other and to those already `chosen`.
+    /// On a tie: those that are least near to the candidates that stay, then the first. In the
+    /// order of `candidates`.
     ///
-    /// Sets are grown one device at a time from each candidate, of which there are few. Where nearness comes in groups within groups (bridges or
-    /// switches, NUMA nodes) no set has a nearer farthest pair.
+    /// A set grows from each candidate, one device at a time. If topology is nested groups (bridges
+    /// or switches, NUMA nodes), no other set has a nearer farthest pair.
     pub(crate) fn nearest(
         &self,
         chosen: &[usize],
@@ -117,7 +117,8 @@ impl Topology {
         candidates.iter().copied().filter(|at| set.contains(at)).collect()
     }
 
-    /// A set of `wanted` candidates with `seed` in it, each next one the nearest to all before.
+    /// A set of `wanted` candidates that contains `seed`. Each next one is the nearest to all
+    /// before.
     fn grown(
         &self,
         chosen: &[usize],
@@ -134,7 +135,7 @@ impl Topology {
             let nearest = outside().min_by_key(|at| {
                 let own = || chosen.iter().chain(set.iter());
                 let worst = own().map(|own| self.bond(*own, **at)).min();
-                // Of those equally near, one of many: the next ones will be near it.
+                // On a tie: one with many near ones, as the next ones will be near it.
                 std::cmp::Reverse((worst, sum(**at, &mut own()), sum(**at, &mut outside())))
             });
             let Some(nearest) = nearest else { break };
@@ -144,7 +145,6 @@ impl Topology {
     }
 }
 
-/// All pairs of what is listed.
 fn pairs(all: impl Iterator<Item = usize> + Clone) -> impl Iterator<Item = (usize, usize)> + Clone {
     let firsts = all.clone().enumerate();
     firsts.flat_map(move |(nth, a)| all.clone().skip(nth + 1).map(move |b| (a, b)))

@@ -1,8 +1,8 @@
-//! Exact quantities: memory, compute shares, processor time and time itself.
+//! Exact quantities: memory, compute shares, CPU and time.
 //!
-//! Every amount in the books is a whole number behind a type of its own, so that a raw `+` or `-`
-//! cannot be written and two kinds of amounts cannot be mixed up. All arithmetic is checked: a
-//! shortfall or an overflow is `None`, never a silent zero.
+//! Every amount in the ledger is a whole number behind a type of its own. So no raw `+` or `-` can
+//! be written, and two kinds of amounts cannot be mixed up. All arithmetic is checked: a shortfall
+//! or an overflow is `None`, never a silent zero.
 
 use std::fmt;
 use std::time::Duration;
@@ -30,7 +30,7 @@ impl MemMib {
         self.0.checked_add(other.0).map(Self)
     }
 
-    /// The difference, or `None` when `other` is larger.
+    /// The difference, or `None` if `other` is larger.
     pub fn checked_sub(self, other: Self) -> Option<Self> {
         self.0.checked_sub(other.0).map(Self)
     }
@@ -67,12 +67,12 @@ impl Share {
         self.0.checked_add(other.0).map(Self)
     }
 
-    /// The difference, or `None` when `other` is larger.
+    /// The difference, or `None` if `other` is larger.
     pub fn checked_sub(self, other: Self) -> Option<Self> {
         self.0.checked_sub(other.0).map(Self)
     }
 
-    /// This share of `memory`, rounded down, so that shares that sum to one always fit together.
+    /// This share of `memory`, rounded down, so shares that sum to one always fit together.
     ///
     /// # Panics
     /// Never for shares up to [`Share::WHOLE`]: the result is at most `memory`.
@@ -81,8 +81,8 @@ impl Share {
         MemMib(u64::try_from(mib).expect("a share of at most a whole GPU is at most its memory"))
     }
 
-    /// The share that `part` is of `whole`, rounded down, so that an exact fit in memory also fits
-    /// in compute. `None` when `whole` is zero or the result leaves the range of the type.
+    /// `part` as a share of `whole`, rounded down, so an exact fit in memory also fits in compute.
+    /// `None` if `whole` is zero or the result is out of range.
     pub fn ratio(part: MemMib, whole: MemMib) -> Option<Self> {
         let scaled = u128::from(part.0) * u128::from(Self::WHOLE.0);
         scaled.checked_div(u128::from(whole.0)).and_then(|v| u64::try_from(v).ok()).map(Self)
@@ -90,7 +90,7 @@ impl Share {
 }
 
 impl fmt::Display for Share {
-    /// As users write it: a decimal fraction of one GPU without trailing zeros.
+    /// As in annotations: a decimal fraction of one GPU without trailing zeros.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (whole, rest) = (self.0 / Self::WHOLE.0, self.0 % Self::WHOLE.0);
         if rest == 0 {
@@ -101,12 +101,12 @@ impl fmt::Display for Share {
     }
 }
 
-/// Processor time in thousandths of one core, as Kubernetes counts it (`500m`).
+/// CPU in thousandths of one core, as Kubernetes counts it (`500m`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MilliCpu(u64);
 
 impl MilliCpu {
-    /// No processor time.
+    /// No CPU.
     pub const ZERO: Self = Self(0);
 
     /// An amount of `milli` thousandths of a core.
@@ -124,18 +124,18 @@ impl MilliCpu {
         self.0.checked_add(other.0).map(Self)
     }
 
-    /// The difference, or `None` when `other` is larger.
+    /// The difference, or `None` if `other` is larger.
     pub fn checked_sub(self, other: Self) -> Option<Self> {
         self.0.checked_sub(other.0).map(Self)
     }
 }
 
-/// Processor time and memory of a node, outside its GPUs: what a node offers or a pod asks for.
+/// CPU and host memory: what a node offers or a pod requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostAmount {
-    /// Processor time.
+    /// CPU.
     pub cpu: MilliCpu,
-    /// Main memory.
+    /// Host memory.
     pub memory: MemMib,
 }
 
@@ -151,9 +151,9 @@ impl HostAmount {
         })
     }
 
-    /// What is left when `other` is taken away, zero in a dimension that is used beyond its
-    /// capacity. Host use is booked from facts of others (pods of any scheduler), so an excess is
-    /// theirs and leaves nothing free; it is not our arithmetic that broke.
+    /// What is left without `other`; zero in a dimension with a shortfall. Host use comes from
+    /// outside (pods of any scheduler), so an excess is no fault of our arithmetic. It leaves
+    /// nothing free.
     pub fn left_after(self, other: Self) -> Self {
         Self {
             cpu: self.cpu.checked_sub(other.cpu).unwrap_or(MilliCpu::ZERO),
@@ -162,9 +162,9 @@ impl HostAmount {
     }
 }
 
-/// A moment on the monotonic clock of this process, in milliseconds since its start.
+/// A point in time on the monotonic clock of this process, in milliseconds since its start.
 ///
-/// The core never reads a clock: whoever calls passes `now`.
+/// The core never reads a clock: its callers pass `now`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
@@ -172,7 +172,7 @@ impl Timestamp {
     /// The start of the process.
     pub const START: Self = Self(0);
 
-    /// The moment `milliseconds` after the start of the process.
+    /// The time `milliseconds` after the start of the process.
     pub const fn from_millis(milliseconds: u64) -> Self {
         Self(milliseconds)
     }
@@ -182,18 +182,18 @@ impl Timestamp {
         self.0
     }
 
-    /// The moment `duration` later; the end of time where it would overflow.
+    /// The time `duration` later; the maximum on overflow.
     pub fn plus(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    /// How long ago `earlier` was; zero when it lies in the future.
+    /// How long ago `earlier` was; zero if it is in the future.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// A request on a given device, or any amount of one device: memory and compute share.
+/// An amount of one device: memory and compute share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Demand {
     /// Memory.
@@ -214,7 +214,7 @@ impl Demand {
         })
     }
 
-    /// What is left when `other` is taken away, or `None` when either dimension falls short.
+    /// The difference in both dimensions, or `None` if either falls short.
     pub fn checked_sub(self, other: Self) -> Option<Self> {
         Some(Self {
             memory: self.memory.checked_sub(other.memory)?,

@@ -1,4 +1,4 @@
-//! What is believed of an inventory.
+//! Which inventories are accepted.
 
 use super::*;
 use crate::hardware::inventory::NodeInventory;

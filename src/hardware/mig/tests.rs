@@ -1,4 +1,4 @@
-//! The table itself, entry by entry, and the reports that cannot be.
+//! The table, entry by entry, and reports that cannot be.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use crate::hardware::device::{DeviceDetails, DeviceIndex, Health, Slot};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::Share;
 
-/// All sets of instances that can lie beside each other and to which none can be added, as names.
+/// All sets of instances that fit together and to which none can be added, as names.
 fn fullest(
     geometry: &Geometry,
     taken: u32,
@@ -171,7 +171,7 @@ fn instances_that_cannot_be_are_told_of_and_take_nobody() {
     let eight: Vec<(String, &str)> = (0..8).map(|at| (format!("MIG-{at}"), "the 8")).collect();
     let eight: Vec<(&str, &str)> = eight.iter().map(|(id, part)| (id.as_str(), *part)).collect();
     check(&["1g.5gb"; 8], &eight);
-    // 2g and 4g must leave units 0 to 3 to each other
+    // 4g covers units 0 to 3 and 3g units 4 to 7: none is left for 1g
     check(
         &["4g.20gb", "3g.20gb", "1g.5gb"],
         &[("MIG-0", "the 3"), ("MIG-1", "the 3"), ("MIG-2", "the 3")],

@@ -85,7 +85,7 @@ fn neighbours_that_are_not_there_or_a_device_itself_are_nobody() {
     assert_eq!(*found.bonds, [0, u32::MAX, u32::MAX, 0], "one end is enough");
 }
 
-/// A node of these devices, all free, that is called `name`.
+/// A node with these devices, all free.
 fn node(text: &str) -> (NodeState, crate::hardware::device_class::DeviceClasses) {
     let (mut node, mut classes) = fixture::node("x:1000/1000");
     let (devices, details) = details(text);
@@ -114,7 +114,7 @@ fn every_policy_takes_near_devices_and_prefers_the_node_that_has_them() {
     }
 }
 
-/// Checks that no set of so many devices is nearer than the one that is found.
+/// Checks that no set of `wanted` devices is nearer than the set that is found.
 fn nearest_of_all(seats: &[(u8, u8)], wanted: usize) {
     let words: Vec<String> =
         seats.iter().map(|(numa, switch)| format!("{numa}:{numa}{switch}")).collect();
@@ -139,7 +139,7 @@ fn groups_that_once_lost_to_a_nearer_set() {
 }
 
 proptest! {
-    /// Where switches lie within NUMA nodes, as on real boards, no set of so many is nearer.
+    /// If switches lie within NUMA nodes, as on real boards, no set of this size is nearer.
     #[test]
     fn nothing_is_nearer_where_nearness_comes_in_groups(
         seats in prop::collection::vec((0_u8..3, 0_u8..3), 1..8),

@@ -1,4 +1,4 @@
-//! The request mix, worked out for the classes of devices and the nodes of a cluster.
+//! The request mix, compiled for the device classes and the nodes of a cluster.
 
 use crate::hardware::device_class::DeviceClasses;
 use crate::waste::expected_waste::ExpectedWaste;
@@ -8,23 +8,23 @@ use crate::waste::scarcity::ScarcityPrices;
 use crate::waste::supply::{NodeShapes, Supply};
 use crate::waste::term::CostTerm;
 
-/// A mix worked out for every class of device.
+/// A mix compiled for every device class.
 #[derive(Clone, Debug)]
 pub struct CompiledMix {
-    /// The typical requests: what fragmentation is measured by.
+    /// The typical requests, by which fragmentation is measured.
     pub(crate) typical: MixRows,
-    /// What all requests together make of free room; none before the first request for a GPU.
+    /// The expected waste by all requests together; `None` before the first request for a GPU.
     pub(crate) expected_waste: Option<ExpectedWaste>,
 }
 
 impl CompiledMix {
-    /// Works out what each type means on each class of device, and what is to be expected of a
-    /// cluster with the nodes of `census`.
+    /// Compiles each type for each device class, and estimates the waste on a cluster with
+    /// `node_shapes`.
     pub fn of(mix: &Mix, classes: &DeviceClasses, node_shapes: &NodeShapes) -> Self {
         Self::without(None, mix, classes, node_shapes)
     }
 
-    /// The same with a part of the judgement left out.
+    /// The same with a part of the estimate left out.
     pub fn without(
         left_out: Option<CostTerm>,
         mix: &Mix,
@@ -38,12 +38,12 @@ impl CompiledMix {
         }
     }
 
-    /// No mix at all, for questions that need none.
+    /// No mix at all, for requests that need none.
     pub fn none() -> Self {
         Self::of(&Mix::default(), &DeviceClasses::default(), &NodeShapes::default())
     }
 
-    /// What the cluster is short of, with what is free of it now.
+    /// The scarcity prices with the room that is free now.
     pub fn prices(&self, supply: &Supply, has_gpu: bool) -> ScarcityPrices {
         let expected_waste = self.expected_waste.as_ref();
         expected_waste.map_or_else(ScarcityPrices::default, |expected_waste| {

@@ -1,4 +1,4 @@
-//! The requests of a mix, weighed: what scarcity prices and expected waste are made from.
+//! The requests of a mix, weighted: scarcity prices and expected waste are made from them.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,18 @@ use crate::waste::numbers::{fixed, float};
 use crate::waste::supply::NodeShapes;
 use crate::waste::term::CostTerm;
 
-/// Requests that what is believed beforehand counts for.
+/// How many requests the prior counts as.
 pub(crate) const PRIOR: f64 = 50.0;
 
-/// Part of GPU demand that is believed beforehand to come for whole nodes.
+/// Part of GPU demand that is for whole nodes, by the prior.
 pub(crate) const WHOLE_NODES: f64 = 0.3;
 
-/// One type of request with what it is expected to take.
 pub(crate) struct Kind<'a> {
-    /// The request; none for a pod without GPU.
+    /// `None` for a pod without a GPU.
     pub(crate) request: Option<&'a GpuRequest>,
-    /// Processor time, in thousandths of a core.
+    /// CPU, in thousandths of a core.
     pub(crate) cpu: f64,
-    /// Main memory, in MiB: the mean.
+    /// Host memory, in MiB: the mean.
     pub(crate) memory: f64,
     /// How often it was seen.
     pub(crate) weight: f64,
@@ -27,22 +26,22 @@ pub(crate) struct Kind<'a> {
     pub(crate) gpus: f64,
 }
 
-/// What is believed of requests for whole nodes before much has been asked for: a job of that kind is
-/// rare and large, and where no node is left for it when it comes, it waits longest.
+/// The prior for requests of whole nodes, which counts until enough requests have come. Such a job
+/// is rare and large, and waits longest if no node is left for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expected {
-    /// Part of the belief that is not from requests.
+    /// The weight of the prior, 0 to 1.
     pub(crate) prior: f64,
 }
 
 impl Expected {
-    /// After so many requests.
+    /// After this many requests.
     pub(crate) fn after(requests: f64, left_out: Option<CostTerm>) -> Self {
         let counts_for = if left_out == Some(CostTerm::WholeNodes) { 0.0 } else { PRIOR };
         Self { prior: counts_for / (requests + counts_for) }
     }
 
-    /// The part of all GPU demand that is taken to be for whole nodes, in millionths.
+    /// The part of all GPU demand for whole nodes that the prior adds, in millionths.
     pub(crate) fn prior(self) -> u64 {
         fixed(self.prior * WHOLE_NODES, 1e6).unsigned_abs()
     }

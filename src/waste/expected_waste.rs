@@ -1,8 +1,9 @@
 //! Expected waste: how much of the free room the requests of the mix will not use.
 //!
-//! Estimates, not amounts of the ledger: numbers are floating here, in `residual`, in `scarcity` and in
-//! `scoring/node_waste`. They use only operations that IEEE 754 rounds exactly and the functions of the
-//! `libm` crate, so they are equal on every machine. Every waste is in GPUs.
+//! These are estimates, not amounts of the ledger. So they are floating-point numbers, here, in
+//! `residual`, in `scarcity` and in `scoring/node_waste`. They use only operations that IEEE 754
+//! rounds exactly and the functions of the `libm` crate, so they are equal on every machine. The
+//! unit of waste is one GPU.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -19,17 +20,17 @@ use crate::waste::scarcity::{Scarcity, ScarcityPrices};
 use crate::waste::supply::{NodeShapes, Supply};
 use crate::waste::term::CostTerm;
 
-/// GPUs of waste that a wasted GPU in holes counts for.
+/// Weight of waste in residuals.
 const HOLE: f64 = 5.0;
 
-/// The same for GPU share that processor time and memory of the node will not serve.
+/// Weight of free GPU share that the CPU and host memory of the node cannot serve.
 const HOST: f64 = 2.0;
 
-/// Load by CPU over load by GPUs from which CPU is taken to end first: 1, and two standard deviations of
-/// what a window of the mix tells of it (0.01 to 0.02 on the public trace).
+/// Load of CPU over load of GPUs above which CPU is expected to run out first: 1 plus two standard
+/// deviations of the ratio in a window of the mix (0.01 to 0.02 each on the public trace).
 const CPU_SHORT: f64 = 1.05;
 
-/// Half cores up to which the rest of processor time is tabled: 256 cores.
+/// Length of the table of unused CPU, in half cores: 256 cores.
 const HALF_CORES: usize = 512;
 
 /// What the mix says about the use of free room.
@@ -37,17 +38,17 @@ const HALF_CORES: usize = 512;
 pub(crate) struct ExpectedWaste {
     pub(crate) holes: Residuals,
     needs: Vec<FourNeeds>,
-    /// Requests of several devices, each weighed by its part of the GPU demand.
+    /// Requests of several devices, each weighted by its part of the GPU demand.
     pub(crate) requests_of_several: MixRows,
-    /// Part of all GPU demand that comes in requests of several devices.
+    /// Part of all GPU demand that is in requests of several devices.
     several_part: f64,
     scarcity: Scarcity,
     pressure: Pressure,
-    /// What is judged without.
+    /// The term that counts for nothing.
     left_out: Option<CostTerm>,
 }
 
-/// A request for all GPUs of the largest node, where that has several.
+/// A request for all GPUs of the largest node, if that has several.
 fn whole_node(node_shapes: &NodeShapes) -> Option<RequestType> {
     let count = u32::try_from(node_shapes.largest())
         .ok()
@@ -57,8 +58,8 @@ fn whole_node(node_shapes: &NodeShapes) -> Option<RequestType> {
     Some(RequestType::new(Some(&request), MilliCpu::ZERO))
 }
 
-/// What parts of the GPU demand need of the node beside each GPU. Four side by side, so that four sums
-/// grow at once; the last ones may be of no part.
+/// What parts of the GPU demand need of the node beside each GPU. Four side by side, so that four
+/// sums grow at once; unused ones at the end are zero.
 #[derive(Clone, Copy, Debug, Default)]
 struct FourNeeds {
     part: [f64; 4],
@@ -66,20 +67,21 @@ struct FourNeeds {
     gpus_per_memory: [f64; 4],
 }
 
-/// How processor time is best left free where it ends before the GPUs do: in small pieces.
+/// How to leave CPU free if it runs out before the GPUs: in small pieces.
 #[derive(Clone, Debug)]
 struct Pressure {
-    /// How much that counts: zero where there is enough.
+    /// Weight; zero if there is enough CPU.
     weight: f64,
     /// GPUs per thousandth of a core, over the cluster.
     gpus_per_cpu: f64,
-    /// By half cores: what pods without a GPU leave unused of so much, in thousandths of a core.
+    /// By half cores that are free: what pods without a GPU leave unused of them, in thousandths of
+    /// a core.
     rest: Vec<f64>,
 }
 
 impl ExpectedWaste {
-    /// The forecast for `types`; none where they ask for no GPU, or no GPU is there to be shared. What is
-    /// `left_out` counts for nothing.
+    /// The expected waste for `types`. `None` if they request no GPU, or if no GPU can be shared.
+    /// The term `left_out` counts for nothing.
     pub(crate) fn new(
         types: &[(RequestType, Tally)],
         classes: &DeviceClasses,
@@ -118,12 +120,12 @@ impl ExpectedWaste {
         })
     }
 
-    /// What the cluster is short of, with what is free of it now.
+    /// The scarcity prices with the room that is free now.
     pub(crate) fn prices(&self, supply: &Supply, has_gpu: bool) -> ScarcityPrices {
         self.scarcity.prices(supply, has_gpu)
     }
 
-    /// Waste of a device with this left, in GPUs; see [`Residuals::waste`].
+    /// Expected waste in the residual `left` of a device, in GPUs; see [`Residuals::waste`].
     pub(crate) fn hole(&self, class: ClassId, left: Demand) -> f64 {
         match self.left_out {
             Some(CostTerm::Residuals) => 0.0,
@@ -131,7 +133,7 @@ impl ExpectedWaste {
         }
     }
 
-    /// Waste by what is free of the host beside `free` millionths of GPUs.
+    /// Expected waste for lack of CPU or host memory beside `free` millionths of GPUs.
     pub(crate) fn host(&self, free: u64, host: HostAmount) -> f64 {
         let cpu = float(host.cpu.milli());
         let waste = match self.left_out {
@@ -144,22 +146,22 @@ impl ExpectedWaste {
         }
     }
 
-    /// Room that requests of several devices cannot use, weighed by their part of the demand.
+    /// Room that requests of several devices cannot use, weighted by their part of the demand.
     pub(crate) fn several(&self, fragments: i128) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "estimates need no more than 53 bits")]
         let fragments = fragments as f64;
         fragments / float(self.requests_of_several.total.max(1)) / 1e6 * self.several_part
     }
 
-    /// GPUs of `free` that stay unused for want of processor time or memory: the mean over the demand,
-    /// each part of it taken as if it were alone on the node.
+    /// GPUs of `free` that stay unused for lack of CPU or host memory. The mean over the parts of
+    /// the demand, each taken as if it were alone on the node.
     fn unserved(&self, free: f64, cpu: f64, memory: f64) -> f64 {
         if free <= 0.0 {
             return 0.0;
         }
         let (cpu, memory) = (cpu / free, memory / free);
-        // Always in the same order, so that the sum is the same on every machine. Nothing here can be
-        // "no number", which `f64::min` and `max` would look out for.
+        // Always in the same order, so the sum is the same on every machine. Nothing here can be
+        // NaN, which `f64::min` and `max` would check for.
         let mut sums = [0.0; 4];
         for four in &self.needs {
             for (lane, sum) in sums.iter_mut().enumerate() {
@@ -174,8 +176,8 @@ impl ExpectedWaste {
     }
 }
 
-/// The needs of GPU demand. Those that differ by less than a quarter are put together, so that there
-/// are a few dozen at most.
+/// The needs of GPU demand. Needs that differ by less than a quarter are merged, so that there are
+/// a few dozen at most.
 fn needs(kinds: &[Kind<'_>], demand: f64, node_shapes: &NodeShapes) -> Vec<FourNeeds> {
     let gpus = float(node_shapes.gpus());
     let (cpu, memory) = node_shapes.host();
@@ -211,7 +213,7 @@ impl Pressure {
         Self { weight, gpus_per_cpu, rest: rest(kinds) }
     }
 
-    /// Waste by `cpu` thousandths of a core that are free on one node.
+    /// Expected waste of `cpu` thousandths of a core that are free on one node.
     fn waste(&self, cpu: f64) -> f64 {
         let gpus = cpu * self.gpus_per_cpu;
         let half_cores = fixed(libm::floor(cpu / 500.0), 1.0);
@@ -220,8 +222,8 @@ impl Pressure {
     }
 }
 
-/// By half cores that are free: what pods without a GPU leave unused of them, if all are of one type;
-/// the mean over the types by the processor time they ask for.
+/// By half cores that are free: what pods without a GPU leave unused of them if all are of one
+/// type; the mean over the types, weighted by CPU.
 fn rest(kinds: &[Kind<'_>]) -> Vec<f64> {
     let mut rest = vec![0.0; HALF_CORES + 1];
     let without = || kinds.iter().filter(|kind| kind.request.is_none() && kind.cpu > 0.0);

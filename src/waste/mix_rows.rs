@@ -1,4 +1,4 @@
-//! The requests of a mix, worked out for each class of devices.
+//! The requests of a mix, compiled for each device class.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,15 @@ use crate::hardware::units::{Demand, MilliCpu};
 use crate::model::request::GpuRequest;
 use crate::waste::request_mix::RequestType;
 
-/// Requests worked out for every class of device.
+/// Requests compiled for every device class.
 #[derive(Clone, Debug)]
 pub(crate) struct MixRows {
-    /// One row per GPU request; types that differ in processor time only share a row. Types without
-    /// a GPU have none, as they can use no GPU room.
+    /// One row per GPU request; types that differ only in CPU share a row. Types without a GPU have
+    /// none, as they use no GPU room.
     pub(crate) rows: Vec<MixRow>,
     /// Sum of the weights of all types, those without a GPU included.
     pub(crate) total: u64,
-    /// Whether room on a device of this class counts: one that is taken whole or not at all has no
+    /// Whether room on a device of this class counts. A device that is allocated whole has no
     /// fragments.
     pub(crate) shareable: PerClass<bool>,
 }
@@ -52,14 +52,14 @@ pub(crate) fn running_sums(weights: BTreeMap<MilliCpu, u64>) -> Vec<(MilliCpu, u
     weights.into_iter().map(add).collect()
 }
 
-/// The typical requests for the same of GPUs.
+/// The typical requests with one GPU request.
 #[derive(Clone, Debug)]
 pub(crate) struct MixRow {
     /// How many devices each needs.
     pub(crate) count: u32,
-    /// What each takes of a device; `None` where it can never run.
+    /// What each takes of a device; `None` if it can never run there.
     pub(crate) demand: PerClass<Option<Demand>>,
-    /// How often a request for at most this processor time was seen; ascending.
+    /// How often a request for at most this much CPU was seen; ascending.
     weights: Vec<(MilliCpu, u64)>,
 }
 

@@ -10,7 +10,7 @@ pub(crate) fn float(value: u64) -> f64 {
     }
 }
 
-/// Rounds to whole parts of 1/`parts`. No estimate is believed beyond a million, so that costs fit.
+/// Rounds to whole parts of 1/`parts`. Estimates are cut at a million, so that costs fit.
 pub(crate) fn fixed(value: f64, parts: f64) -> i64 {
     #[expect(clippy::cast_possible_truncation, reason = "clamped; what is no number is zero")]
     {

@@ -1,8 +1,7 @@
-//! The typical requests: what the cluster is asked for, so that free room can be judged by use.
+//! The request mix: which requests the cluster sees, so that free room can be judged by use.
 //!
-//! Following FGD (USENIX ATC'23, "Beware of Fragmentation", section 4.2), requests are counted by
-//! type, the most frequent types are taken until they cover 95 % of all requests, and the rest is
-//! dropped.
+//! As in FGD (USENIX ATC'23, "Beware of Fragmentation", section 4.2), requests are counted by type.
+//! The most frequent types are typical, until they cover 95 % of all requests.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,8 +12,8 @@ use crate::model::request::GpuRequest;
 /// Share of all requests that the typical ones cover, in percent (FGD's own default).
 const COVERED_PERCENT: u64 = 95;
 
-/// Requests that a learnt mix looks back on. On the public trace `default` it then loses 0.03 points
-/// against a mix known beforehand. It also bounds the memory.
+/// Requests in the window of a learnt mix; it also bounds the memory. On the public trace `default`
+/// the window costs 0.03 points against a mix that is known from the start.
 pub const WINDOW: usize = 4000;
 
 /// Arrivals between two rebuilds at first, besides those whose number is a power of two.
@@ -23,15 +22,15 @@ const REBUILD_FIRST: u64 = 64;
 /// Arrivals between two rebuilds later on: a quarter of the window.
 const REBUILD_EVERY: u64 = 1000;
 
-/// Part of the requests that are of other types for two mixes to differ, in percent.
+/// Two mixes differ if this part of the requests is of other types, in percent.
 const DIFFERENT_PERCENT: u128 = 6;
 
 /// What counts as one type of request: everything that decides where it fits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestType {
-    /// The shape of the GPU request; none for a pod that wants no GPU.
+    /// The shape of the GPU request; `None` for a pod without a GPU.
     pub gpu: Option<GpuRequest>,
-    /// Processor time.
+    /// CPU.
     pub cpu: MilliCpu,
 }
 
@@ -47,7 +46,7 @@ impl RequestType {
 pub struct Tally {
     /// Pods.
     pub pods: u64,
-    /// Main memory of them all, in MiB.
+    /// Host memory of them all, in MiB.
     pub memory: u64,
 }
 
@@ -72,7 +71,7 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// The mix of `counts`; types that are equally frequent in their own order.
+    /// The mix of `counts`, the most frequent first; equally frequent types in their own order.
     pub fn of(counts: &BTreeMap<RequestType, Tally>) -> Self {
         let total: u64 = counts.values().map(|tally| tally.pods).sum();
         let mut types: Vec<_> = counts.iter().map(|(kind, count)| (kind.clone(), *count)).collect();
@@ -86,8 +85,8 @@ impl Mix {
         Self { types, typical }
     }
 
-    /// Whether so many more or fewer requests are of other types than in `other` that it is worth to
-    /// judge all nodes anew: 6 % of all, where a window of thousands moves by half as much by chance.
+    /// Whether 6 % of the requests are of other types than in `other`, so that it pays to compute
+    /// all nodes again. A window of thousands moves by half as much by chance.
     pub fn differs(&self, other: &Self) -> bool {
         let all = |mix: &Self| mix.types.iter().map(|(_, tally)| tally.pods).sum::<u64>().max(1);
         let (ours, theirs) = (all(self), all(other));
@@ -110,7 +109,7 @@ impl Mix {
     }
 }
 
-/// The mix learnt from the pods that were seen last.
+/// The mix learnt from the last pods.
 #[derive(Clone, Debug, Default)]
 pub struct MixWindow {
     order: VecDeque<PodUid>,
@@ -125,8 +124,8 @@ impl MixWindow {
         self.order.len()
     }
 
-    /// Notes a pod. Returns whether it is time to make the mix anew: the pod was new, and enough
-    /// have come since the last time.
+    /// Notes a pod. Returns whether to make the mix again: the pod was new, and enough have come
+    /// since the last time.
     pub fn observe(&mut self, uid: PodUid, kind: RequestType, memory: MemMib) -> bool {
         if self.seen.contains_key(&uid) {
             return false;

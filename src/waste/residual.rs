@@ -1,19 +1,19 @@
 //! Residuals: what is left of a shared GPU, and how much of it will never be used.
 //!
-//! A hole of level *l* (thousandths of a GPU that are free in both dimensions) is filled from the sizes
-//! that are asked of GPUs. Which one comes is not ours to choose, but where it goes is, so sizes that
-//! fill holes well are sought after and those that leave holes behind are not: each size `s` has a
-//! price `p(s)`, and the waste of a hole is that of its cheapest filling,
+//! A residual of level *l* (thousandths of a GPU that are free in both dimensions) is filled with
+//! the sizes that pods request. Which size comes is given, but where it goes is a choice. Sizes
+//! that fill residuals well are sought after, others are not: each size `s` has a price `p(s)`. The
+//! waste of a residual is that of its cheapest filling,
 //!
 //! ```text
 //! H(l) = −T ln ( e^(−l/T) + Σ e^(−(p(s) + H(l − s))/T) ),   H(0) = 0
 //! ```
 //!
-//! a minimum made smooth by `T` over "leave it" (which wastes *l*) and "put *s* there". The prices are
-//! those at which empty GPUs, filled so, take the sizes in the proportions in which they are asked for:
-//! what many ask for and few can use becomes cheap, the rare filler dear. They are found by turns, as in
-//! Sinkhorn's balancing of a matrix. Their mean over the requests is zero, so that nothing is gained by
-//! placing as such.
+//! a minimum made smooth by `T` over "leave it" (which wastes *l*) and "put *s* there". At these
+//! prices, empty GPUs that are filled so take the sizes in the proportions in which they are
+//! requested. A size that is requested often and fits few residuals becomes cheap, a rare size that
+//! fills them dear. They are found in rounds, as in Sinkhorn's balancing of a matrix. Their mean
+//! over the requests is zero, so a placement as such gains nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,16 +30,16 @@ const LEVELS: usize = 1000;
 /// Steps of a table: hundredths of a device; between them the rest is waste.
 const STEPS: usize = 100;
 
-/// How far a filling may be from the cheapest and still count, in steps: the `T` above.
+/// How much dearer than the cheapest a filling may be and still count, in steps: the `T` above.
 const SOFTNESS: f64 = 1.0;
 
-/// BindLocks in which the prices are balanced.
+/// Rounds in which the prices are balanced.
 const TURNS: usize = 200;
 
-/// How often each size was asked for, by thousandths of a device.
+/// How often each size was requested, in thousandths of a device.
 type Sizes = BTreeMap<usize, u64>;
 
-/// The expected waste of holes on each class of device, in GPUs.
+/// The expected waste of residuals on each device class, in GPUs.
 #[derive(Clone, Debug)]
 pub(crate) struct Residuals {
     by_class: PerClass<Option<Class>>,
@@ -52,10 +52,10 @@ struct Class {
 }
 
 impl Residuals {
-    /// The holes of `classes` where `types` are asked for, each with its number.
+    /// The residuals of `classes`, for `types` with their counts.
     ///
-    /// Accepted models are left out of it: who wants another model alone may still be the one that
-    /// fits the hole on the next node.
+    /// Accepted models are ignored: a pod that accepts another model only may still be the one that
+    /// fits the residual on the next node.
     pub(crate) fn new(
         types: &[(RequestType, Tally)],
         classes: &DeviceClasses,
@@ -76,13 +76,12 @@ impl Residuals {
         Self { by_class }
     }
 
-    /// Whether devices of the class can be shared.
     pub(crate) fn knows(&self, class: ClassId) -> bool {
         self.by_class.of(class).is_some()
     }
 
-    /// Expected waste of a device with this left, in GPUs, less than zero where it is sought after;
-    /// none where it cannot be shared.
+    /// Expected waste of the residual `left`, in GPUs; below zero if it is sought after. `None` if
+    /// the class cannot be shared.
     pub(crate) fn waste(&self, class: ClassId, left: Demand) -> Option<f64> {
         let Class { capacity, waste } = self.by_class.of(class).as_ref()?;
         let memory = left.memory.mib().saturating_mul(1000) / capacity.mib().max(1);
@@ -91,7 +90,7 @@ impl Residuals {
     }
 }
 
-/// How often which size, in thousandths of a device, is asked of a single device of the class.
+/// How often each size, in thousandths of a device, is requested of a single device of the class.
 fn sizes_on(types: &[(RequestType, Tally)], class: &DeviceClass) -> Sizes {
     let mut sizes = BTreeMap::new();
     for (kind, tally) in types {
@@ -136,7 +135,7 @@ fn expected(sizes: &Sizes, turns: usize) -> Vec<f64> {
     (0..=LEVELS).map(waste).collect()
 }
 
-/// `e^(−H/T)` by what is left, in steps, where sizes are sought after by `pull`, `e^(−p/T)`.
+/// `e^(−H/T)` by what is left, in steps, at the prices `pull`, which is `e^(−p/T)`.
 fn worth_of(steps: &[(usize, f64)], pull: &[f64], leave: &[f64]) -> Vec<f64> {
     let mut waste_change = vec![1.0];
     for left in 1..=STEPS {
@@ -194,11 +193,11 @@ mod tests {
 
     #[test]
     fn sizes_that_fill_up_are_dear_and_holes_for_them_are_worth_it() {
-        // Every 0.7 leaves a hole for a 0.3: as many as come go there, and nothing is wasted.
+        // Every 0.7 leaves a residual for a 0.3: as many as come go there, and nothing is wasted.
         let even = law(&[(700, 1), (300, 1)]);
         assert!(even[1000].abs() < 0.02, "{}", even[1000]);
-        // With few of them most of these holes are wasted, so a GPU is worth less when it is opened
-        // for a 0.7, and a hole of 0.3 is worth less than one of 1.0 in proportion.
+        // With few of them most of these residuals are wasted. So an empty GPU is worth less when
+        // it takes a 0.7, and a residual of 0.3 is worth less than one of 1.0 in proportion.
         let rare = law(&[(700, 9), (300, 1)]);
         assert!(rare[300] > 0.2, "{}", rare[300]);
         assert!(rare[300] > even[300], "{} against {}", rare[300], even[300]);

@@ -1,8 +1,8 @@
-//! What the cluster is short of: two kinds of prices, for all nodes alike, from what is free now.
+//! Scarcity prices: what the cluster is short of, from what is free now, the same for all nodes.
 //!
-//! A place is judged on its node alone, and that judgement is kept until the node changes. What the
-//! whole cluster runs out of enters as a factor afterwards, so that one booking anywhere changes all
-//! ranks without a node being looked at again.
+//! A placement is costed on its node alone, and that cost is kept until the node changes. What the
+//! whole cluster runs out of is a factor applied afterwards. So one bind anywhere changes all costs
+//! without a look at any node.
 
 use std::collections::BTreeMap;
 
@@ -12,35 +12,35 @@ use crate::waste::numbers::{fixed, float};
 use crate::waste::supply::{NodeShapes, Supply};
 use crate::waste::term::CostTerm;
 
-/// Price of room for requests of several devices when all that is free of it is needed.
+/// Price of room for requests of several devices if they need all that is free of it.
 const SEVERAL: f64 = 30.0;
 
-/// Price of a class of devices when all that is free of it is needed.
+/// Price of a device class if all that is free of it is needed.
 const SCARCE: f64 = 10.0;
 
-/// Part of the cluster's GPUs below which the nodes that can hold a request are few.
+/// Part of the cluster's GPUs below which the nodes that can take a request are few.
 const FEW: f64 = 0.25;
 
-/// Requests among which one is expected that fills a whole node, of any shape there is.
+/// Number of requests of which one is expected to fill a whole node, for each shape of node.
 const ONE_IN: f64 = 2000.0;
 
 /// A tenth of a GPU, in millionths: added to free room, so that nothing is divided by zero.
 const ROUND: f64 = 1e5;
 
-/// How a place changes the worth of the node's free room.
+/// How a placement changes the expected waste of its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WasteChange {
     /// Expected waste that it avoids, in millionths of a GPU.
     pub gain: i64,
-    /// Room for requests of several devices that it spares, in millionths of a GPU.
+    /// Room for requests of several devices that it keeps, in millionths of a GPU.
     pub spared: i64,
-    /// Class of the devices it takes; for a pod without GPU, of those it stands beside.
+    /// Class of its devices; for a pod without a GPU, of the devices of its node.
     pub class: ClassId,
-    /// Share that it takes, or that a pod without GPU stands beside, in millionths of a GPU.
+    /// Share that it takes, or that is free beside a pod without a GPU, in millionths of a GPU.
     pub share: i64,
 }
 
-/// The prices of the moment, in thousandths of a GPU per GPU.
+/// The current prices, in thousandths of a GPU per GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScarcityPrices {
     several: i64,
@@ -53,7 +53,7 @@ impl ScarcityPrices {
         Self { several, by_class: by_class.to_vec() }
     }
 
-    /// What a place costs, in billionths of a GPU: less is better.
+    /// The cost of a placement, in billionths of a GPU: smaller is better.
     #[inline]
     pub fn cost(&self, waste_change: &WasteChange) -> i64 {
         let scarce = self.by_class.get(waste_change.class.position()).copied().unwrap_or(0);
@@ -67,7 +67,7 @@ pub(crate) struct Scarcity {
     /// Parts of all GPU demand by number of devices, for more than one.
     by_count: Vec<(usize, f64)>,
     bound: Vec<Bound>,
-    /// What is judged without.
+    /// The term that counts for nothing.
     left_out: Option<CostTerm>,
 }
 
@@ -76,12 +76,12 @@ pub(crate) struct Scarcity {
 struct Bound {
     classes: Vec<usize>,
     part: f64,
-    /// Because few nodes are large enough, not for the models it accepts.
+    /// Because few nodes are large enough, not because of the models it accepts.
     is_by_size: bool,
 }
 
 impl Scarcity {
-    /// What of `kinds`, together asking for `demand` GPUs, not every node of the census can serve.
+    /// What of `kinds`, which together request `demand` GPUs, not every node shape can serve.
     pub(crate) fn new(
         kinds: &[Kind<'_>],
         demand: f64,
@@ -135,8 +135,8 @@ impl Scarcity {
         Self { by_count: by_count.into_iter().collect(), bound: bound.collect(), left_out }
     }
 
-    /// The prices for a pod with or without a GPU request. One without takes no model away, but it
-    /// may take the processor time that few large nodes have.
+    /// The prices for a pod with or without a GPU request. A pod without one takes no model away,
+    /// but it may take the CPU that few large nodes have.
     pub(crate) fn prices(&self, supply: &Supply, has_gpu: bool) -> ScarcityPrices {
         let free = float(supply.free());
         let need = |(count, part): &(usize, f64)| {
@@ -162,7 +162,6 @@ impl Scarcity {
     }
 }
 
-/// Classes of devices on some of the nodes.
 struct Part {
     classes: Vec<usize>,
     gpus: f64,

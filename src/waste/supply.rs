@@ -1,8 +1,8 @@
 //! What the cluster as a whole has, and has free: what no single node knows.
 //!
-//! The [`NodeShapes`] changes when nodes come and go, the [`Supply`] with every booking. Both count GPUs
-//! that may be shared and take new tenants. MIG instances are too unlike GPUs in size to be counted among
-//! them, shared or not.
+//! [`NodeShapes`] change when nodes come and go, [`Supply`] with every reservation. Both count GPUs
+//! that may be shared and take new tenants. MIG instances are not counted: they differ too much
+//! from GPUs in size.
 
 use std::collections::BTreeMap;
 
@@ -21,14 +21,14 @@ fn shareable(node: &NodeState) -> impl Iterator<Item = &DeviceState> {
     devices.iter().filter(|books| books.is_placeable() && books.device().kind == DeviceKind::Gpu)
 }
 
-/// Nodes that are alike when they are empty.
+/// Nodes that are equal when they are empty.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeShape {
     /// Class of its first GPU. Nodes with GPUs of several classes are rare.
     pub class: ClassId,
     /// Its GPUs.
     pub gpus: u64,
-    /// All its processor time and memory.
+    /// All its CPU and host memory.
     pub host: HostAmount,
 }
 
@@ -39,7 +39,7 @@ pub struct NodeShapes {
 }
 
 impl NodeShapes {
-    /// Counts a node; one that takes no pods now counts for nothing.
+    /// Counts a node, unless it takes no pods now.
     pub fn count(&mut self, node: &NodeState) {
         let mut gpus = shareable(node);
         let Some(first) = gpus.next() else { return };
@@ -62,7 +62,7 @@ impl NodeShapes {
         self.shapes().map(|(shape, _)| shape.gpus).max().unwrap_or(0)
     }
 
-    /// Processor time of all nodes, in thousandths of a core, and their memory in MiB: an estimate.
+    /// CPU of all nodes, in thousandths of a core, and their host memory in MiB: an estimate.
     pub(crate) fn host(&self) -> (f64, f64) {
         self.shapes().fold((0.0, 0.0), |(cpu, memory), (shape, nodes)| {
             let host = shape.host;
@@ -87,7 +87,7 @@ pub struct NodeSupply {
 }
 
 impl NodeSupply {
-    /// The node as it is now. Claims do not count: they last for milliseconds.
+    /// The node as it is now. Holds do not count: they last for milliseconds.
     pub fn of(node: &NodeState) -> Self {
         let mut supply = Self::default();
         for books in shareable(node) {
@@ -119,7 +119,7 @@ impl Supply {
     /// Replaces what a node adds.
     ///
     /// # Panics
-    /// When `before` was never added: our own arithmetic is broken.
+    /// If `before` was never added: our own arithmetic is broken.
     pub fn replace(&mut self, before: &NodeSupply, after: &NodeSupply) {
         for (class, millionths) in &after.free {
             let known = self.by_class.len().max(class.position() + 1);

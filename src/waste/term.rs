@@ -1,23 +1,23 @@
-//! The parts of the policy `fragmentation`: each can be left out, to see what it is worth.
+//! The parts of the policy `fragmentation`: each can be left out, to measure what it gains.
 
 /// A part of the policy `fragmentation`; `docs/packing.md` says what each is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CostTerm {
-    /// Waste in what is left of shared GPUs: `H`.
+    /// Expected waste in residuals: `H`.
     Residuals,
-    /// The prices of sizes in it: without them every size is sought after alike.
+    /// The prices of sizes in `H`; without them every size is sought after alike.
     HolePrices,
-    /// Waste for want of processor time and memory: `J`.
+    /// Expected waste for lack of CPU or host memory: `J`.
     Host,
-    /// Processor time in pieces: `P`.
+    /// CPU in pieces: `P`.
     Pieces,
     /// Room for requests of several devices: `M` at its price `W`.
     Several,
-    /// The belief, until enough was asked for, that whole nodes will be.
+    /// The prior for requests of whole nodes, until enough requests have come.
     WholeNodes,
     /// The price of scarce classes: `B`.
     Scarce,
-    /// The belief in it that something rare comes for every shape of node.
+    /// The assumption that a rare request comes for every shape of node.
     Rare,
 }
 

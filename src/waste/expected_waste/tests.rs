@@ -1,4 +1,4 @@
-//! What free room is expected to be worth.
+//! The expected waste of free room.
 
 use super::*;
 use crate::model::device_state::HoldRule;
@@ -27,7 +27,7 @@ fn share_that_processor_time_will_not_serve_is_the_mean_over_the_demand() {
         ("1 whole cpu=8000; 2 fraction=0.5 cpu=2000", 16_000.0, 1.0),
         // of several GPUs too
         ("1 whole count=2 cpu=16000", 16_000.0, 2.0),
-        // a pod without GPU needs nothing beside GPUs
+        // a pod without a GPU needs nothing beside GPUs
         ("1 whole cpu=8000; 5 cpu=64000", 16_000.0, 2.0),
     ] {
         close(expected_waste(four, mix).unserved(4.0, cpu, 1e9), unserved);
@@ -76,7 +76,7 @@ fn holes_are_kept_for_those_who_fill_them() {
     let mix = "3 fraction=0.7; 3 fraction=0.3";
     assert_eq!(taken("A:1000/1000 B:300/1000 C:700/1000", mix, "fraction=0.3"), 1);
     assert_eq!(taken("A:1000/1000 B:300/1000 C:700/1000", mix, "fraction=0.7"), 2);
-    // half a GPU fits neither hole, so a hole that nobody needs whole is the place for it
+    // half a GPU fits no residual exactly, so it goes to the one that no request needs whole
     assert_eq!(taken("A:1000/1000 B:600/1000 C:700/1000", mix, "fraction=0.5"), 1);
 }
 

@@ -1,4 +1,4 @@
-//! When what becomes dear.
+//! What becomes dear, and when.
 
 use super::*;
 use crate::model::node_state::NodeState;
@@ -6,7 +6,7 @@ use crate::scoring::fixture;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::supply::NodeSupply;
 
-/// A cluster of the nodes of these texts, all of one table of classes.
+/// A cluster of the nodes of these texts, with one table of classes.
 fn cluster(nodes: &[&str]) -> (Vec<NodeState>, DeviceClasses, NodeShapes, Supply) {
     let mut classes = DeviceClasses::default();
     let (mut node_shapes, mut supply) = (NodeShapes::default(), Supply::default());
@@ -47,7 +47,7 @@ fn a_model_is_dear_to_all_when_some_accept_nothing_else() {
     assert!(bound.by_class[1] > 0 && bound.by_class[0] == 0, "{bound:?}");
     let free = prices(&nodes, "2 whole", true);
     assert!(free.by_class.iter().all(|price| *price < bound.by_class[1]), "{free:?}");
-    // a pod without GPU takes no model away
+    // a pod without a GPU takes no model away
     let without = prices(&nodes, "1 whole model=A100; 1 whole", false);
     assert!(without.by_class.get(1).is_none_or(|price| *price < bound.by_class[1]), "{without:?}");
 }

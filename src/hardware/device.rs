@@ -70,8 +70,8 @@ name_type! {
 
 /// UUID of a device as NVML reports it (`GPU-…` or `MIG-…`).
 ///
-/// Only ASCII letters, digits, `-` and `/` (old MIG form), at most 96 characters: it becomes part of
-/// an annotation value and of a CDI device name, where a comma or a space would change the meaning.
+/// Only ASCII letters, digits, `-` and `/` (old MIG form), at most 96 characters. It is part of an
+/// annotation value and of a CDI device name, where commas and spaces have a meaning.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(Arc<str>);
 

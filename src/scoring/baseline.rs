@@ -1,7 +1,7 @@
-//! Placement rules of the literature, as the simulator of the FGD paper (USENIX ATC'23) has them:
-//! the yardsticks that the product's policies are held against. They serve no HTTP verb.
+//! Placement rules of the literature, as the simulator of the FGD paper (USENIX ATC'23) has them.
+//! The product's policies are compared with them. They serve no HTTP verb.
 //!
-//! Scores are whole numbers from 0 to 100, larger is better, normalised by the largest node of the
+//! Scores are whole numbers from 0 to 100, larger is better, scaled by the largest node of the
 //! public trace (128 cores, 8 GPUs). Among fractional GPUs all of them take the fullest that fits.
 
 use std::cmp::Reverse;
@@ -23,12 +23,12 @@ const MAX_GPU: i64 = 8_000_000;
 /// A placement rule of the literature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Baseline {
-    /// A node and a GPU that fit, at random. The chance comes with the question.
+    /// A random node and GPU that fit. The call passes the chance.
     Random {
-        /// One draw of the caller's generator per question.
+        /// One draw of the caller's generator per call.
         chance: u64,
     },
-    /// Least dot product of what is free and what is asked (Tetris, SIGCOMM'14).
+    /// Least dot product of what is free and what is requested (Tetris, SIGCOMM'14).
     DotProd,
     /// Nodes that hold pods of the same number of GPUs first (Gandiva, OSDI'18).
     GpuClustering,
@@ -36,12 +36,12 @@ pub enum Baseline {
     GpuPacking,
     /// Least left of CPU and GPU after placement (Protean, OSDI'20).
     BestFit,
-    /// Least new fragmentation (FGD, USENIX ATC'23). It takes the mix of the whole trace for known.
+    /// Least new fragmentation (FGD, USENIX ATC'23). It knows the mix of the whole trace.
     Fgd,
 }
 
 impl Baseline {
-    /// The devices this rule takes on a node, and its rank.
+    /// The devices that this rule takes on a node, and its cost.
     pub(crate) fn choose(
         self,
         context: &ScoringContext<'_>,
@@ -70,8 +70,8 @@ fn scored(taken: TakenList, score: impl Fn(&[Taken]) -> i64) -> (i64, TakenList)
     (score(&taken), taken)
 }
 
-/// The devices whose use gains the highest score. Whole devices of one class are all alike, so the
-/// first ones are taken; of several others each is judged alone, then all together.
+/// The devices with the highest score. Whole devices of one class are equal, so the first ones are
+/// taken; of others each is scored alone, then all together.
 fn least_fragmenting(context: &ScoringContext<'_>, mix: &CompiledMix) -> (i64, TakenList) {
     let uses = Uses::of(&mix.typical, context.rooms);
     let usability = uses.on(&mix.typical, context.rooms);
@@ -90,7 +90,7 @@ fn least_fragmenting(context: &ScoringContext<'_>, mix: &CompiledMix) -> (i64, T
     (score, taken)
 }
 
-/// A bijection that scatters its input: the finaliser of SplitMix64 (Steele et al., OOPSLA'14).
+/// A bijection that scatters its input: the finalizer of SplitMix64 (Steele et al., OOPSLA'14).
 fn mixed(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -108,7 +108,7 @@ fn random_score(context: &ScoringContext<'_>, chance: u64) -> i64 {
 fn best_fit_score(context: &ScoringContext<'_>, taken: &[Taken]) -> i64 {
     let gpu = free_gpu(context) - taken.iter().map(|(_, demand)| whole(demand.share)).sum::<i64>();
     let cpu = i64_of(context.host_left().cpu.milli());
-    // 100 (1 - cpu / MAX_CPU / 2 - gpu / MAX_GPU / 2), rounded towards zero
+    // 100 (1 - cpu / MAX_CPU / 2 - gpu / MAX_GPU / 2), rounded toward zero
     (100 * MAX_CPU * MAX_GPU - 50 * (cpu * MAX_GPU + gpu * MAX_CPU)) / (MAX_CPU * MAX_GPU)
 }
 
@@ -188,7 +188,7 @@ mod tests {
     use crate::scoring::strategy::Strategy;
     use crate::scoring::{fixture, plan};
 
-    /// The score of the best place, and the position of its first device.
+    /// The score of the best placement, and the position of its first device.
     fn place(baseline: Baseline, node: &str, request: &str) -> (i64, Option<usize>) {
         let (node, classes) = fixture::node(node);
         let ask = fixture::ask(request, &classes);

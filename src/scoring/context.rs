@@ -1,4 +1,4 @@
-//! What a scoring function sees of a node.
+//! The scoring context: what a scoring function sees of a node.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -16,32 +16,29 @@ use crate::waste::expected_waste::ExpectedWaste;
 /// A device that fits: its position on the node and what is taken of it.
 pub type Taken = (usize, Demand);
 
-/// The devices of a place: one as a rule.
+/// The devices of a placement: one as a rule.
 pub type TakenList = SmallVec<[Taken; 1]>;
 
-/// One node as a strategy sees it.
 pub(crate) struct ScoringContext<'a> {
-    /// The node.
     pub(crate) node: &'a NodeState,
-    /// Room of its devices, with or without claims.
+    /// Room of its devices, with or without holds.
     pub(crate) rooms: &'a [Room],
-    /// The request.
     pub(crate) ask: &'a CompiledRequest,
-    /// The devices that fit, by position; at least as many as are asked for.
+    /// The devices that fit, by position; at least as many as are requested.
     pub(crate) fits: &'a [Taken],
-    /// Processor time and memory that is free, with or without claims.
+    /// Free CPU and host memory, with or without holds.
     pub(crate) host_free: HostAmount,
-    /// What the node's free room is worth, where that was worked out already.
+    /// The node's expected waste, if it was computed already.
     pub(crate) node_waste: &'a KeptNodeWaste,
 }
 
 impl ScoringContext<'_> {
-    /// Processor time and memory that would be left.
+    /// CPU and host memory that would be left.
     pub(crate) fn host_left(&self) -> HostAmount {
         self.host_free.left_after(self.ask.host)
     }
 
-    /// The memory of the instance that is taken in MiB, where any will do that has enough; else 0.
+    /// Memory in MiB of the MIG instance, for a request that takes any large enough one; else 0.
     pub(crate) fn instance_mib(&self, taken: &[Taken]) -> u32 {
         let first = taken.first().filter(|_| self.ask.wants_any_instance());
         first.map_or(0, |(_, demand)| u32::try_from(demand.memory.mib()).unwrap_or(u32::MAX))
@@ -52,7 +49,7 @@ impl ScoringContext<'_> {
         self.node.topology().reach(taken.iter().map(|(at, _)| *at))
     }
 
-    /// The first devices by `key`, as many as are asked for; of those alike the nearest to each other,
+    /// The first devices by `key`, as many as are requested. On a tie: those nearest to each other,
     /// then the first by position.
     pub(crate) fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> TakenList {
         if self.ask.count() == 1 {
@@ -61,8 +58,8 @@ impl ScoringContext<'_> {
         self.nearest_of(self.fits.iter().map(|fit| (key(fit), *fit)).collect())
     }
 
-    /// As many of these as are asked for, the least keys first. Those of the last key among them may
-    /// be more than are needed: of these the nearest to each other and to the rest.
+    /// As many of these as are requested, the least `K` first. On a tie for the last ones: those
+    /// nearest to each other and to the rest.
     fn nearest_of<K: Ord>(&self, mut keyed: Vec<(K, Taken)>) -> TakenList {
         keyed.sort_by(|(a, (at, _)), (b, (other, _))| (a, at).cmp(&(b, other)));
         let count = self.ask.count();
@@ -78,13 +75,13 @@ impl ScoringContext<'_> {
         keyed.iter().map(|(_, fit)| *fit).filter(|(at, _)| is_taken(at)).collect()
     }
 
-    /// Devices that are all alike: those nearest to each other, then the first.
+    /// Devices that are all equal: those nearest to each other, then the first.
     pub(crate) fn any(&self) -> TakenList {
         self.first_by(|_| ())
     }
 
-    /// The same with the key of the first one, where the key depends on nothing but the room of the
-    /// device: of devices with equal room it is worked out for the first one only.
+    /// The same with the `K` of the first one, if `key` depends only on the room of the device. It
+    /// is computed once for devices with equal room.
     pub(crate) fn first_of_distinct_by<K: Ord + Copy>(
         &self,
         key: impl Fn(&Taken) -> K,
@@ -108,12 +105,12 @@ impl ScoringContext<'_> {
         (first, self.nearest_of(keyed))
     }
 
-    /// Tenants of a device, claims not counted.
+    /// Tenants of a device, without holds.
     pub(crate) fn tenants(&self, position: usize) -> usize {
         self.node.devices()[position].tenants().len()
     }
 
-    /// Whether nothing of a device is booked or claimed.
+    /// Whether nothing of a device is allocated or held.
     pub(crate) fn is_empty(&self, position: usize) -> bool {
         let books = &self.node.devices()[position];
         books.booked() == Demand::ZERO && books.on_hold() == Demand::ZERO
@@ -126,7 +123,6 @@ impl ScoringContext<'_> {
         left.share.max(Share::ratio(left.memory, capacity).unwrap_or(Share::ZERO))
     }
 
-    /// Whether the devices that fit are all of one class.
     pub(crate) fn is_of_one_class(&self) -> bool {
         let mut classes = self.fits.iter().map(|(position, _)| self.rooms[*position].class);
         let first = classes.next();
@@ -150,10 +146,10 @@ pub(crate) fn total(shares: impl Iterator<Item = Share>) -> Share {
     })
 }
 
-/// An outlook that is worked out when it is first needed.
+/// A node's expected waste, computed when it is first needed.
 pub type KeptNodeWaste = OnceCell<NodeWaste>;
 
-/// What a node's free room is worth as it is.
+/// The expected waste of a node as it is.
 #[derive(Clone, Debug)]
 pub struct NodeWaste {
     /// What requests of several devices can use.
@@ -162,9 +158,10 @@ pub struct NodeWaste {
     pub(crate) free: u64,
     /// The class of the first of them.
     pub(crate) class: ClassId,
-    /// Waste of the host's making, in GPUs.
+    /// Waste for lack of CPU or host memory, in GPUs.
     pub(crate) host: f64,
-    /// Room that requests of several devices cannot use, weighed by their part of the demand, in GPUs.
+    /// Room that requests of several devices cannot use, weighted by their part of the demand, in
+    /// GPUs.
     pub(crate) several: f64,
 }
 

@@ -1,4 +1,4 @@
-//! How good a place is: ranks, their order as numbers, and what is known of them before the prices are.
+//! How good a placement is: costs, their order as numbers, and the part that needs no prices.
 
 use std::cmp::Reverse;
 
@@ -6,14 +6,15 @@ use crate::hardware::topology::Proximity;
 use crate::hardware::units::Share;
 use crate::waste::scarcity::{ScarcityPrices, WasteChange};
 
-/// How good a place is; smaller is better. Ranks of one strategy are compared from top to bottom.
+/// How good a placement is; smaller is better. Fields are compared from top to bottom, for costs of
+/// one strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cost {
     /// Fullest first.
     BinPack {
-        /// Memory of the MIG instance, where any will do that has enough: the smallest one first. Else 0.
+        /// Memory of the MIG instance, for a request that takes any large enough one; else 0.
         instance_mib: u32,
-        /// Empty devices that would be opened.
+        /// Empty devices that it takes.
         devices_opened: usize,
         /// What stays free on the chosen devices: the larger of share and memory of each, summed.
         left_on_devices: Share,
@@ -24,7 +25,7 @@ pub enum Cost {
     },
     /// Emptiest first.
     Spread {
-        /// Memory of the MIG instance, where any will do that has enough: the smallest one first. Else 0.
+        /// As for `BinPack`: the smallest instance first.
         instance_mib: u32,
         /// Tenants that are already on the chosen devices.
         tenants_met: usize,
@@ -37,9 +38,9 @@ pub enum Cost {
     },
     /// Least expected waste first.
     Fragmentation {
-        /// Memory of the MIG instance, where any will do that has enough: the smallest one first. Else 0.
+        /// As for `BinPack`: the smallest instance first.
         instance_mib: u32,
-        /// Expected waste that the place causes at the prices of the day, in billionths of a GPU.
+        /// Expected waste that the placement causes at the current prices, in billionths of a GPU.
         cost: i64,
         /// How near the chosen devices are to each other.
         reach: Proximity,
@@ -52,8 +53,8 @@ pub enum Cost {
 }
 
 impl Cost {
-    /// A number in the same order as the ranks of one strategy: thousands of them are compared sooner.
-    /// Exact for shares below a million GPUs, fewer than 65,536 devices and tenants, and instances below
+    /// A number in the same order as the costs of one strategy: it compares faster. Exact for
+    /// shares below a million GPUs, fewer than 65,536 devices and tenants, and instances below
     /// 1,024 TiB.
     #[inline]
     pub fn key(&self) -> u128 {
@@ -88,7 +89,7 @@ impl Cost {
     }
 }
 
-/// Bits of the key of any policy without the size of an instance.
+/// Bits of the number of any policy without the size of an instance.
 const KEY: u32 = 16 + 40 + 40 + 2;
 
 /// The size of an instance decides before anything else.
@@ -102,23 +103,23 @@ fn key_of_cost(instance_mib: u32, cost: i64, reach: Proximity) -> u128 {
     after(instance_mib, from_least(cost) << 2 | reach as u128)
 }
 
-/// By how much a number exceeds the least one.
+/// The number minus the least one.
 fn from_least(number: i64) -> u128 {
     u128::from(number.cast_unsigned() ^ 1 << 63)
 }
 
-/// What is known of a place from its node alone. It holds until the node changes.
+/// The part of a cost that depends on the node alone. It holds until the node changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalCost {
-    /// The rank itself.
+    /// The cost itself.
     Ranked(Cost),
-    /// The memory of the instance in MiB, where any will do; how the place changes the worth of the node's room,
-    /// of which the prices of the day make a rank; and how near its devices are to each other.
+    /// Memory of the MIG instance in MiB, as in [`Cost`]; the change of the node's expected waste,
+    /// which is a cost at the current prices; and how near the devices are to each other.
     WasteChange(u32, WasteChange, Proximity),
 }
 
 impl LocalCost {
-    /// The key of its rank at these prices: see [`Cost::key`].
+    /// Its cost at these prices as a number: see [`Cost::key`].
     #[inline]
     pub fn key(&self, prices: &ScarcityPrices) -> u128 {
         match self {
@@ -129,7 +130,7 @@ impl LocalCost {
         }
     }
 
-    /// The rank at these prices.
+    /// The cost at these prices.
     pub fn rank(self, prices: &ScarcityPrices) -> Cost {
         match self {
             Self::Ranked(rank) => rank,

@@ -1,8 +1,8 @@
-//! What operators see of a set of devices: what is booked, free, of no use, and which requests would
-//! still fit. Figures of disjoint sets add up.
+//! What operators see of a set of devices: what is allocated, free or stranded, and which requests
+//! would still fit. Figures of disjoint sets add up.
 //!
-//! Every device is in exactly one [`DeviceCondition`], and what it has is in exactly one part of a
-//! [`ShareParts`] and of a [`MemoryParts`], so that the parts of each come to the capacity.
+//! Every device is in exactly one [`DeviceCondition`]. All that it has is in exactly one part of a
+//! [`ShareParts`] and of a [`MemoryParts`], so the parts of each add up to the capacity.
 
 use crate::hardware::device::{DeviceKind, Health, ModelName};
 use crate::hardware::units::{Demand, MemMib, Share};
@@ -12,9 +12,9 @@ use crate::model::request::{Amount, GpuRequest};
 use crate::scoring::fragmentation::{add, add_memory, fullness, stranded_by_device};
 use crate::waste::compiled_mix::CompiledMix;
 
-/// A tenant's part of the time in which kernels ran on a device, in GPUs. The driver does not say whose
-/// they were: of the tenants that have processes there, each has the part that it has of the share that
-/// they hold together.
+/// A tenant's part of the time in which kernels ran on a device, in GPUs. The driver does not say
+/// whose kernels they were. So each tenant with processes there gets the part that it has of the
+/// share of all such tenants.
 pub fn busy_part(busy_percent: u8, own: Share, present: Share) -> Share {
     let busy = u128::from(busy_percent) * u128::from(Share::WHOLE.millionths()) / 100;
     let part = match u128::from(present.millionths()) {
@@ -24,25 +24,25 @@ pub fn busy_part(busy_percent: u8, own: Share, present: Share) -> Share {
     Share::from_millionths(u64::try_from(part.min(busy)).unwrap_or(u64::MAX))
 }
 
-/// What a device is to the next request.
+/// What a device is for the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceCondition {
-    /// Nobody holds anything of it.
+    /// It has no tenants.
     Empty,
     /// It has tenants, and room for more.
     Shared,
     /// Nothing of it is free.
     Full,
-    /// It is ill.
+    /// It is unhealthy.
     Unhealthy,
-    /// Kubelet hands it out by itself.
+    /// Kubelet allocates it through a device plugin.
     KubeletOwned,
     /// Its node does not report.
     Silent,
 }
 
 impl DeviceCondition {
-    /// All states.
+    /// All conditions.
     pub const ALL: [Self; 6] =
         [Self::Empty, Self::Shared, Self::Full, Self::Unhealthy, Self::KubeletOwned, Self::Silent];
 
@@ -58,7 +58,7 @@ impl DeviceCondition {
         }
     }
 
-    /// The state of a device of a node.
+    /// The condition of a device of a node.
     pub fn of(node: &NodeState, books: &DeviceState) -> Self {
         let free = books.free_of_bookings();
         match (node.state(), books.health()) {
@@ -83,12 +83,11 @@ impl DeviceCondition {
     }
 }
 
-/// What is asked of one device, for comparison: a share alone, or memory alone.
+/// A request for one device, for comparison: a share alone, or memory alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Its name, in metrics.
     pub name: &'static str,
-    /// What it takes.
     amount: Least,
 }
 
@@ -106,7 +105,7 @@ const fn gib(name: &'static str, gib: u64) -> Size {
     Size { name, amount: Least::Memory(MemMib::new(gib * 1024)) }
 }
 
-/// The sizes by which room is told, each kind in rising order.
+/// The sizes for which room is reported, each kind in rising order.
 pub const SIZES: [Size; 13] = [
     share("0.1", 100_000),
     share("0.25", 250_000),
@@ -127,7 +126,7 @@ pub const SIZES: [Size; 13] = [
 pub const OTHER_SIZES: [&str; 7] = ["2", "4", "8", "more", "moreGiB", "mig", "slot"];
 
 impl Size {
-    /// What it takes of a device with that capacity; none where the device is too small.
+    /// What it takes of a device with that capacity; `None` if the device is too small.
     fn demand_on(self, capacity: Demand) -> Option<Demand> {
         match self.amount {
             Least::Share(share) => Some(Demand { share, memory: share.of(capacity.memory) }),
@@ -138,7 +137,7 @@ impl Size {
         }
     }
 
-    /// The name of the smallest size that holds all that is asked for, over all its devices.
+    /// The name of the smallest size that covers the whole request, over all its devices.
     pub fn of(request: &GpuRequest) -> &'static str {
         let count = u64::from(request.count.get());
         let share = match &request.amount {
@@ -167,7 +166,7 @@ impl Size {
     }
 }
 
-/// Room that one size finds.
+/// The room for one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SizeRoom {
     /// Requests of the size that would fit, if all were placed on these devices.
@@ -176,52 +175,52 @@ pub struct SizeRoom {
     pub stranded: MemMib,
 }
 
-/// Where the compute share of devices is.
+/// The parts of the compute share of devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShareParts {
-    /// Booked.
+    /// Allocated.
     pub booked: Share,
-    /// Free, and of no use to the typical requests in the mean.
+    /// Free, but typical requests cannot use it, in the mean over the mix.
     pub stranded: Share,
-    /// Free and of use.
+    /// Free and usable.
     pub free: Share,
-    /// Of devices that take nobody.
+    /// Of devices that take no tenants.
     pub unavailable: Share,
 }
 
-/// Where the memory of devices is.
+/// The parts of the memory of devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryParts {
-    /// Booked.
+    /// Allocated.
     pub booked: MemMib,
-    /// In use, and booked by nobody.
+    /// In use, but not allocated.
     pub outside: MemMib,
     /// Free.
     pub free: MemMib,
-    /// Of devices that take nobody.
+    /// Of devices that take no tenants.
     pub unavailable: MemMib,
 }
 
 /// Steps of free share: of eleven, the first is nothing and the last a whole device.
 pub const FREE_STEPS: usize = 11;
 
-/// Numbers of tenants that are told apart: 0 to 8, and more.
+/// Numbers of tenants that are counted separately: 0 to 8, and more.
 pub const TENANT_STEPS: usize = 10;
 
 /// The figures of a set of devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Devices by state, in the order of [`DeviceCondition::ALL`].
+    /// Devices by condition, in the order of [`DeviceCondition::ALL`].
     pub devices: [u64; DeviceCondition::ALL.len()],
-    /// Devices on which more is booked than they have.
+    /// Overallocated devices.
     pub overbooked: u64,
     /// Open devices by free share: tenths, rounded down.
     pub by_free_share: [u64; FREE_STEPS],
     /// Open devices by number of tenants.
     pub by_tenants: [u64; TENANT_STEPS],
-    /// Where the compute share is.
+    /// The parts of the compute share.
     pub share: ShareParts,
-    /// Where the memory is.
+    /// The parts of the memory.
     pub memory: MemoryParts,
     /// Free share of the device that has most of it.
     pub largest_share: Share,
@@ -230,15 +229,16 @@ pub struct Figures {
     /// Open devices with tenants, and the sum of their fullness in millionths: see
     /// [`Packing::efficiency`](crate::scoring::fragmentation::Packing::efficiency).
     pub occupied: (u64, u64),
-    /// Room that each of [`SIZES`] finds.
+    /// The room for each of [`SIZES`].
     pub room: [SizeRoom; SIZES.len()],
 }
 
 impl Figures {
-    /// Figures of the devices of a node, model by model. MIG parents hold nobody and are left out.
+    /// Figures of the devices of a node, model by model. MIG parents have no tenants and are left
+    /// out.
     ///
     /// # Panics
-    /// Never for amounts that passed the limits at the edge.
+    /// Never for amounts within the limits that are checked on input.
     pub fn of(node: &NodeState, mix: &CompiledMix) -> Vec<(ModelName, Self)> {
         let mut by_model: Vec<(ModelName, Self)> = Vec::new();
         let stranded = stranded_by_device(node, mix);
@@ -258,7 +258,7 @@ impl Figures {
         by_model
     }
 
-    /// Counts one device, of whose free share so much is stranded.
+    /// Counts one device, with the part of its free share that is stranded.
     fn count(&mut self, node: &NodeState, books: &DeviceState, stranded: Share) {
         let state = DeviceCondition::of(node, books);
         let (capacity, booked) = (books.capacity(), books.booked());
@@ -271,7 +271,7 @@ impl Figures {
         let left = capacity.checked_sub(held).expect("at most the capacity is held");
         self.share.booked = add(self.share.booked, held.share);
         self.memory.booked = add_memory(self.memory.booked, held.memory);
-        // Of an overbooked device nothing is free, whatever is left of one of the two.
+        // Nothing of an overallocated device is free, even if one dimension has some left.
         if !state.is_open() || books.is_overbooked() {
             self.share.unavailable = add(self.share.unavailable, left.share);
             return self.memory.unavailable = add_memory(self.memory.unavailable, left.memory);

@@ -1,14 +1,14 @@
 //! Nodes and requests of the tests, written as text.
 //!
-//! A node is a list of devices, `A:500/1000@T4`: name, free and total memory in MiB, and model (`GPU`
-//! where none is given). The free share is the same part as the free memory, or stands behind a comma:
-//! `A:500/1000,0.2`. What is not free is booked by one tenant. `A!` is unhealthy; `A=1g.5gb` is a MIG
+//! A node is a list of devices, `A:500/1000@T4`: name, free and total memory in MiB, and model (by
+//! default `GPU`). The free share is the same part as the free memory, or follows a comma:
+//! `A:500/1000,0.2`. One tenant has what is not free. `A!` is unhealthy; `A=1g.5gb` is a MIG
 //! instance of that profile, of a parent `mig` that is added behind all others.
 //!
 //! A request is a list of words: `fraction=0.5`, `memory=300`, `whole`, `mig=1g.5gb`, `slot`,
 //! `count=2`, `model=T4`, `cpu=1000`, `isolation=memory`.
 //!
-//! The rule of a pool is a list of words too: `replicas=4`, `shared` (MIG instances are), `mps`, `driver`.
+//! The rule of a pool is such a list too: `replicas=4`, `shared` (MIG instances), `mps`, `driver`.
 
 use std::num::NonZeroU32;
 
@@ -39,7 +39,7 @@ fn number(text: &str) -> u64 {
     text.parse().unwrap_or_else(|_| panic!("`{text}` is not a number"))
 }
 
-/// One device of the text, and what is booked on it.
+/// One device of the text, and what is allocated on it.
 fn device(text: &str, index: u32) -> (Device, Demand) {
     let (name, rest) = text.split_once(':').expect("a device is `name:free/total`");
     let (amounts, model) = rest.split_once('@').unwrap_or((rest, "GPU"));
@@ -129,7 +129,7 @@ fn isolation_of(name: &str) -> Isolation {
     }
 }
 
-/// A pod that holds `devices` and nothing of the host.
+/// A pod with `devices` and nothing of the host.
 pub(crate) fn tenant(name: &str, devices: Vec<PlacedDevice>) -> Reservation {
     Reservation {
         pod: PodRef { uid: PodUid::new(name), name: name.into() },
@@ -140,7 +140,7 @@ pub(crate) fn tenant(name: &str, devices: Vec<PlacedDevice>) -> Reservation {
     }
 }
 
-/// What the text asks for of GPUs, and of processor time.
+/// The GPU request of the text, and its CPU.
 pub(crate) fn request(text: &str) -> (Option<GpuRequest>, MilliCpu) {
     let mut amount = None;
     let (mut count, mut models, mut cpu) =
@@ -177,7 +177,7 @@ pub(crate) fn request(text: &str) -> (Option<GpuRequest>, MilliCpu) {
     (gpu, cpu)
 }
 
-/// The request of the text, worked out for `classes`; the host is checked.
+/// The request of the text, compiled for `classes`; the host is checked.
 pub(crate) fn ask(text: &str, classes: &DeviceClasses) -> CompiledRequest {
     let (gpu, cpu) = request(text);
     let host = HostAmount { cpu, memory: MemMib::ZERO };
@@ -195,7 +195,7 @@ pub(crate) fn mix(text: &str) -> Mix {
     Mix::of(&counts.collect())
 }
 
-/// The mix of the text, worked out for a cluster of this one node.
+/// The mix of the text, compiled for a cluster of this one node.
 pub(crate) fn compiled(text: &str, node: &NodeState, classes: &DeviceClasses) -> CompiledMix {
     let mut node_shapes = NodeShapes::default();
     node_shapes.count(node);

@@ -1,21 +1,21 @@
 //! Free room that no typical request can use, and how full the occupied GPUs are. Both are defined
 //! here once; policy, simulator, metrics and pages all call these functions.
 //!
-//! **Fragmentation** (FGD, USENIX ATC'23, "Beware of Fragmentation", section 4.2, formulas 2 and 3).
+//! **Fragmentation** (FGD, USENIX ATC'23, "Beware of Fragmentation", section 4.2, formulas 2, 3).
 //! For a node *n* and a typical request *t*, the fragment `f(n, t)` is
 //! - all free GPU share of the node, if *t* cannot run there (too little CPU, no accepted model, or
 //!   fewer devices with enough room than *t* needs);
 //! - else the free share of those GPUs that have less room than *t* takes of one.
 //!
-//! The node's fragmentation is the mean over the mix, `F(n) = sum of w(t) f(n, t) / sum of w(t)`, in
-//! GPUs. A request without a GPU can use no GPU room, so its fragment is all of it. We differ from
-//! the paper in one point: "room" has two dimensions here, compute share and memory.
+//! A node's fragmentation is the mean over the mix, `F(n) = sum of w(t) f(n, t) / sum of w(t)`, in
+//! GPUs. A request without a GPU can use no GPU room, so its fragment is all of it. One point
+//! differs from the paper: "room" has two dimensions here, compute share and memory.
 //!
 //! The *fragmentation ratio* of a cluster is the sum of `F(n)` over the sum of free share.
 //!
-//! **Packing efficiency** is the mean fullness of the occupied GPUs: of each GPU with at least one
-//! tenant the larger of booked share and booked memory, both as a part of its capacity. Empty GPUs do
-//! not lower it: they can be switched off or given away whole.
+//! **Packing efficiency** is the mean fullness of the occupied GPUs. Fullness is the larger of
+//! allocated share and allocated memory, both as a part of the GPU's capacity. A GPU is occupied if
+//! it has a tenant. Empty GPUs do not lower it: they can be switched off or allocated whole.
 //!
 //! All sums are exact integers; a ratio is formed only when it is shown.
 
@@ -32,7 +32,8 @@ use crate::waste::mix_rows::MixRows;
 /// Free share times weight, in millionths of a GPU times the mix's total weight.
 type Weighted = i128;
 
-/// What each typical request can use of a node as it is now: it holds until the node or the mix changes.
+/// What each typical request can use of a node as it is: it holds until the node or the mix
+/// changes.
 #[derive(Clone, Debug)]
 pub(crate) struct Uses {
     total_free: u64,
@@ -46,7 +47,7 @@ struct RowUse {
 }
 
 impl Uses {
-    /// Looks at each typical GPU request on each kind of room: O(requests × devices) at worst.
+    /// Checks each typical GPU request on each kind of room: O(requests × devices) at worst.
     pub(crate) fn of(mix: &MixRows, rooms: &[Room]) -> Self {
         let mut total_free = 0;
         let mut kinds: SmallVec<[(Room, u32); 8]> = SmallVec::new();
@@ -70,7 +71,7 @@ impl Uses {
         Self { total_free, per_row: per_row.collect() }
     }
 
-    /// The same with what it is of: the base for "what if".
+    /// The same with its mix and rooms: the base for "what if".
     pub(crate) fn on<'a>(&'a self, mix: &'a MixRows, rooms: &'a [Room]) -> Usability<'a> {
         Usability { mix, rooms, uses: self }
     }
@@ -90,8 +91,8 @@ impl Usability<'_> {
         self.fragments_after(&[], cpu)
     }
 
-    /// The same after `taken` (position of a device, amount) and with `cpu` left then:
-    /// O(requests × taken).
+    /// The same after `taken` (position of a device, amount) and with `cpu` left then: O(requests ×
+    /// taken).
     pub(crate) fn fragments_after(&self, taken: &[(usize, Demand)], cpu: MilliCpu) -> Weighted {
         let counted = taken.iter().filter(|(at, _)| is_counted(self.mix, &self.rooms[*at]));
         let changes = counted.map(|(position, demand)| {
@@ -148,9 +149,9 @@ fn fits(demand: Option<&Demand>, free: Demand) -> bool {
     demand.is_some_and(|demand| demand.memory <= free.memory && demand.share <= free.share)
 }
 
-/// `SCORE_THRESHOLDS[s - 1]` is the least gain, in billionths of a GPU and rounded up, for a score of
-/// `s`: the logit `ln(s / (100 - s))`. With whole numbers the floor of the sigmoid is exact and the
-/// same on every machine. A test computes them anew.
+/// `SCORE_THRESHOLDS[s - 1]` is the least gain, in billionths of a GPU and rounded up, for a score
+/// of `s`: the logit `ln(s / (100 - s))`. With whole numbers the floor of the sigmoid is exact and
+/// the same on every machine. A test computes them again.
 #[rustfmt::skip]
 const SCORE_THRESHOLDS: [i64; 99] = [
     -4_595_119_850, -3_891_820_298, -3_476_098_689, -3_178_053_830, -2_944_438_979, -2_751_535_313,
@@ -175,23 +176,23 @@ const SCORE_THRESHOLDS: [i64; 99] = [
 /// How full and how fragmented a node or any set of nodes is: exact sums that add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
-    /// Devices that can hold tenants.
+    /// Devices that can have tenants.
     pub devices: u64,
     /// Devices with at least one tenant.
     pub occupied: u64,
-    /// Devices on which more is booked than they have.
+    /// Overallocated devices.
     pub overbooked: u64,
-    /// Share that all devices have.
+    /// Share of all devices.
     pub capacity_share: Share,
-    /// Share that is booked, at most all of each device.
+    /// Allocated share, at most all of each device.
     pub booked_share: Share,
-    /// Memory that all devices have.
+    /// Memory of all devices.
     pub capacity_memory: MemMib,
-    /// Memory that is booked, at most all of each device.
+    /// Allocated memory, at most all of each device.
     pub booked_memory: MemMib,
-    /// Share that is free on GPUs that may be shared.
+    /// Free share of GPUs that may be shared.
     pub free_share: Share,
-    /// Sum over the occupied devices of the larger of booked share and booked memory, in millionths.
+    /// Sum over the occupied devices of their fullness, in millionths.
     fullness: u64,
     /// Fragmentation times total weight of the mix.
     fragments: Weighted,
@@ -203,7 +204,7 @@ impl Packing {
     /// Measures one node against a mix.
     ///
     /// # Panics
-    /// Never for amounts that passed the limits at the edge.
+    /// Never for amounts within the limits that are checked on input.
     pub fn of(node: &NodeState, mix: &CompiledMix) -> Self {
         let mix = &mix.typical;
         let mut sum = Self { weight: mix.total, ..Self::default() };
@@ -231,7 +232,7 @@ impl Packing {
     /// The sum of two disjoint sets of nodes, measured against the same mix.
     ///
     /// # Panics
-    /// When the mixes differ in weight: such fragments cannot be added.
+    /// If the mixes differ in weight: such fragments cannot be added.
     pub fn and(self, other: Self) -> Self {
         let weight = self.weight.max(other.weight);
         let same = |packing: &Self| packing.weight == weight || packing.devices == 0;
@@ -251,7 +252,7 @@ impl Packing {
         }
     }
 
-    /// Booked share over capacity, in millionths; zero without devices.
+    /// Allocated share over capacity, in millionths; zero without devices.
     pub fn allocation(&self) -> Share {
         ratio(self.booked_share.millionths().into(), self.capacity_share.millionths().into())
     }
@@ -276,7 +277,7 @@ impl Packing {
     }
 }
 
-/// How full a device is: the larger of booked share and booked memory, as a part of it.
+/// How full a device is: the larger of allocated share and allocated memory, as a part of it.
 pub(crate) fn fullness(books: &DeviceState) -> Share {
     let (capacity, booked) = (books.capacity(), books.booked());
     let memory = Share::ratio(booked.memory, capacity.memory).unwrap_or(Share::WHOLE);
@@ -296,9 +297,9 @@ pub(crate) fn add_memory(a: MemMib, b: MemMib) -> MemMib {
     a.checked_add(b).expect("memory of all devices of a cluster fits into 64 bits")
 }
 
-/// For each GPU of `node` that can be shared and is well, by its position on the node: the free share
-/// that typical requests cannot use, in the mean over the mix and rounded down. Before rounding the
-/// sum over the devices is the node's fragmentation. Zero without a mix. O(requests × devices).
+/// For each healthy GPU of `node` that can be shared, by its position: the free share that typical
+/// requests cannot use, in the mean over the mix and rounded down. Before rounding the sum over the
+/// devices is the node's fragmentation. Zero without a mix. O(requests × devices).
 ///
 /// # Panics
 /// Never: what is stranded of a device is at most its free share.
@@ -348,7 +349,7 @@ mod stranded_tests {
         check(node, "1 fraction=0.3", &[0, 200_000]);
         check(node, "1 fraction=0.2 count=2", &[0, 0]);
         check(node, "1 whole", &[500_000, 200_000]);
-        // A: nobody for the whole GPU and the CPU pod, 3 of 10; B: the same and 0.3 and 0.5, 10 of 10.
+        // A: lost to the whole GPU and the CPU pod, 3 of 10; B: to these, 0.3 and 0.5, 10 of 10.
         check(node, "4 fraction=0.3; 3 fraction=0.5; 2 whole; 1 cpu=1000", &[150_000, 200_000]);
         check(node, "", &[0, 0]);
         check("A:500/1000 B!:1000/1000", "1 whole", &[500_000]);
@@ -372,7 +373,7 @@ mod tests {
 
     /// Two GPUs with 0.5 and 0.2 free, 0.7 in all. By the paper's definition the fragment is, for
     /// 0.3 and for 0.5 of a GPU: 0.2, the device that is too small; for a whole GPU, a pod without
-    /// GPU, and more cores than the node has: all 0.7; for twice 0.2: nothing.
+    /// a GPU, and more cores than the node has: all 0.7; for twice 0.2: nothing.
     const NODE: &str = "A:500/1000 B:200/1000";
     const MIX: &str = "4 fraction=0.3; 3 fraction=0.5; 2 whole; 1 cpu=1000";
 
@@ -400,7 +401,7 @@ mod tests {
             assert_eq!(packing(NODE, mix).fragmented_share().millionths(), millionths, "{mix}");
         }
         assert_eq!(packing(NODE, MIX).fragmentation().millionths(), 500_000);
-        // room has two dimensions: B has compute that no memory goes with
+        // room has two dimensions: B has compute without memory
         let lopsided = packing("A:500/1000 B:0/1000,0.4", "1 fraction=0.4");
         assert_eq!(lopsided.fragmented_share().millionths(), 400_000);
         assert_eq!(packing("", MIX).fragmentation(), Share::ZERO);
@@ -421,7 +422,7 @@ mod tests {
         };
         for (taken, after, score) in [
             (vec![], 3_500_000, 50),
-            // 0.2 and 0.2 are left, of use to nobody: F = 0.4, 100 / (1 + e^0.05) = 48.7
+            // 0.2 and 0.2 are left, which no request can use: F = 0.4, 100 / (1 + e^0.05) = 48.7
             (vec![(0, demand(300_000))], 4_000_000, 48),
             // 0.5 is left: F = (2 x 0.5 + 1 x 0.5) / 10 = 0.15, 100 / (1 + e^-0.2) = 54.98
             (vec![(1, demand(200_000))], 1_500_000, 54),
@@ -441,7 +442,7 @@ mod tests {
             ("A:900/1000,0.2", 800_000, 800_000), // the fuller of both dimensions
             ("A:100/1000,0.8", 900_000, 200_000),
             ("A:1000/1000 B:1000/1000", 0, 0),
-            ("A:0/1000 B!:1000/1000", 1_000_000, 1_000_000), // what is ill cannot be packed
+            ("A:0/1000 B!:1000/1000", 1_000_000, 1_000_000), // unhealthy devices are not packed
             ("", 0, 0),
         ] {
             let packing = packing(node, "");
@@ -451,7 +452,7 @@ mod tests {
         let both = packing(NODE, MIX).and(packing("A:1000/1000", MIX));
         assert_eq!((both.devices, both.occupied), (3, 2));
         assert_eq!(both.efficiency().millionths(), 650_000);
-        // the empty GPU has no fragment but for the pod without GPU: (3.5 + 1 x 1.0) / 10 of 1.7
+        // the empty GPU is a fragment only for the pod without a GPU: (3.5 + 1 x 1.0) / 10 of 1.7
         assert_eq!(both.fragmentation().millionths(), 264_705);
     }
 }

@@ -1,7 +1,7 @@
-//! What one node's free room is worth as it is, and what a place there changes of it.
+//! The expected waste of one node, and how a placement there changes it.
 //!
-//! The former, the [`NodeWaste`], is the same for all that is asked of the node, so it is kept until the
-//! node or the mix changes.
+//! The former, the [`NodeWaste`], is the same for all requests. So it is kept until the node or the
+//! mix changes.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -14,7 +14,7 @@ use crate::waste::mix_rows::MixRows;
 use crate::waste::numbers::fixed;
 use crate::waste::scarcity::WasteChange;
 
-/// The devices whose use leaves the node's room worth most, and by how much.
+/// The devices that leave the node with the least expected waste, and the change.
 pub(crate) fn choose(
     expected_waste: &ExpectedWaste,
     context: &ScoringContext<'_>,
@@ -28,7 +28,8 @@ pub(crate) fn choose(
             let taken = context.any();
             (node.change(&taken), taken)
         } else {
-            // Devices of several classes may be worth the same; then it counts who wants them.
+            // Devices of several classes may gain the same; then the one that others need less is
+            // taken.
             let uses = (!context.is_of_one_class()).then(|| Uses::of(typical, context.rooms));
             let usability = uses.as_ref().map(|uses| uses.on(typical, context.rooms));
             let left = context.host_left().cpu;
@@ -50,19 +51,19 @@ pub(crate) fn choose(
     (WasteChange { gain: change.0, spared: change.1, class, share }, taken)
 }
 
-/// One node for one question: what is the same for all its devices is worked out once.
+/// One node for one request: what is the same for all its devices is computed once.
 struct Node<'a> {
     expected_waste: &'a ExpectedWaste,
     context: &'a ScoringContext<'a>,
     node_waste: &'a NodeWaste,
     usability: Usability<'a>,
-    /// Waste of the host's making after a share is taken, for the share that was asked for last.
+    /// Waste for lack of CPU or host memory after a share is taken, for the last such share.
     after: Cell<Option<(u64, f64)>>,
 }
 
 impl Node<'_> {
-    /// The waste that taking these devices avoids, and the room for several that it spares, both in
-    /// millionths of a GPU.
+    /// The waste that taking these devices avoids, and the room for several devices that it keeps,
+    /// both in millionths of a GPU.
     fn change(&self, taken: &[Taken]) -> (i64, i64) {
         let mut holes = 0.0;
         let mut share = 0;

@@ -1,4 +1,4 @@
-//! The questions: does this fit on that node, how good is it there, and which devices would it get.
+//! Whether a request fits on a node, at what cost, and which devices it would get.
 //!
 //! `filter`, `prioritize`, `bind`, `explain` and the simulator all end up in [`evaluate`].
 
@@ -16,19 +16,19 @@ use crate::scoring::cost::LocalCost;
 use crate::scoring::strategy::Strategy;
 use crate::waste::compiled_mix::CompiledMix;
 
-/// A place on a node: how good it is, and which devices it takes.
+/// A placement on a node: its cost, and the devices it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// How good it is.
+    /// The part of its cost that depends on the node alone.
     pub local_cost: LocalCost,
     /// Positions of the devices on the node, with what is taken of each.
     pub taken: TakenList,
 }
 
-/// The best place for `ask` on `node` under `strategy`, claims of other pods respected or not.
+/// The best placement for `ask` on `node`. `holds` says whether holds of other pods are respected.
 ///
 /// # Errors
-/// The most telling [`Rejection`] of the node: the one that the smallest change would cure.
+/// The node's closest [`Rejection`]: the one with the smallest change that would help.
 pub fn evaluate(
     node: &NodeState,
     ask: &CompiledRequest,
@@ -39,8 +39,8 @@ pub fn evaluate(
     evaluate_with(node, ask, strategy, mix, holds, &KeptNodeWaste::new())
 }
 
-/// The same with what the free room of the node is worth, kept from an earlier question about these very
-/// books and this very mix, or to be kept.
+/// The same with the node's expected waste, kept from an earlier call with this state and this mix,
+/// or to be kept.
 ///
 /// # Errors
 /// As [`evaluate`].
@@ -59,7 +59,7 @@ pub fn evaluate_with(
     Ok(Place { local_cost, taken })
 }
 
-/// The positions of all devices of `node` that a pod could get: its placement takes some of them, or all.
+/// The positions of all devices of `node` that a pod could get: its placement takes some or all.
 ///
 /// # Errors
 /// As [`evaluate`].
@@ -71,12 +71,12 @@ pub fn fitting(
     Ok(fits_on(node, ask, holds)?.into_iter().map(|(position, _)| position).collect())
 }
 
-/// Whether `ask` fits on `node`, wherever there.
+/// Whether `ask` fits anywhere on `node`.
 pub fn fits(node: &NodeState, ask: &CompiledRequest, holds: HoldRule) -> bool {
     fits_on(node, ask, holds).is_ok()
 }
 
-/// Whether it would fit, claims of other pods respected, if these pods were not there.
+/// Whether it would fit without these pods, with holds of other pods respected.
 pub fn fits_without<'a>(
     node: &NodeState,
     ask: &CompiledRequest,
@@ -89,7 +89,7 @@ pub fn fits_without<'a>(
     fits(&node, ask, HoldRule::Respected)
 }
 
-/// The devices of `node` that fit, where all that `ask` wants of the node fits.
+/// The devices of `node` that fit, if all that `ask` needs of the node fits.
 fn fits_on(node: &NodeState, ask: &CompiledRequest, holds: HoldRule) -> Result<Fits, Rejection> {
     let mut fits = Fits::new();
     if ask.count() > 0 {
@@ -103,7 +103,7 @@ fn fits_on(node: &NodeState, ask: &CompiledRequest, holds: HoldRule) -> Result<F
 /// Devices that fit. Nodes have eight as a rule.
 type Fits = SmallVec<[Taken; 8]>;
 
-/// The devices that fit, at least as many as are asked for.
+/// The devices that fit, at least as many as are requested.
 fn fitting_devices(ask: &CompiledRequest, rooms: &[Room]) -> Result<Fits, Rejection> {
     let mut fits = Fits::new();
     let mut closest: Option<Rejection> = None;
@@ -134,10 +134,10 @@ fn fitting_devices(ask: &CompiledRequest, rooms: &[Room]) -> Result<Fits, Reject
     Err(closest.unwrap_or(Rejection::NoDevices))
 }
 
-/// The placement that a place on `node` stands for.
+/// The placement that `place` on `node` stands for.
 ///
 /// # Panics
-/// When `place` was not found on these books: a position is out of range.
+/// If `place` was not found on this state: a position is out of range.
 pub fn placement(node: &NodeState, place: &Place) -> Placement {
     let devices = place.taken.iter().map(|(position, demand)| PlacedDevice {
         id: node.devices()[*position].device().id.clone(),
@@ -148,7 +148,7 @@ pub fn placement(node: &NodeState, place: &Place) -> Placement {
     Placement { node: node.name().clone(), devices, protection }
 }
 
-/// The weakest of what protects a tenant of these devices.
+/// The weakest isolation of a tenant of these devices.
 fn protection(node: &NodeState, devices: &[PlacedDevice]) -> Protection {
     let of = |placed: &PlacedDevice| {
         let found = node.devices().iter().find(|books| books.device().id == placed.id);
@@ -157,7 +157,7 @@ fn protection(node: &NodeState, devices: &[PlacedDevice]) -> Protection {
     devices.iter().map(of).min().unwrap_or_default()
 }
 
-/// Whether a placement that was found earlier still fits the books, claims not counted.
+/// Whether a placement that was found earlier still fits, without holds.
 pub fn still_fits(node: &NodeState, ask: &CompiledRequest, placement: &Placement) -> bool {
     let fits = |placed: &PlacedDevice| {
         let found = node.devices().iter().find(|books| books.device().id == placed.id);

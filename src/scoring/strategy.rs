@@ -1,8 +1,8 @@
 //! The policies: which of the devices and nodes that fit is the best one.
 //!
-//! A policy gives every place a [`Cost`], an ordered struct whose field order is the policy. Smaller
-//! is better, and places of equal rank are ordered by the name of the node, so the answer is the same
-//! on every replica.
+//! A policy gives every placement a [`Cost`], an ordered struct whose field order is the policy.
+//! Smaller is better. Placements of equal cost are ordered by the name of the node, so the answer
+//! is the same on every replica.
 
 use std::cmp::Reverse;
 
@@ -13,7 +13,7 @@ use crate::scoring::cost::{Cost, LocalCost};
 use crate::scoring::node_waste;
 use crate::waste::compiled_mix::CompiledMix;
 
-/// What ranks the places: a policy of the product, or a baseline of the literature in the simulator.
+/// What gives costs: a policy of the product, or a baseline of the literature in the simulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Strategy {
     /// A policy of the product.
@@ -23,7 +23,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// Whether equal books give equal ranks: then a rank can be kept until the node changes.
+    /// Whether equal states give equal costs: then a cost can be kept until the node changes.
     pub fn is_repeatable(self) -> bool {
         match self {
             Self::Policy(_) => true,
@@ -31,7 +31,7 @@ impl Strategy {
         }
     }
 
-    /// The strategy with the chance of this question taken out: under both the same places fit.
+    /// The strategy without the chance of this call; the same placements fit under both.
     pub fn without_chance(self) -> Self {
         match self {
             Self::Baseline(Baseline::Random { .. }) => {
@@ -41,14 +41,14 @@ impl Strategy {
         }
     }
 
-    /// Whether the ranks depend on the request mix.
+    /// Whether the costs depend on the request mix.
     pub fn uses_mix(self) -> bool {
         matches!(self, Self::Policy(Policy::Fragmentation) | Self::Baseline(Baseline::Fgd))
     }
 }
 
 impl Strategy {
-    /// The devices this strategy takes on a node, and how good that is.
+    /// The devices that this strategy takes on a node, and their cost.
     pub(crate) fn choose(
         self,
         context: &ScoringContext<'_>,

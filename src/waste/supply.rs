@@ -107,8 +107,8 @@ impl NodeSupply {
     }
 }
 
-/// Free share of the cluster's GPUs, in millionths of a GPU: by class, and by how many GPUs of their
-/// node are wholly free.
+/// Free share of the cluster's GPUs, in millionths of a GPU: by class, and by how many GPUs of
+/// their node are wholly free.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Supply {
     by_class: Vec<u64>,

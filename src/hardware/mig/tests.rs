@@ -116,7 +116,7 @@ fn the_compute_of_an_instance_is_counted_in_multiprocessors() {
     assert_eq!(of("A30", 24_576, "3g.18gb"), None);
 }
 
-/// The faults of an A100 with 40 GB that has these instances: `1g.5gb` or, with a start, `1g.5gb@6`.
+/// The faults of an A100 with 40 GB and these instances: `1g.5gb` or, with a start, `1g.5gb@6`.
 fn check(instances: &[&str], expected: &[(&str, &str)]) {
     let device = |id: &str, total: u64, kind: DeviceKind| Device {
         id: DeviceId::new(id).unwrap(),

@@ -24,7 +24,7 @@ fn answer(node_text: &str, request_text: &str, policy: Policy, mix_text: &str) -
     }
 }
 
-/// Whatever the policy, the answer is the same where only one place exists.
+/// Where only one placement exists, all policies give the same answer.
 #[expect(clippy::needless_pass_by_value, reason = "an expectation is written at the call")]
 fn check(node: &str, request: &str, expected: Expect) {
     for policy in Policy::ALL {
@@ -128,9 +128,9 @@ fn fragmentation_keeps_room_for_the_typical_requests() {
     };
     // 0.3 of B leaves 0.2 that no half can use; 0.3 of A leaves a half
     keep("A:800/1000 B:500/1000", "fraction=0.3", "1 fraction=0.5", expect!["A"]);
-    // whole GPUs are wanted: the one that is no longer whole costs nothing
+    // whole GPUs are requested: the one that is no longer whole costs nothing
     keep("A:1000/1000 B:800/1000", "fraction=0.3", "1 whole", expect!["B"]);
-    // two halves: together they use up two broken GPUs
+    // two halves: together they fill two shared GPUs
     let node = "A:1000/1000 B:600/1000 C:1000/1000 D:700/1000";
     keep(node, "fraction=0.5 count=2", "1 whole", expect!["B+D"]);
     // without a mix there is nothing to expect, and the fullest is taken
@@ -178,7 +178,7 @@ fn a_node_that_cannot_be_trusted_takes_no_gpu_pod() {
     assert_eq!(found(&fresh), Err(Rejection::NeverReported));
 }
 
-/// Devices and protection that a pod gets in a pool with this rule, the same under every policy.
+/// Devices and isolation that a pod gets in a pool with this rule, the same under every policy.
 #[expect(clippy::needless_pass_by_value, reason = "an expectation is written at the call")]
 fn check_pool(rule: &str, node_text: &str, request_text: &str, expected: Expect) {
     let (mut node, mut classes) = fixture::node(node_text);
@@ -293,12 +293,12 @@ fn isolation_of_memory_needs_a_guard_and_neighbours_that_it_holds() {
     check_pool("mps", "A:1000/1000", half, expect!["A:500,0.5 mps"]);
     check_pool("driver", "A:1000/1000", half, expect!["A:500,0.5 driver"]);
     check_pool("", "A:1000/1000", "whole isolation=memory", expect!["A:1000,1 hardware"]);
-    // the tenant of the fixture was placed without protection
+    // the tenant of the fixture was placed without isolation
     check_pool("mps", "A:600/1000", half, expect!["UnheldTenant"]);
     check_pool("mps", "A:600/1000 B:900/1000", half, expect!["UnheldTenant"]);
     check_pool("mps", "A:600/1000 B:1000/1000", half, expect!["B:500,0.5 mps"]);
     check_pool("mps", "A:600/1000", "fraction=0.5", expect!["A:500,0.5 mps"]);
-    // the driver's limits do not reach into instances
+    // the driver's limits do not apply in MIG instances
     check_pool("shared driver", "A=1g.5gb:500/500", half, expect!["Unprotected"]);
     check_pool("shared mps", "A=1g.5gb:500/500", half, expect!["A:250,0.5 mps"]);
     check_pool("", "A=1g.5gb:500/500", "mig=1g.5gb isolation=memory", expect!["A:500,1 hardware"]);
@@ -338,14 +338,14 @@ fn nobody_unheld_comes_beside_a_tenant_that_needs_all_to_be_held() {
     let guarded = "fraction=0.25 isolation=memory";
     assert_eq!(answer(&node, &classes, "fraction=0.25"), None);
     assert_eq!(answer(&node, &classes, guarded), None);
-    // the agent finds that nothing holds them
+    // the agent finds that nothing limits them
     let id = DeviceId::new("A").unwrap();
     node.see_evidence(&id, Verification::Missing);
     assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Rejection::ProtectedTenant));
     assert_eq!(answer(&node, &classes, guarded), Some(Rejection::UnverifiedGuard));
     node.see_evidence(&id, Verification::Verified);
     assert_eq!(answer(&node, &classes, guarded), None);
-    // the operator takes the protection away
+    // the operator configures no enforcement
     node.share_by(fixture::rule(""), &mut classes);
     assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Rejection::ProtectedTenant));
     assert_eq!(answer(&node, &classes, guarded), Some(Rejection::Unprotected));

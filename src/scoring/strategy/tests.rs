@@ -1,4 +1,4 @@
-//! Which place each policy prefers.
+//! Which placement each policy prefers.
 
 use crate::hardware::topology::Proximity;
 use crate::hardware::units::Share;
@@ -28,7 +28,7 @@ fn rank(node: &str, request: &str, policy: Policy) -> Cost {
         .rank(&ScarcityPrices::default())
 }
 
-/// Both nodes take the request, and the first one is the better place.
+/// Both nodes take the request, and the first one is the better placement.
 fn check_better(policy: Policy, request: &str, better: &str, worse: &str) {
     let is_better = rank(better, request, policy) < rank(worse, request, policy);
     assert!(is_better, "{request}: {better} is not better than {worse}");
@@ -80,7 +80,7 @@ fn a_rank_counts_what_stays_free_where_tenants_may_come() {
         devices_opened: 0,
         left_on_devices: share(200_000),
         reach: Proximity::Linked,
-        left_on_node: share(1_200_000), // of A and C; B is ill, and a MIG parent holds nobody
+        left_on_node: share(1_200_000), // of A and C; B is unhealthy, and a MIG parent has no tenants
     };
     assert_eq!(rank, LocalCost::Ranked(left));
     let rank = place(node, "fraction=0.4", Policy::Spread, "").local_cost;
@@ -144,7 +144,7 @@ fn policies_are_named_as_the_annotation_writes_them() {
     assert!(message.contains("`Binpack`") && message.contains("`spread`"), "{message}");
 }
 
-/// Any rank of one strategy, near others as a rule.
+/// Any cost of one strategy, near others as a rule.
 fn any_rank(strategy: u8) -> impl Any<Value = Cost> {
     let share = prop_oneof![4 => 0..5_u64, 1 => 0..(1_u64 << 39)];
     let few = prop_oneof![4 => 0..4_usize, 1 => 0..256_usize];

@@ -1,12 +1,12 @@
-//! What a body of kube-scheduler may hold at most, and why one is refused.
+//! Limits of a body of kube-scheduler, and why one is refused.
 
 use crate::kube_api::pod::seen_pod::PodFault;
 
-/// Deepest nesting of a body, as `serde_json` has it for typed values.
+/// Deepest nesting of a body, equal to the limit of `serde_json` for typed values.
 pub const MAX_DEPTH: u32 = 127;
 
-/// Most nodes of a body, ten times what Kubernetes supports. The verbs allow far fewer where they know the
-/// nodes of the cluster.
+/// Most nodes of a body, ten times what Kubernetes supports. The verbs allow far fewer once they
+/// know the nodes of the cluster.
 pub const MOST_NODES: usize = 50_000;
 
 /// Longest JSON of one pod or node: the API server takes objects of up to 3 MiB.
@@ -21,25 +21,25 @@ pub enum ProtocolError {
         /// Where the first illegal sequence begins.
         offset: usize,
     },
-    /// No JSON of the expected shape.
+    /// No JSON of the expected form.
     #[error("the body cannot be read: {fault}")]
     Json {
         /// What the JSON parser says, with line and column.
         fault: String,
     },
-    /// Nested more deeply than anything real.
+    /// Nested more deeply than any real body.
     #[error("the body is nested more than `{MAX_DEPTH}` levels deep")]
     Depth,
-    /// A field that the verb needs.
+    /// A field that the verb needs is missing.
     #[error("the body has no `{field}`")]
     Missing {
-        /// The field, as kube-scheduler spells it.
+        /// The field, in kube-scheduler's spelling.
         field: &'static str,
     },
-    /// A name or an object that is longer than any of Kubernetes.
+    /// A name or an object that is longer than Kubernetes allows.
     #[error("`{field}` has `{bytes}` bytes, at most `{most}` are allowed")]
     TooLong {
-        /// The field, as kube-scheduler spells it.
+        /// The field, in kube-scheduler's spelling.
         field: &'static str,
         /// Its length.
         bytes: usize,

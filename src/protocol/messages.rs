@@ -1,12 +1,12 @@
 //! The wire types of kube-scheduler's extender protocol, `k8s.io/kube-scheduler/extender/v1`.
 //!
-//! Bodies are Go's JSON: exported field names outside (`Pod`, `NodeNames`), camel case inside a pod.
-//! Go matches field names in any casing, so the outer ones are read in any casing; a field given
-//! twice is refused, since one of the two would be ignored. Of the pod only what matters is read, the nodes
-//! stay raw text, and node names stay in the body.
+//! Bodies are Go's JSON: exported field names outside (`Pod`, `NodeNames`), camel case inside a
+//! pod. Go matches field names in any case, so the outer ones are read in any case. A field given
+//! twice is refused, since one of the two would be ignored. Of the pod only the needed fields are
+//! read, the nodes stay raw text, and node names stay in the body.
 //!
-//! What the protocol leaves open is decided here: one complete document and nothing behind it, at
-//! most `MAX_DEPTH` levels deep even where nobody looks.
+//! The protocol leaves open what a body may be. Here it is one complete document with nothing
+//! behind it, at most `MAX_DEPTH` levels deep, also in parts that are not read.
 
 use std::borrow::Cow;
 
@@ -21,7 +21,7 @@ use crate::protocol::wire::{
     BindingFields, Fields, NodeObject, check_depth, node_objects, quick_parts,
 };
 
-/// The nodes of a question.
+/// The nodes of a call.
 #[derive(Debug)]
 pub enum NodesArg<'a> {
     /// Their names, in the order of the body (`nodeCacheCapable: true`).
@@ -47,7 +47,7 @@ impl NodesArg<'_> {
         }
     }
 
-    /// Whether it is known that no name needs an escape in JSON.
+    /// Whether certainly no name needs an escape in JSON.
     pub fn are_plain(&self) -> bool {
         match self {
             Self::Names(names) => names.are_plain(),
@@ -61,7 +61,7 @@ impl NodesArg<'_> {
 pub struct ExtenderArgs<'a> {
     /// The pod.
     pub pod: SeenPod,
-    /// The nodes asked about.
+    /// The nodes to check.
     pub nodes: NodesArg<'a>,
 }
 
@@ -91,8 +91,8 @@ impl<'a> ExtenderArgs<'a> {
         Ok(Self { pod: SeenPod::from_json(pod)?, nodes })
     }
 
-    /// Reads a body in the form in which Go writes it. `None` where it is in another, and for every fault:
-    /// the other way tells it.
+    /// Reads a body in the form in which Go writes it. `None` for any other form and for every
+    /// fault, which the slow path reports.
     fn parse_quickly(text: &'a str) -> Option<Self> {
         let (pod, names) = quick_parts(text)?;
         ProtocolError::if_longer("Pod", pod.len(), LONGEST_OBJECT).ok()?;
@@ -141,14 +141,14 @@ impl ExtenderBindingArgs {
 /// The answer to *filter*. Built once per call, so names and texts are borrowed.
 #[derive(Debug, Default)]
 pub struct ExtenderFilterResult<'a> {
-    /// The nodes that pass, in the form of the question.
+    /// The nodes that pass, in the form of the call.
     pub passed: Passed<'a>,
-    /// Nodes that are refused, with a constant text each; no name twice. `FailedNodes` stays empty: it invites
-    /// preemption.
+    /// Nodes that are refused, with a constant text each; no name twice. `FailedNodes` stays empty,
+    /// since it invites preemption.
     pub failed_and_unresolvable: Vec<(&'a str, &'static str)>,
-    /// Why the question cannot be answered now; empty otherwise. The attempt then ends as an error.
+    /// Why there is no answer now; empty otherwise. The attempt then ends as an error.
     pub error: &'a str,
-    /// Whether it is known that no name needs an escape.
+    /// Whether certainly no name needs an escape.
     pub are_plain: bool,
 }
 
@@ -165,8 +165,8 @@ pub enum Passed<'a> {
 }
 
 impl ExtenderFilterResult<'_> {
-    /// The body of the answer. Written piece by piece, since it may have an entry for each of thousands of
-    /// nodes.
+    /// The body of the answer. Written piece by piece, since it may have an entry for each of
+    /// thousands of nodes.
     pub fn to_json(&self) -> Vec<u8> {
         let nothing = || to_json(&());
         let (nodes, names) = match &self.passed {
@@ -232,8 +232,8 @@ pub struct HostPriority<'a> {
     pub score: i64,
 }
 
-/// The body of the answer to *prioritize*: a bare list. Written piece by piece, since it has an entry for
-/// each of thousands of nodes. `are_plain` says that no name needs an escape.
+/// The body of the answer to *prioritize*: a bare list. Written piece by piece, since it has an
+/// entry for each of thousands of nodes. `are_plain` says that no name needs an escape.
 pub fn host_priorities_json<'a>(
     priorities: impl Iterator<Item = HostPriority<'a>>,
     are_plain: bool,
@@ -255,7 +255,7 @@ pub fn host_priorities_json<'a>(
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderBindingResult {
-    /// Why nothing was bound; empty when it was, or when that is not known to have failed.
+    /// Why nothing was bound; empty if the pod was bound, or if it is not known that it was not.
     pub error: String,
 }
 
@@ -267,7 +267,7 @@ impl ExtenderBindingResult {
 }
 
 /// One complete document. Only strings, numbers, lists and maps with text keys are written, into
-/// memory, which cannot fail.
+/// memory. That cannot fail.
 pub(crate) fn to_json<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).expect("answers are made of texts and numbers")
 }

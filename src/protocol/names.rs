@@ -1,26 +1,26 @@
-//! The names of thousands of nodes, as they lie in a body.
+//! The names of thousands of nodes, kept in the body.
 
 use std::borrow::Cow;
 
 use crate::kube_api::pod::seen_pod::LONGEST_NAME;
 use crate::protocol::bounds::MOST_NODES;
 
-/// Node names in the order of a body. They stay where they are; only their places are noted.
+/// Node names in the order of a body. They stay there; only their positions are noted.
 #[derive(Debug, Default)]
 pub struct Names<'a> {
-    /// The body's list, where it has no escapes; otherwise the names alone.
+    /// The body's list, if it has no escapes; otherwise the names alone.
     text: Cow<'a, str>,
-    /// Where each begins and ends.
+    /// Start and end of each.
     places: Vec<(u32, u32)>,
 }
 
 impl<'a> Names<'a> {
-    /// What is left of a body after the bracket that opens its names; `None` unless it is nothing but
-    /// names without escapes or blanks between them, and the end of the body.
+    /// Reads what follows the bracket that opens the names. `None` unless it is nothing but names
+    /// without escapes or blanks between them, and the end of the body.
     pub(crate) fn plain(list: &'a str) -> Option<Self> {
         let list = list.trim_ascii_end().strip_suffix("]}")?;
         let bytes = list.as_bytes();
-        // Without an early end, so that many bytes are looked at in one step.
+        // No early end, so that many bytes are checked in one step.
         if bytes.iter().fold(false, |is_odd, byte| is_odd | (*byte < b' ') | (*byte == b'\\')) {
             return None;
         }
@@ -62,7 +62,7 @@ impl<'a> Names<'a> {
         self.places.is_empty()
     }
 
-    /// Whether it is known that none needs an escape in JSON.
+    /// Whether certainly none needs an escape in JSON.
     pub fn are_plain(&self) -> bool {
         matches!(self.text, Cow::Borrowed(_))
     }
@@ -81,7 +81,7 @@ impl<'a> Names<'a> {
     /// The name at a position of the list.
     ///
     /// # Panics
-    /// Where there is none.
+    /// If there is none.
     pub fn get(&self, position: usize) -> &str {
         self.at(self.places[position])
     }
@@ -92,13 +92,13 @@ impl<'a> Names<'a> {
     }
 }
 
-/// Where a byte of a body lies: `config` allows bodies of 1 GiB.
+/// A position in a body: `config` allows bodies of 1 GiB.
 fn place(at: usize) -> u32 {
     u32::try_from(at).expect("a body has less than 4 GiB")
 }
 
-/// Where the first quote is. Names are short: looking at eight bytes in a step takes less than a call of
-/// `memchr`.
+/// The position of the first quote. Names are short: checking eight bytes in a step takes less than
+/// a call of `memchr`.
 #[inline]
 fn quote(bytes: &[u8]) -> Option<usize> {
     const ONES: u64 = u64::from_le_bytes([1; 8]);

@@ -1,5 +1,5 @@
-//! How the bodies of the protocol are read: field names in any casing, each once, raw where nobody
-//! looks.
+//! How the bodies of the protocol are read: field names in any case, each once, and raw text for
+//! parts that are not read.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,13 +14,13 @@ use crate::kube_api::request::bounded::{Bounded, outside_texts};
 use crate::protocol::bounds::{LONGEST_OBJECT, MAX_DEPTH, MOST_NODES, ProtocolError};
 use crate::protocol::names::Names;
 
-/// Most fields of a body that are none of the protocol's.
+/// Most fields of a body that are not in the protocol.
 const MOST_UNKNOWN: usize = 64;
 
 /// Refuses deep nesting where the JSON parser itself does not count: in raw and in ignored values.
-/// The text may be anything; what is found is right for JSON.
+/// The text may be anything; for JSON the result is right.
 pub(crate) fn check_depth(json: &str) -> Result<(), ProtocolError> {
-    // As a rule there are not even so many brackets, and to count them takes a tenth of the time.
+    // Most bodies have fewer brackets than this, and counting them takes a tenth of the time.
     let opening = |bytes: &[u8]| bytes.iter().map(|byte| u8::from(byte | 0x20 == b'{')).sum::<u8>();
     let brackets = json.as_bytes().chunks(128).map(|bytes| u32::from(opening(bytes)));
     if brackets.sum::<u32>() <= MAX_DEPTH {
@@ -40,14 +40,14 @@ pub(crate) fn check_depth(json: &str) -> Result<(), ProtocolError> {
     Ok(())
 }
 
-/// A node name, borrowed where it has no escapes.
+/// A node name, borrowed if it has no escapes.
 #[derive(Deserialize)]
 pub(crate) struct Name<'a>(#[serde(borrow)] pub(crate) Cow<'a, str>);
 
 /// A list with no more items than a cluster has nodes.
 pub(crate) type OfNodes<T> = Bounded<T, MOST_NODES>;
 
-/// The entries of a JSON object of texts whose key is wanted. All others are checked and left out.
+/// The entries of a JSON object of texts with a wanted key. All others are checked and left out.
 pub(crate) fn texts(
     json: &RawValue,
     is_wanted: impl Fn(&str) -> bool,
@@ -150,9 +150,9 @@ fn note_unknown<'a, E: serde::de::Error>(
     Ok(())
 }
 
-/// The pod and the names of a body in the form in which Go writes it, with names without escapes: names are
-/// most of the body, and this reads them in a fifth of the time. `None` where anything is otherwise. The
-/// text of the pod is not looked at: where it is one JSON object, so is the whole body, with these fields.
+/// The pod and the names of a body in the form in which Go writes it, with names without escapes;
+/// else `None`. Names are most of the body, and this reads them in a fifth of the time. The pod's
+/// text is not checked: if it is one JSON object, so is the whole body, with these fields.
 pub(crate) fn quick_parts(body: &str) -> Option<(&str, Names<'_>)> {
     const NAMES: &str = ",\"Nodes\":null,\"NodeNames\":[";
     let rest = body.strip_prefix("{\"Pod\":")?;
@@ -244,7 +244,7 @@ impl<'de> Visitor<'de> for PreemptionVisitor {
 struct Seen(Vec<&'static str>);
 
 impl Seen {
-    /// The one of `known` that `key` spells in any casing; `None` for an unknown key.
+    /// The one of `known` that equals `key` in any case; `None` for an unknown key.
     fn field<E: serde::de::Error, const N: usize>(
         &mut self,
         key: &str,
@@ -272,7 +272,7 @@ struct NodeListIn<'a> {
     items: Option<OfNodes<&'a RawValue>>,
 }
 
-/// The fields of a Node that are looked at.
+/// The fields of a Node that are read.
 #[derive(Deserialize)]
 struct NodeIn<'a> {
     #[serde(borrow)]
@@ -294,10 +294,10 @@ struct NodeStatus<'a> {
     allocatable: Option<&'a RawValue>,
 }
 
-/// The items of a NodeList, each with the fields that are looked at.
+/// The items of a NodeList, each with the fields that are read.
 ///
 /// # Errors
-/// [`ProtocolError::Json`] where it is no such list or a node has no name.
+/// [`ProtocolError::Json`] if it is no such list or a node has no name.
 pub(crate) fn node_objects(list: &RawValue) -> Result<Vec<NodeObject<'_>>, ProtocolError> {
     let list: NodeListIn<'_> =
         serde_json::from_str(list.get()).map_err(|error| ProtocolError::json(&error))?;
@@ -324,14 +324,14 @@ fn node_object(raw: &RawValue) -> Result<NodeObject<'_>, ProtocolError> {
     })
 }
 
-/// One Node object of a question, with its text to send back unchanged.
+/// One Node object of a call, with its text to send back unchanged.
 #[derive(Debug)]
 pub struct NodeObject<'a> {
     /// The text of the object.
     pub raw: &'a RawValue,
     /// Its name.
     pub name: String,
-    /// Its labels; few of them are ever looked at.
+    /// Its labels; few of them are ever read.
     pub labels: TextMap<'a>,
     /// `status.allocatable`, as written.
     pub allocatable: TextMap<'a>,
@@ -342,7 +342,7 @@ pub struct NodeObject<'a> {
 pub struct TextMap<'a>(pub(crate) Option<&'a RawValue>);
 
 impl TextMap<'_> {
-    /// The entries whose key is wanted.
+    /// The entries with a wanted key.
     pub fn entries(&self, is_wanted: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
         self.0.and_then(|json| texts(json, is_wanted).ok()).unwrap_or_default()
     }

@@ -148,7 +148,7 @@ proptest! {
     }
 }
 
-/// A list of names as somebody may send it, most of them plain.
+/// A list of names as any client may send it, most of them plain.
 fn name_list() -> impl Strategy<Value = String> {
     let name = prop_oneof![
         8 => "[a-z0-9.-]{1,40}".prop_map(|name| format!("\"{name}\"")),
@@ -163,7 +163,7 @@ fn name_list() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    // What kube-scheduler sends takes the quick way; a blank makes the same body take the other one.
+    // What kube-scheduler sends takes the fast path; a blank makes the same body take the slow one.
     #[test]
     fn the_quick_way_reads_what_the_other_one_reads(
         list in name_list(),

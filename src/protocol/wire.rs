@@ -201,7 +201,7 @@ impl<'de> Visitor<'de> for BindingVisitor {
     }
 }
 
-/// The fields of [`ExtenderPreemptionArgs`](crate::server::scheduler::preempt::ExtenderPreemptionArgs).
+/// The fields of `ExtenderPreemptionArgs` in `server::scheduler::preempt`.
 #[derive(Default)]
 pub(crate) struct PreemptionFields<'a> {
     pub(crate) pod: Option<&'a RawValue>,

@@ -1,14 +1,14 @@
-//! A linear program over bounded variables, and a bound on its maximum that holds whatever the solver
-//! returns.
+//! A linear program over bounded variables, and a bound on its maximum that holds whatever the
+//! solver returns.
 //!
-//! The solver (`clarabel`, an interior-point method) ends near the optimum, not on it. Its prices of
-//! the rows are therefore only taken as a proposal: by weak duality *any* prices, not negative for
-//! rows that are limits from above, give
+//! The solver (`clarabel`, an interior-point method) ends near the optimum, not on it. So its
+//! prices of the rows are only a proposal. By weak duality *any* prices, not negative for rows that
+//! are limits from above, give
 //! `maximum <= sum of price * limit + sum over the variables of max(0, value - priced use) * upper`
-//! (Neumaier and Shcherbina, "Safe bounds in linear and mixed-integer linear programming", 2004), which
-//! is summed here by ourselves. A bad solution makes the bound loose, never wrong, and one that is
-//! looser than [`GAP_MAX`] is an error. That takes prices, which is why the solver is not `microlp`: a
-//! simplex method in less code that finds the same maxima as fast, but does not tell them.
+//! (Neumaier and Shcherbina, "Safe bounds in linear and mixed-integer linear programming", 2004).
+//! This module computes that sum. A bad solution makes the bound loose, never wrong; one that is
+//! looser than [`GAP_MAX`] is an error. That needs prices, so the solver is not `microlp`, a
+//! simplex method in less code: it finds the same maxima as fast, but does not return prices.
 
 use std::ops::Range;
 
@@ -19,17 +19,16 @@ use clarabel::solver::{
 };
 
 /// Largest accepted distance between what the solver reached and what is proven, as a part of the
-/// proven maximum: a hundredth of the 0.01 points to which results are told.
+/// proven maximum: a hundredth of the 0.01 points that results are rounded to.
 const GAP_MAX: f64 = 1e-6;
 
-/// Such a distance that is always accepted: below any amount that matters where the maximum is near
-/// zero.
+/// Such a distance that is always accepted: too small to matter if the maximum is near zero.
 const GAP_FLOOR: f64 = 1e-6;
 
 /// Most iterations; the public traces need 20 to 40.
 const ITERATIONS_MAX: u32 = 200;
 
-/// Maximises a sum over variables that lie between zero and an upper limit.
+/// Maximizes a sum over variables between zero and an upper limit.
 #[derive(Debug, Default)]
 pub(crate) struct LinearProgram {
     /// Value of each variable, and its upper limit.
@@ -40,9 +39,9 @@ pub(crate) struct LinearProgram {
 /// How a row is limited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Limit {
-    /// The sum is this.
+    /// The sum equals it.
     Exactly,
-    /// The sum is this or less.
+    /// The sum is at most it.
     AtMost,
 }
 
@@ -64,7 +63,7 @@ pub(crate) enum LpError {
     /// The solver gave up.
     #[error("the solver ended after `{iterations}` steps with `{status}`")]
     Unsolved {
-        /// What it says of itself.
+        /// The solver's own status.
         status: String,
         /// Steps it made.
         iterations: u32,
@@ -74,24 +73,22 @@ pub(crate) enum LpError {
     Gap {
         /// The sum at the solver's values.
         reached: f64,
-        /// The least sum that is proven not to be exceeded.
+        /// The smallest bound that is proven.
         proven: f64,
     },
 }
 
 impl LinearProgram {
-    /// Adds a variable from zero to `upper` that counts `value` in the sum. Returns its place.
+    /// Adds a variable from zero to `upper` that counts `value` in the sum. Returns its position.
     pub(crate) fn variable(&mut self, value: f64, upper: f64) -> usize {
         self.variables.push((value, upper));
         self.variables.len() - 1
     }
 
-    /// Variables so far.
     pub(crate) fn variables(&self) -> Range<usize> {
         0..self.variables.len()
     }
 
-    /// Limits a sum.
     pub(crate) fn row(&mut self, terms: Vec<(usize, f64)>, limit: Limit, at: f64) {
         self.rows.push(Row { limit, at, terms });
     }
@@ -101,7 +98,7 @@ impl LinearProgram {
     /// # Errors
     /// Any [`LpError`].
     pub(crate) fn maximum(mut self) -> Result<f64, LpError> {
-        // The solver wants the rows of a kind together.
+        // The solver needs the rows of a kind together.
         self.rows.sort_by_key(|row| row.limit);
         let empty = |row: &&Row| row.terms.is_empty();
         let is_met = |row: &Row| match row.limit {
@@ -117,7 +114,7 @@ impl LinearProgram {
         }
         let solution = self.solution()?;
         match solution.status {
-            // Whether "almost" is good enough, the gap tells.
+            // The gap shows whether "almost" is good enough.
             SolverStatus::Solved | SolverStatus::AlmostSolved => {}
             SolverStatus::PrimalInfeasible => return Err(LpError::Infeasible),
             status => {
@@ -134,8 +131,8 @@ impl LinearProgram {
         Err(LpError::Gap { reached, proven })
     }
 
-    /// What the solver finds. Its form: minimise `q x` where `b - A x` lies in the cones; that a
-    /// variable is not negative is a row as well.
+    /// The solver's result. Its form: minimize `q x` with `b - A x` in the cones. That a variable
+    /// is not negative is a row as well.
     fn solution(&self) -> Result<DefaultSolution<f64>, LpError> {
         let (rows, columns) = (self.rows.len(), self.variables.len());
         let mut entries = (Vec::new(), Vec::new(), Vec::new());
@@ -191,7 +188,7 @@ impl LinearProgram {
 mod tests {
     use super::*;
 
-    /// Two goods worth 3 and 2, at most 4 together, at most 6 of the first and a third of the other.
+    /// Two goods of values 3 and 2: at most 4 in all; the first plus 3 times the other at most 6.
     fn goods() -> LinearProgram {
         let mut lp = LinearProgram::default();
         let (x, y) = (lp.variable(3.0, 10.0), lp.variable(2.0, 10.0));

@@ -1,13 +1,13 @@
 //! From a cluster and pods to the linear program whose maximum no packing exceeds.
 //!
-//! Equal nodes form a class and equal pods a type; variables are how many pods of a type are on a
-//! class, fractions of a pod allowed. Whatever a real packing obeys and is kept here makes the bound
-//! tighter, whatever is left out makes it looser and never wrong. Kept are, per class, the sums of
-//! processor time, memory and GPUs, the models that a type accepts, and how many pods of a type one
-//! node holds; and over the cluster, how GPUs can be cut: fractions that lie on one GPU form a path
+//! Equal nodes form a class and equal pods a type. The variables are how many pods of a type are on
+//! a class; fractions of a pod are allowed. Each rule of real packings that is kept makes the bound
+//! tighter. Each one that is left out makes it looser, never wrong. Kept are, per class: the sums
+//! of CPU, host memory and GPUs, the models that a type accepts, and how many pods of a type one
+//! node takes. Kept is, over the cluster, how GPUs can be cut: fractions on one GPU form a path
 //! from 0 to at most 1 (the arc-flow model of Valério de Carvalho, "Exact solution of bin-packing
-//! problems using column generation and branch-and-bound", 1999), and there are as many paths as GPUs
-//! that are not taken whole. Left out is which node of a class, and which class, a path belongs to.
+//! problems using column generation and branch-and-bound", 1999), and there are as many paths as
+//! GPUs that are not taken whole. Left out is the node, and the class, of a path.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,17 +15,17 @@ use crate::hardware::device::{ModelFilter, ModelName};
 use crate::sim::bound::lp::{Limit, LinearProgram, LpError};
 use crate::sim::trace::read::{TraceNode, TracePod};
 
-/// Fractions are cut on this grid, in thousandths of a GPU, each rounded down to it.
+/// Fractions are rounded down to this grid, in thousandths of a GPU.
 const GRID_MILLI: u32 = 10;
 
 /// Points of the grid on one GPU.
 const GRID: usize = (1000 / GRID_MILLI) as usize;
 
-/// Most pairs of type and class. The public traces have up to 6,500; where a cluster has more, amounts
-/// of processor time and memory are made coarser until it fits, of pods downwards, of nodes upwards.
+/// Most pairs of type and class. The public traces have up to 6,500. For a larger cluster amounts
+/// of CPU and host memory are rounded until it fits, of pods down, of nodes up.
 const PAIRS_MAX: usize = 40_000;
 
-/// Nodes that are alike.
+/// Equal nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Class {
     cpu_milli: u64,
@@ -34,7 +34,7 @@ struct Class {
     model: String,
 }
 
-/// Pods that are alike.
+/// Equal pods.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
     cpu_milli: u64,
@@ -47,30 +47,28 @@ struct Kind {
 /// Pods of one type.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pods {
-    /// All that arrived.
     arrived: u64,
-    /// Those of them that must be placed.
+    /// How many of them must be placed.
     forced: u64,
 }
 
 impl Kind {
-    /// What a pod asks for, in thousandths of a GPU.
+    /// What a pod requests, in thousandths of a GPU.
     fn demand_milli(&self) -> u64 {
         u64::from(self.num_gpu) * u64::from(self.gpu_milli)
     }
 
-    /// Whether the pod takes whole GPUs.
     fn is_whole(&self) -> bool {
         self.num_gpu > 0 && self.gpu_milli >= 1000
     }
 
-    /// The fraction on the grid; none for whole GPUs, no GPU, or less than a grid unit.
+    /// The fraction on the grid; `None` for whole GPUs, no GPU, or less than a grid unit.
     fn grid_size(&self) -> Option<usize> {
         let units = usize::try_from(self.gpu_milli / GRID_MILLI).ok()?;
         (self.num_gpu == 1 && !self.is_whole() && units > 0).then_some(units)
     }
 
-    /// Pods of this type that one empty node of `class` holds.
+    /// Pods of this type that fit on one empty node of `class`.
     fn per_node(&self, class: &Class) -> u64 {
         let by_cpu = class.cpu_milli.checked_div(self.cpu_milli);
         let by_memory = class.memory_mib.checked_div(self.memory_mib);
@@ -95,7 +93,7 @@ impl Kind {
 /// `forced` of them must be placed; any other may be left out.
 ///
 /// # Errors
-/// [`LpError::Infeasible`] where the forced pods do not fit, else what the solver says.
+/// [`LpError::Infeasible`] if the forced pods do not fit, else what the solver reports.
 pub(crate) fn most_allocated(
     nodes: &[TraceNode],
     pods: &[TracePod],
@@ -103,7 +101,7 @@ pub(crate) fn most_allocated(
 ) -> Result<u64, LpError> {
     let (classes, kinds) = grouped(nodes, pods, forced);
     let gpus = program(&classes, &kinds).maximum()?;
-    // Packings are whole thousandths. What lies this near below one may be its rounding error.
+    // Packings are whole thousandths. A value this little below one may be its rounding error.
     let milli = (gpus * 1000.0 + 1e-3).floor();
     let cluster: u64 = nodes.iter().map(TraceNode::capacity_milli).sum();
     let asked: u64 = pods.iter().map(TracePod::demand_milli).sum();
@@ -116,7 +114,7 @@ pub(crate) fn most_allocated(
     Ok(milli.min(cluster).min(asked))
 }
 
-/// Nodes by class and pods by type, coarser where there would be too many.
+/// Nodes by class and pods by type, rounded if there would be too many.
 fn grouped(
     nodes: &[TraceNode],
     pods: &[TracePod],
@@ -126,7 +124,7 @@ fn grouped(
     loop {
         let classes = classes(nodes, step);
         let kinds = kinds(pods, forced, step);
-        // With the largest step only counts, shares and models tell pods apart.
+        // With the largest step pods differ only in counts, shares and models.
         if classes.len() * kinds.len() <= PAIRS_MAX || step > 1 << 31 {
             return (classes, kinds);
         }
@@ -149,8 +147,8 @@ fn classes(nodes: &[TraceNode], step: u64) -> BTreeMap<Class, u64> {
     classes
 }
 
-/// Pods per type, amounts rounded down to `step`. Pods without GPU that need not be placed only take
-/// room away, so they are left out.
+/// Pods per type, amounts rounded down to `step`. Pods without a GPU that need not be placed only
+/// take room away, so they are left out.
 fn kinds(pods: &[TracePod], forced: usize, step: u64) -> BTreeMap<Kind, Pods> {
     let mut kinds: BTreeMap<Kind, Pods> = BTreeMap::new();
     for (at, pod) in pods.iter().enumerate() {
@@ -207,7 +205,7 @@ fn program(classes: &BTreeMap<Class, u64>, kinds: &BTreeMap<Kind, Pods>) -> Line
     lp
 }
 
-/// A type's pods over all classes.
+/// Limits a type's pods over all classes.
 fn place(lp: &mut LinearProgram, anywhere: Vec<(usize, f64)>, pods: Pods) {
     if pods.forced == pods.arrived {
         return lp.row(anywhere, Limit::Exactly, pods.arrived as f64);
@@ -219,10 +217,10 @@ fn place(lp: &mut LinearProgram, anywhere: Vec<(usize, f64)>, pods: Pods) {
     lp.row(anywhere, Limit::AtMost, pods.arrived as f64);
 }
 
-/// What pods ask for of something, how much of it a node has, and the unit that both are counted in.
+/// What a pod requests of a resource, how much a node has, and the unit of both.
 type Offer = (fn(&Kind) -> u64, u64, f64);
 
-/// What the nodes of a class have together. Cores, GiB and GPUs, so that factors are of one size.
+/// Limits the pods of a class by its nodes, in cores, GiB and GPUs: so factors are of one size.
 fn fill(lp: &mut LinearProgram, class: &Class, nodes: u64, pairs: &[Pair<'_>]) {
     let offers: [Offer; 3] = [
         (|kind| kind.cpu_milli, class.cpu_milli, 1000.0),
@@ -241,8 +239,8 @@ fn fill(lp: &mut LinearProgram, class: &Class, nodes: u64, pairs: &[Pair<'_>]) {
     }
 }
 
-/// How the cluster's GPUs are cut. An arc of length `s` from `v` is a pod of size `s` on a GPU on which
-/// larger or equal ones already fill `v`; what ends at a point may be carried on from there.
+/// How the cluster's GPUs are cut. An arc of length `s` from `v` is a pod of size `s` on a GPU of
+/// which larger or equal ones already fill `v`. The next arc starts at its end.
 fn cut(lp: &mut LinearProgram, gpus: u64, pairs: &[Pair<'_>]) {
     let mut of_size: BTreeMap<usize, Vec<(usize, f64)>> = BTreeMap::new();
     let mut starts: Vec<(usize, f64)> = Vec::new();

@@ -1,19 +1,19 @@
-//! How much of a cluster any policy could allocate: upper bounds beside which results are judged.
+//! How much of a cluster any policy could allocate: upper bounds to compare results with.
 //!
-//! Solving them takes a solver of linear programs, which the plain build does without: they need the
-//! cargo feature `bound`. This module knows no policy; that the second bound hangs on where a policy
-//! first lost a pod is up to the caller.
+//! They need a solver of linear programs, which is only in builds with the cargo feature `bound`.
+//! This module knows no policy. The caller says where a policy first lost a pod, for the second
+//! bound.
 
 use crate::sim::trace::workload::Workload;
 
 #[cfg(feature = "bound")]
 use crate::sim::run::curve::{FULL_LOAD, column_of};
 
-/// Allocation in percent of the cluster's GPUs, rounded up to hundredths, so that no figure of a
-/// [`crate::sim::run::curve::Curve`] that the bound holds for lies above it.
+/// Allocation in percent of the cluster's GPUs, rounded up to hundredths, so no figure of a
+/// [`crate::sim::run::curve::Curve`] that the bound holds for is above it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bound {
-    /// At 100 % arrived load, at its upper end of 100.5 %; none when the load ends before.
+    /// At 100 % arrived load, at its upper end of 100.5 %; `None` if the load ends before.
     pub at_100: Option<f64>,
     /// After the last arrival.
     pub last: f64,
@@ -22,11 +22,10 @@ pub struct Bound {
 /// Both bounds of a workload.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounds {
-    /// Holds for every policy: one that knows all arrivals, refuses what it likes and moves pods
-    /// for free.
+    /// Holds for every policy: it may know all arrivals, refuse any pod and move pods for free.
     pub any: Bound,
-    /// Holds for a policy that loses none of the pods up to the place where the caller's lost its
-    /// first one; it, too, may know all and move pods.
+    /// Holds for a policy that loses no pod before the caller's first lost one. It, too, may know
+    /// all arrivals and move pods.
     pub faithful: Bound,
 }
 
@@ -36,7 +35,7 @@ pub enum BoundError {
     /// The program was built without the solver.
     #[error("this build has no solver for bounds: build it with `--features bound`")]
     NoSolver,
-    /// The pods that must be placed cannot be.
+    /// The pods that must be placed do not fit.
     #[error(
         "the first `{forced}` arrivals cannot all be placed, so no policy has lost none of them"
     )]
@@ -47,13 +46,14 @@ pub enum BoundError {
     /// The solver did not find the bound.
     #[error("no bound is proven: {fault}")]
     Unsolved {
-        /// What it says.
+        /// What the solver reports.
         fault: String,
     },
 }
 
-/// The bounds of `workload`. `first_lost` is the place, from 0, of the first arrival that a policy to
-/// compare with lost ([`crate::sim::run::engine::Run::first_lost`]); none where it lost none.
+/// The bounds of `workload`. `first_lost` is the position, from 0, of the first arrival that a
+/// policy to compare with lost ([`crate::sim::run::engine::Run::first_lost`]); `None` if it lost
+/// none.
 ///
 /// # Errors
 /// Any [`BoundError`]: a number that is not proven is never returned.
@@ -96,8 +96,8 @@ fn bound(workload: &Workload, forced: usize) -> Result<Bound, BoundError> {
     })
 }
 
-/// How many pods have arrived at the end of the column of 100 % load, or before the pod that jumps over
-/// it; none when the load ends before.
+/// How many pods have arrived at the end of the column of 100 % load, or before the pod that jumps
+/// over it; `None` if the load ends before.
 #[cfg(feature = "bound")]
 fn arrivals_at_100(workload: &Workload) -> Option<usize> {
     let capacity = workload.capacity_milli();
@@ -111,7 +111,7 @@ fn arrivals_at_100(workload: &Workload) -> Option<usize> {
     Some(columns.partition_point(|column| *column <= FULL_LOAD))
 }
 
-/// `milli` in percent of `capacity`, rounded up to hundredths; zero of nothing.
+/// `milli` in percent of `capacity`, rounded up to hundredths; zero without capacity.
 #[cfg(feature = "bound")]
 fn percent_up(milli: u64, capacity: u64) -> f64 {
     if capacity == 0 {

@@ -1,10 +1,10 @@
-//! Where things go in a chart: the ends of its axes, and how much of a text fits.
+//! The layout of a chart: the ends of its axes, and how much of a text fits.
 //!
 //! Arithmetic only; [`crate::sim::chart::draw`] does the drawing.
 
 use std::ops::Range;
 
-/// A range that holds `values` and ends on round numbers, cut into about `parts` steps.
+/// A range that contains `values` and ends on round numbers, in about `parts` steps.
 ///
 /// It starts at 0 unless that would leave the lower half of the panel empty.
 pub(crate) fn axis(values: impl Iterator<Item = f64>, parts: f64) -> Range<f64> {
@@ -26,7 +26,7 @@ fn round_step(step: f64) -> f64 {
     [1.0, 2.0, 5.0].into_iter().map(|n| n * power).find(|n| *n >= step).unwrap_or(10.0 * power)
 }
 
-/// Decimals that tell the marks of an axis apart.
+/// How many decimals the marks of an axis need to differ.
 pub(crate) fn decimals(range: &Range<f64>) -> usize {
     let span = range.end - range.start;
     let thresholds = (0..12).map(|digits| 8.0 * 0.1_f64.powi(digits));
@@ -60,7 +60,7 @@ pub(crate) fn shorten(text: &str, room: f64, size: f64) -> String {
     short
 }
 
-/// Whether `c` may stand in XML and leaves the direction of the text around it alone.
+/// Whether `c` is allowed in XML and does not change the direction of the text around it.
 pub(crate) fn is_printable(c: char) -> bool {
     let turns = matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
     !c.is_control() && !turns && !matches!(c, '\u{FFFE}' | '\u{FFFF}')

@@ -1,10 +1,10 @@
 //! Draws curves as one SVG picture: panels one below another, each with its legend at its side.
 //!
-//! The simulator hands in finished numbers, for example GPU allocation and fragmentation against
-//! arrived load, one curve per policy. Labels are free text from anywhere: they are shortened to
-//! the room they have, control characters are dropped and the SVG backend escapes the rest. Colours
-//! are those of Okabe and Ito, which colour-blind readers can tell apart; yellow is left out, as it
-//! cannot be read on white. Past seven curves the colours come back as dashed lines.
+//! The simulator passes finished numbers, for example GPU allocation and fragmentation against
+//! arrived load, one curve per policy. Labels are free text: they are shortened to their room,
+//! control characters are dropped and the SVG backend escapes the rest. Colors are those of Okabe
+//! and Ito, which color-blind readers can distinguish, without yellow, which is hard to read on
+//! white. After seven curves the colors come again as dashed lines.
 
 use std::error::Error;
 use std::io;
@@ -17,22 +17,22 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use crate::sim::chart::chart_layout::{axis, decimals, shorten};
 use crate::sim::snapshot::replace::replace;
 
-/// Drawing units of one pixel. The SVG backend knows whole units only, and lines that may bend only
-/// at whole pixels look jagged; all lengths below are in units.
+/// Drawing units of one pixel; all lengths below are in units. The SVG backend has only whole
+/// units, and lines that bend only at whole pixels look jagged.
 const PX: u32 = 4;
 /// Width of the picture.
 const WIDTH: u32 = 980 * PX;
-/// Width of the column at the right that holds the legend.
+/// Width of the column at the right, with the legend.
 const LEGEND_WIDTH: u32 = 220 * PX;
 /// Height of a panel whose legend does not need more.
 const PANEL_HEIGHT: u32 = 380 * PX;
-/// Left free around each plot.
+/// Free space around each plot.
 const MARGIN: u32 = 14 * PX;
 /// Room for the marks and the name of the y axis.
 const Y_AXIS_WIDTH: u32 = 66 * PX;
-/// Where the middle of a panel's title is, from the top of the panel.
+/// Height of the middle of a panel's title, from the top of the panel.
 const TITLE_Y: i32 = 20 * PX.cast_signed();
-/// Where a panel's plot begins.
+/// Top of a panel's plot.
 const PLOT_TOP: u32 = 42 * PX;
 /// Height of a line of the legend.
 const LEGEND_LINE: i32 = 24 * PX.cast_signed();
@@ -42,9 +42,9 @@ const LEGEND_SAMPLE: i32 = 28 * PX.cast_signed();
 const LEGEND_GAP: i32 = 10 * PX.cast_signed();
 /// Length of a dash and of the gap after it.
 const DASH: (i32, i32) = (7 * PX.cast_signed(), 4 * PX.cast_signed());
-/// Where the legend starts, so that it stands level with the frame of the plot.
+/// Top of the legend, level with the frame of the plot.
 const LEGEND_TOP: i32 = 56 * PX.cast_signed();
-/// Values beyond this cannot be drawn sensibly.
+/// Largest value that is drawn.
 const VALUE_MAX: f64 = 1e12;
 /// Plotters draws text smaller than the size it is given, by this factor.
 const FONT_SCALE: f64 = 1.24;
@@ -83,7 +83,7 @@ pub struct Chart {
     pub x_label: String,
     /// What the y axis shows, with its unit.
     pub y_label: String,
-    /// The lines. Give the same policy the same place in every panel: the place is the colour.
+    /// The lines. The position is the color: give a policy the same one in every panel.
     pub curves: Vec<Curve>,
 }
 
@@ -115,12 +115,12 @@ pub enum ChartError {
         /// The path as given.
         path: PathBuf,
     },
-    /// The file could not be written; what was there before is untouched.
+    /// The file could not be written; the old one is unchanged.
     #[error("cannot write `{path}`")]
     Write {
         /// The path as given.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The drawing library failed.
@@ -130,8 +130,8 @@ pub enum ChartError {
 
 /// Draws `charts` one below another into the file at `path`.
 ///
-/// The picture is written beside the file first and then takes its place, so a reader never sees
-/// half of it.
+/// The picture is written beside the file first and then replaces it, so a reader never sees half
+/// of it.
 ///
 /// # Errors
 /// Any [`ChartError`].
@@ -147,7 +147,7 @@ pub fn write_svg(path: &Path, charts: &[Chart]) -> Result<(), ChartError> {
 /// Draws `charts` one below another and returns the SVG text.
 ///
 /// # Errors
-/// Any [`ChartError`] but those about files.
+/// Any [`ChartError`] except those about files.
 pub fn draw_svg(charts: &[Chart]) -> Result<String, ChartError> {
     if charts.is_empty() {
         return Err(ChartError::NoCharts);

@@ -1,8 +1,8 @@
-//! A cluster on paper, kept in the books of the [`Ledger`] that answers kube-scheduler: its nodes are
-//! seen and reported, its pods asked for, reserved, confirmed and ended as in a real one. There is no
-//! placement logic of the simulator's own.
+//! A simulated cluster in the same [`Ledger`] that answers kube-scheduler. Its nodes are seen and
+//! reported, and its pods are requested, reserved, confirmed and ended as in a real one. The
+//! simulator has no placement code of its own.
 //!
-//! As nobody else looks after CPU and main memory here, the ledger checks them too.
+//! No kubelet checks CPU and host memory here, so the ledger checks them too.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,23 +37,23 @@ use crate::waste::request_mix::{Mix, RequestType, Tally};
 /// Longer than any replay: here nothing goes stale.
 const FOREVER: Duration = Duration::from_secs(u64::MAX / 1000);
 
-/// A cluster on paper under one policy.
+/// A simulated cluster under one policy.
 pub(crate) struct SimCluster {
     ledger: Ledger,
     policy: SimPolicy,
-    /// What each node's agent says next, by place in the tie-break order.
+    /// The next report of each node's agent, by position in the tie-break order.
     agents: Vec<NodeReport>,
     rank_of: BTreeMap<NodeName, usize>,
-    /// What fragmentation is measured against; the same for all policies.
+    /// The mix that fragmentation is measured against; the same for all policies.
     yardstick: Mix,
     gauge: RefCell<Gauge>,
     chance: ChaCha8Rng,
     capacity_milli: u64,
     used_micro: u64,
-    /// Most moves of running pods for one that fits nowhere.
+    /// Most moves of running pods for one pod that no node fits.
     most_moves: usize,
     moves: u64,
-    /// Where pods run that have moved, by arrival.
+    /// The new seats of pods that have moved, by arrival.
     moved: BTreeMap<usize, Seat>,
     /// Requests that no moves have helped since the last pod ended.
     hopeless: BTreeSet<PlacementRequest>,
@@ -62,7 +62,7 @@ pub(crate) struct SimCluster {
 /// Where a pod runs, and what it takes there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Seat {
-    /// Place of the node in the tie-break order.
+    /// Position of the node in the tie-break order.
     pub(crate) node: usize,
     /// GPU share in millionths, over all devices.
     micro: u64,
@@ -70,7 +70,7 @@ pub(crate) struct Seat {
 
 impl SimCluster {
     /// A cluster of `nodes`, the first of which wins a tie. The pods of the trace are the
-    /// `population`: the measure of fragmentation, and what `fgd` knows beforehand.
+    /// `population`: the measure of fragmentation, and the mix that `fgd` knows from the start.
     pub(crate) fn new(
         nodes: &[TraceNode],
         population: &[TracePod],
@@ -115,12 +115,12 @@ impl SimCluster {
         })
     }
 
-    /// What all GPUs have, in thousandths of one.
+    /// Capacity of all GPUs, in thousandths of one.
     pub(crate) fn capacity_milli(&self) -> u64 {
         self.capacity_milli
     }
 
-    /// What is allocated of them.
+    /// What is allocated of it.
     pub(crate) fn used_milli(&self) -> u64 {
         self.used_micro / 1000
     }
@@ -135,15 +135,15 @@ impl SimCluster {
         self.ledger.stranded_against(&self.yardstick)
     }
 
-    /// Notes that a pod has come; a policy that learns does so now.
+    /// Notes that a pod has come; a policy that learns the mix does so now.
     pub(crate) fn meet(&self, arrival: usize, pod: &TracePod) {
         if self.policy.mix_source() == MixSource::Arrivals {
-            let strategy = self.policy.strategy(|| 0); // what is learnt is the request
+            let strategy = self.policy.strategy(|| 0); // the mix learns the request only
             self.ledger.learn(uid(arrival), &question_of(pod, strategy));
         }
     }
 
-    /// Asks, reserves and confirms, as the verbs of the extender do. `None` where it fits nowhere.
+    /// Searches, reserves and confirms, as the verbs of the extender do. `None` if no node fits.
     pub(crate) fn place(&mut self, arrival: usize, pod: &TracePod) -> Option<Seat> {
         let question = self.question(pod);
         let found = self.ledger.best(&question).map(|(node, _)| node);
@@ -151,7 +151,7 @@ impl SimCluster {
         Some(self.reserve(arrival, pod, self.rank_of[&node], &question))
     }
 
-    /// Moves running pods so that one fits that fits nowhere; on which node.
+    /// Moves running pods so that a pod fits that no node fits now. Returns its node.
     fn make_room(&mut self, question: &PlacementRequest) -> Option<NodeName> {
         if self.most_moves == 0 || self.hopeless.contains(question) {
             return None;
@@ -171,12 +171,11 @@ impl SimCluster {
         Some(way.placement.node)
     }
 
-    /// Moves that were made so far.
     pub(crate) fn moves(&self) -> u64 {
         self.moves
     }
 
-    /// The same on the node at `rank` alone.
+    /// The same on the node at position `rank` alone.
     pub(crate) fn place_on(&mut self, rank: usize, arrival: usize, pod: &TracePod) -> Option<Seat> {
         let question = self.question(pod);
         let answers = self.ledger.answers(&question, &[&self.agents[rank].agent]);
@@ -208,15 +207,15 @@ impl SimCluster {
         Seat { node: rank, micro }
     }
 
-    /// Ends a pod: the API server says so, and the agent's next reports show none of its processes.
-    /// Returns the place of its node in the tie-break order.
+    /// Ends a pod: the API server reports it, and the agent's next reports show none of its
+    /// processes. Returns the position of its node in the tie-break order.
     pub(crate) fn end(&mut self, arrival: usize, seat: Seat) -> usize {
         let seat = self.moved.remove(&arrival).unwrap_or(seat);
         self.hopeless.clear();
         self.ledger.end_pod(&uid(arrival), Timestamp::START);
         self.used_micro -= seat.micro;
         if seat.micro == 0 {
-            return seat.node; // CPU and main memory are free at once
+            return seat.node; // CPU and host memory are free at once
         }
         let agent = &mut self.agents[seat.node];
         for _ in 0..CLEAN_REPORTS_TO_FREE {
@@ -228,22 +227,22 @@ impl SimCluster {
         seat.node
     }
 
-    /// The books, for tests to check.
+    /// The ledger, for tests to check.
     #[cfg(test)]
     pub(crate) fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 }
 
-/// Arrivals are told apart by their number: a trace pod may come several times.
+/// Arrivals are numbered, as a trace pod may come several times.
 fn uid(arrival: usize) -> PodUid {
     PodUid::new(arrival.to_string())
 }
 
-/// Tells the ledger of a node as the API server and the node's agent would, and returns the agent's
-/// next report: nothing runs on any device.
+/// Adds a node to the ledger as the API server and the node's agent would. Returns the agent's next
+/// report: no device has a process.
 ///
-/// The ledger breaks ties by name, so the name begins with the place in the tie-break order.
+/// The ledger breaks ties by name, so the name begins with the position in the tie-break order.
 fn add_node(ledger: &Ledger, rank: usize, node: &TraceNode) -> Result<NodeReport, ReportRefusal> {
     let name = NodeName::new(format!("{rank:07}.{}", node.name));
     ledger.see_node(&name, host_of(node.cpu_milli, node.memory_mib), PoolName::new(""));
@@ -282,8 +281,8 @@ fn add_node(ledger: &Ledger, rank: usize, node: &TraceNode) -> Result<NodeReport
     Ok(report)
 }
 
-/// Memory of a GPU of the trace, which names models but not their memory. Pods ask for shares only,
-/// and memory follows the share, so it decides nothing; the trace hides what `G1` to `G3` are.
+/// Memory of a GPU of the trace, which names models but not their memory. Pods request shares only,
+/// and memory follows the share, so it decides nothing. The trace hides what `G1` to `G3` are.
 fn gpu_memory(model: &str) -> MemMib {
     MemMib::new(match model {
         "T4" => 15_360,

@@ -1,10 +1,10 @@
-//! Allocation against arrived load, counted as the FGD paper (USENIX ATC'23, "Beware of
-//! Fragmentation") counts it, so that the figures compare.
+//! Allocation against arrived load, computed as in the FGD paper (USENIX ATC'23, "Beware of
+//! Fragmentation"), so that the figures compare.
 //!
-//! After every arrival, lost or not, there is a point: x is the GPU share that has arrived so far, y
-//! the GPU share that is allocated, both in percent of the cluster's GPUs. x is rounded to a whole
-//! percent and y to two decimals, halves to the even neighbour. The value of a column x is the mean
-//! of the y of its points. Everything is counted in whole numbers; only the means are not.
+//! After every arrival, lost or not, there is a point: x is the GPU share that has arrived so far,
+//! y the GPU share that is allocated, both in percent of the cluster's GPUs. x is rounded to a
+//! whole percent and y to two decimals, halves to the even neighbor. The value of a column x is the
+//! mean of the y of its points. All numbers are whole, except the means.
 
 use std::collections::BTreeMap;
 
@@ -60,9 +60,9 @@ impl Curve {
         self.columns.iter().map(|(x, column)| (*x, column.mean())).collect()
     }
 
-    /// Allocation at 100 % arrived load, in percent; `None` when the load ends before.
+    /// Allocation at 100 % arrived load, in percent; `None` if the load ends before.
     ///
-    /// Where a large pod jumps over the column, nothing has changed since the point before it.
+    /// If a large pod jumps over the column, it is that of the point before.
     #[must_use]
     pub fn at_100(&self) -> Option<f64> {
         let reached = self.columns.range(FULL_LOAD..).next()?;
@@ -95,7 +95,7 @@ fn hundredths(value: u64) -> f64 {
     value as f64 / 100.0
 }
 
-/// `part * unit / whole`, rounded half to even; zero for no whole.
+/// `part * unit / whole`, rounded half to even; zero if `whole` is zero.
 fn rounded_ratio(part: u64, unit: u64, whole: u64) -> u64 {
     let scaled = part * unit;
     let Some(down) = scaled.checked_div(whole) else { return 0 };

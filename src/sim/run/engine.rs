@@ -1,9 +1,9 @@
-//! Replays a workload against the books of a cluster on paper: one event loop for arrivals alone, for the
-//! trace's own times and for churn.
+//! Replays a workload on the ledger of a simulated cluster: one event loop for arrivals alone, for
+//! the trace's own times and for churn.
 //!
-//! Pods come one at a time. One that fits nowhere is lost, or waits: then waiting pods are tried,
-//! oldest first, each time that a pod ends, on the node where it ended. They fit nowhere else, as they
-//! fitted nowhere before. What ends at a moment makes room for what comes at that moment.
+//! Pods come one at a time. One that no node fits is lost, or waits. Each time that a pod ends, the
+//! waiting pods are tried on its node, oldest first. They do not fit on the others, as they did not
+//! before. A pod that ends makes room for pods that come at the same time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -19,26 +19,26 @@ use crate::sim::trace::read::TracePod;
 use crate::sim::trace::schedule::{Arrival, Schedule, TimeUnit, TimedWorkload};
 use crate::sim::trace::workload::Workload;
 
-/// Load before which a lost pod is a fault of the policy rather than of the cluster, in percent.
+/// Load in percent before which a lost pod is the policy's fault, not the cluster's.
 const EARLY_LOAD: u64 = 90;
 
 /// Load at which policies are compared, in percent.
 const FULL_LOAD: u64 = 100;
 
-/// What one replay of arrivals under one policy gave.
+/// Result of one replay of arrivals under one policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
     /// The policy.
     pub policy: SimPolicy,
-    /// The seed of the workload, and of the chance that `random` plays with.
+    /// The seed of the workload, and of the policy `random`.
     pub seed: i64,
     /// Pods that arrived.
     pub arrivals: u64,
-    /// Pods that fitted nowhere.
+    /// Pods that no node fitted.
     pub lost: u64,
-    /// Of those, the ones lost while less than 90 % of the cluster's GPUs had been asked for.
+    /// Of those, the ones lost while less than 90 % of the cluster's GPUs had been requested.
     pub lost_before_90: u64,
-    /// The first arrival that fitted nowhere, counted from zero.
+    /// The first lost arrival, counted from zero.
     pub first_lost: Option<usize>,
     /// Moves of running pods that made room for others.
     pub moves: u64,
@@ -48,7 +48,7 @@ pub struct Run {
     pub samples: Vec<Sample>,
     /// State of the cluster after the last arrival.
     pub end: Sample,
-    /// What was stranded when 100 % load had arrived, or at the end when the load ends before.
+    /// What was stranded at 100 % arrived load, or at the end if the load ends before.
     pub stranded: Stranded,
 }
 
@@ -68,16 +68,16 @@ pub struct Sample {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stranded(pub BTreeMap<u64, u64>);
 
-/// What one replay with times under one policy gave.
+/// Result of one replay with times under one policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimedRun {
     /// The policy.
     pub policy: SimPolicy,
-    /// The seed of the schedule, and of the chance that `random` plays with.
+    /// The seed of the schedule, and of the policy `random`.
     pub seed: i64,
-    /// What times are in.
+    /// The unit of times.
     pub unit: TimeUnit,
-    /// What all pods got.
+    /// The figures of all pods.
     pub all: ClassFigures,
     /// The same by class.
     pub by_class: [(PodClass, ClassFigures); 4],
@@ -85,13 +85,13 @@ pub struct TimedRun {
     pub moves: u64,
     /// The cluster over time, warm-up included.
     pub moments: Vec<Moment>,
-    /// Of these, the first that is measured.
+    /// Position of the first one that is measured.
     pub first_measured: usize,
     /// What was stranded at the end.
     pub stranded: Stranded,
 }
 
-/// What becomes of a pod that fits nowhere.
+/// What happens to a pod that no node fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overflow {
     /// It is lost and not tried again.
@@ -101,7 +101,7 @@ pub enum Overflow {
 }
 
 impl Run {
-    /// Fragmentation ratio when 100 % load had arrived; `None` when the load ends before.
+    /// Fragmentation ratio at 100 % arrived load; `None` if the load ends before.
     #[must_use]
     pub fn fragmentation_at_100(&self) -> Option<Share> {
         self.samples.iter().find(|sample| sample.load_percent >= FULL_LOAD).map(|s| s.fragmentation)
@@ -126,7 +126,7 @@ impl Stranded {
         self
     }
 
-    /// For each amount in thousandths of a GPU that occurs: GPUs of which no more than that is
+    /// For each amount in thousandths of a GPU that occurs: how many GPUs have at most that
     /// stranded.
     #[must_use]
     pub fn cumulative(&self) -> Vec<(u64, u64)> {
@@ -139,9 +139,9 @@ impl Stranded {
     }
 }
 
-/// Replays the arrivals of `workload` under `policy`; nothing ends, and what fits nowhere is lost, unless
-/// at most `most_moves` moves of running pods make room for it.
-/// `progress` is called after every arrival with how many there have been.
+/// Replays the arrivals of `workload` under `policy`. No pod ends. A pod that no node fits is lost,
+/// unless at most `most_moves` moves of running pods make room for it. After every arrival
+/// `progress` is called with their number.
 ///
 /// # Errors
 /// [`ReportRefusal::Inventory`] for a node with more GPUs than a node can have.
@@ -181,8 +181,8 @@ pub fn replay(
     Ok(run)
 }
 
-/// Replays `workload` at its times under `policy`. `progress` is called after every arrival with how
-/// many there have been.
+/// Replays `workload` at its times under `policy`. After every arrival `progress` is called with
+/// their number.
 ///
 /// # Errors
 /// [`ReportRefusal::Inventory`] for a node with more GPUs than a node can have.
@@ -218,7 +218,7 @@ pub fn replay_timed(
     })
 }
 
-/// Whoever keeps the figures of a replay. Each call tells what has just happened.
+/// Keeps the figures of a replay. Each call reports what has just happened.
 trait Watcher {
     /// Time moves on to `now`.
     fn pass(&mut self, _now: u64, _cluster: &SimCluster) {}
@@ -241,7 +241,7 @@ struct Replay<'w, W> {
     schedule: &'w Schedule,
     overflow: Overflow,
     watcher: W,
-    /// The pods that will end, the next one on top: when, which arrival, where it runs.
+    /// The pods that will end, the next one on top: time, arrival, seat.
     ends: BinaryHeap<Reverse<(u64, usize, Seat)>>,
     queue: Queue,
 }
@@ -292,7 +292,7 @@ impl<'w, W: Watcher> Replay<'w, W> {
         }
     }
 
-    /// Ends what ends up to `now`, and lets waiting pods have the room.
+    /// Ends the pods that end up to `now`, and gives their room to waiting pods.
     fn end_until(&mut self, now: u64) {
         while let Some(Reverse((at, index, seat))) = self.next_end(now) {
             self.watcher.pass(at, &self.cluster);
@@ -308,7 +308,7 @@ impl<'w, W: Watcher> Replay<'w, W> {
     }
 
     /// Gives the room of a node to waiting pods, oldest first. A kind of pod that does not fit once
-    /// does not fit later either: room only shrinks by what is placed.
+    /// does not fit later either: each placement only takes room.
     fn fill(&mut self, node: usize, now: u64) {
         let mut fronts = self.queue.fronts();
         while let Some((index, line)) = fronts.pop_first() {

@@ -1,7 +1,7 @@
-//! The placement rules that the simulator can replay, under the names users type.
+//! The placement rules that the simulator can replay, by the names that users type.
 //!
-//! The product's policies come first. The others are the yardsticks of the FGD paper (USENIX ATC'23,
-//! "Beware of Fragmentation"); they exist in the simulator only.
+//! The product's policies come first. The others, from the FGD paper (USENIX ATC'23, "Beware of
+//! Fragmentation"), are for comparison; they exist in the simulator only.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,21 +17,21 @@ pub enum SimPolicy {
     /// A policy of the product as it serves pods. `fragmentation` learns the request mix from the
     /// arrivals, as it does in a cluster.
     Product(Policy),
-    /// `fragmentation` with the request mix known beforehand: what learning costs.
+    /// `fragmentation` with the request mix known from the start: shows what learning costs.
     Foreknowing,
-    /// `fragmentation` without a part of it: what that is worth.
+    /// `fragmentation` without one term: shows what that gains.
     Without(CostTerm),
-    /// The paper's policy. The request mix is known beforehand.
+    /// The paper's policy. It knows the request mix from the start.
     Fgd,
     /// Least left of CPU and GPU.
     BestFit,
-    /// Least dot product of free and asked.
+    /// Least dot product of free and requested amounts.
     DotProd,
     /// Used GPUs first.
     GpuPacking,
     /// Nodes with pods of the same number of GPUs first.
     GpuClustering,
-    /// By chance.
+    /// At random.
     Random,
 }
 
@@ -49,7 +49,7 @@ impl SimPolicy {
         Self::Random,
     ];
 
-    /// What tells what a part of `fragmentation` is worth.
+    /// Variants of `fragmentation` that show what each part gains.
     pub const ABLATIONS: [Self; 9] = [
         Self::Foreknowing,
         Self::Without(CostTerm::ALL[0]),
@@ -62,7 +62,7 @@ impl SimPolicy {
         Self::Without(CostTerm::ALL[7]),
     ];
 
-    /// The name users type.
+    /// The name that users type.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -109,7 +109,7 @@ impl SimPolicy {
         }
     }
 
-    /// The strategy for one question; `chance` is drawn only where the rule plays with it.
+    /// The strategy for one call; `chance` is drawn only if the rule needs it.
     pub fn strategy(self, chance: impl FnOnce() -> u64) -> Strategy {
         match self {
             Self::Product(policy) => Strategy::Policy(policy),

@@ -8,7 +8,7 @@ use crate::sim::trace::read::TracePod;
 
 /// Waiting arrivals, in lines of equal pods.
 pub(crate) struct Queue {
-    /// The line that each pod of the trace would stand in.
+    /// The line of each pod of the trace.
     line_of: Vec<usize>,
     lines: BTreeMap<usize, VecDeque<usize>>,
 }
@@ -26,7 +26,7 @@ impl Queue {
         Self { line_of: line_of.collect(), lines: BTreeMap::new() }
     }
 
-    /// Whether an equal pod waits, so that this one fits nowhere either.
+    /// Whether an equal pod waits, so that this one does not fit either.
     pub(crate) fn has_equal(&self, pod: usize) -> bool {
         self.lines.contains_key(&self.line_of[pod])
     }
@@ -42,7 +42,7 @@ impl Queue {
         self.lines.iter().filter_map(front).collect()
     }
 
-    /// Takes the front of a line out, and tells who stands there now.
+    /// Removes the front of a line, and returns the next one.
     pub(crate) fn leave(&mut self, line: usize) -> Option<usize> {
         let waiting = self.lines.get_mut(&line)?;
         waiting.pop_front();

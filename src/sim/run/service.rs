@@ -1,7 +1,7 @@
-//! What pods got in a replay with times: how much was allocated, refused and waited for, in all and by
-//! class of pod, and the state of the cluster over time.
+//! What pods got in a replay with times: allocated, refused and waited for, in total and by class
+//! of pod, and the state of the cluster over time.
 //!
-//! Sums are exact: amounts times ticks. A share is formed when it is handed out.
+//! Sums are exact: amounts times ticks. A share is formed only for the result.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use crate::hardware::units::Share;
 use crate::sim::run::cluster::SimCluster;
 use crate::sim::trace::read::TracePod;
 
-/// Moments at which the state of the cluster is noted, evenly over the run.
+/// How often the state of the cluster is noted, evenly over the run.
 const SAMPLES: u64 = 80;
 
-/// Pods by what they take of GPUs.
+/// Pods by the GPUs that they take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodClass {
     /// No GPU.
@@ -26,7 +26,7 @@ pub enum PodClass {
 }
 
 impl PodClass {
-    /// All of them.
+    /// All classes.
     pub const ALL: [Self; 4] = [Self::CpuOnly, Self::Fraction, Self::Whole, Self::Several];
 
     /// The class of a pod.
@@ -52,28 +52,28 @@ impl PodClass {
     }
 }
 
-/// What the pods of one class got, or all pods; those that came while it was measured.
+/// Figures of the pods of one class, or of all pods, that came while it was measured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClassFigures {
     /// Pods that came.
     pub arrivals: u64,
-    /// What they asked for, in thousandths of a GPU.
+    /// What they requested, in thousandths of a GPU.
     pub demand_milli: u64,
-    /// Pods that found no place when they came, and were lost or had to wait.
+    /// Pods that no node fitted when they came. They were lost or had to wait.
     pub blocked: u64,
-    /// What those asked for, in thousandths of a GPU.
+    /// What those requested, in thousandths of a GPU.
     pub blocked_milli: u64,
-    /// GPU share held, in the mean over time, as a share of all GPUs.
+    /// GPU share that they had, the mean over time, as a share of all GPUs.
     pub allocation: Share,
     /// GPU share waited for, likewise.
     pub waiting: Share,
     /// Pods that waited when the run ended.
     pub still_waiting: u64,
-    /// How long pods waited, in ticks; of those that still wait, how long so far.
+    /// How long pods waited, in ticks; for pods that still wait, how long so far.
     pub waits: Waits,
 }
 
-/// Percentiles of waiting times by nearest rank, in ticks. Who does not wait counts with zero.
+/// Percentiles of waiting times by nearest rank, in ticks. A pod that does not wait counts as 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Waits {
     /// The median.
@@ -86,14 +86,14 @@ pub struct Waits {
     pub max: u64,
 }
 
-/// The state of the cluster at a moment.
+/// The state of the cluster at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment {
     /// When, in ticks.
     pub at: u64,
     /// Share of all GPUs that is allocated.
     pub allocation: Share,
-    /// What is waited for, as a share of all GPUs.
+    /// GPU share that pods wait for, as a share of all GPUs.
     pub waiting: Share,
     /// Fragmentation ratio of the free room, against the mix of the whole trace.
     pub fragmentation: Share,
@@ -101,7 +101,7 @@ pub struct Moment {
     pub efficiency: Share,
 }
 
-/// The running account of a replay.
+/// The running sums of a replay.
 pub(crate) struct Account {
     window: Range<u64>,
     now: u64,
@@ -120,7 +120,7 @@ struct ClassAccount {
     waits: Vec<u64>,
 }
 
-/// What [`Account::close`] hands out.
+/// The result of [`Account::close`].
 pub(crate) struct Closed {
     pub(crate) all: ClassFigures,
     pub(crate) by_class: [(PodClass, ClassFigures); 4],
@@ -136,7 +136,7 @@ impl Account {
     pub(crate) fn pass(&mut self, now: u64, cluster: &SimCluster) {
         while self.next_sample <= now.min(self.window.end) {
             self.moments.push(self.moment(cluster));
-            // Each anew from the whole, so that rounding does not add up.
+            // Each again from the whole, so that rounding does not add up.
             let seen = u128::try_from(self.moments.len()).unwrap_or(u128::MAX);
             let next = u128::from(self.window.end) * seen / u128::from(SAMPLES);
             self.next_sample = u64::try_from(next).unwrap_or(u64::MAX).max(self.next_sample + 1);
@@ -177,7 +177,7 @@ impl Account {
         }
     }
 
-    /// A pod that came at `since` got its place just now.
+    /// A pod that came at `since` was placed just now.
     pub(crate) fn start(&mut self, pod: &TracePod, since: u64) {
         let (now, is_counted) = (self.now, self.window.contains(&since));
         let class = self.class(pod);
@@ -213,7 +213,7 @@ impl Account {
         }
     }
 
-    /// The figures, at the end of the window. `waiting` are the pods that still wait, with the moment
+    /// The figures, at the end of the window. `waiting` are the pods that still wait, with the time
     /// at which they came.
     pub(crate) fn close<'p>(
         mut self,

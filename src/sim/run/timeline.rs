@@ -1,11 +1,10 @@
 //! The trace's own creation and deletion times, run faster.
 //!
-//! Pods come `compress` times as fast as in the trace and stay as long as there, so that many of them
-//! run at once: the load grows with the factor. The recorded span is taken as a circle. What a
-//! pod outlives of it reaches into the next round; so at the beginning the copies of earlier rounds
-//! that still run are placed first, oldest first and unmeasured, and then one round is measured. Thus
-//! the load is the same at all times and exactly what was asked for: demand times lifetime over
-//! capacity times the round.
+//! Pods come `compress` times as fast as in the trace and stay as long as there, so that many
+//! run at once: the load grows with the factor. The recorded span is a circle: pods that outlive it
+//! run on in the next round. So at the start the copies of earlier rounds that still run are
+//! placed, oldest first and unmeasured. Then one round is measured. The mean load is exactly as
+//! requested: demand times lifetime over capacity times the round.
 
 use crate::sim::trace::churn::{NodeOrder, chance_of, ranked};
 use crate::sim::trace::read::{TraceNode, TracePod};
@@ -20,7 +19,7 @@ const COMPRESS_MAX: f64 = 1e8;
 pub enum Pace {
     /// This many times as fast as in the trace.
     Compress(f64),
-    /// So fast that they ask for this multiple of the cluster's GPUs on average.
+    /// So fast that they need this multiple of the cluster's GPUs on average.
     Load(f64),
 }
 
@@ -51,7 +50,7 @@ pub fn timeline(
     let mut earlier = Vec::new();
     for stay in &stays {
         let (at, end) = (faster(stay.created), faster(stay.created) + stay.stays);
-        // The copy of `back` rounds ago still runs when `end` lies beyond that many rounds.
+        // The copy of `back` rounds ago still runs if `end` is beyond that many rounds.
         for back in 1..=(end - 1) / round {
             if earlier.len() >= ARRIVALS_MAX {
                 return Err(WorkloadError::TooManyStanding { compress: compress as f64 / 1e6 });
@@ -73,8 +72,8 @@ pub fn timeline(
     Ok(TimedWorkload { nodes, pods, schedule })
 }
 
-/// The stays in order of creation, and the span they cover. What still runs at the end of the trace
-/// ends with it.
+/// The stays in order of creation, and the span that they cover. Pods that still run at the end of
+/// the trace end with it.
 fn stays(pods: &[TracePod]) -> Result<(Vec<Stay>, u64), WorkloadError> {
     let ticks = TimeUnit::Second.ticks();
     let times = pods.iter().flat_map(|pod| [pod.creation_time, pod.deletion_time]);
@@ -92,7 +91,7 @@ fn stays(pods: &[TracePod]) -> Result<(Vec<Stay>, u64), WorkloadError> {
     stays.sort_by_key(|stay| stay.created);
     let first = stays.first().map_or(0, |stay| stay.created);
     stays.iter_mut().for_each(|stay| stay.created -= first);
-    // One second more, so that the last pod does not come together with the first of the next round.
+    // One second more, so that the last pod comes before the first of the next round.
     let round = stays.last().map_or(0, |stay| stay.created) + ticks;
     Ok((stays, round))
 }

@@ -1,7 +1,7 @@
 //! Writes files whole or not at all.
 //!
-//! Each text is written beside its file first; the files take their places only when all of them are
-//! written, so that a reader never sees half of one and a full disk leaves the old ones.
+//! Each text is written beside its file first. The files are replaced only when all texts are
+//! written, so a reader never sees half of one, and a full disk leaves the old files.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ use std::{fs, io, process};
 pub struct ReplaceError {
     /// The file.
     pub path: PathBuf,
-    /// What the system said.
+    /// The system's error.
     pub source: io::Error,
 }
 
 /// Writes each text into its file, replacing what is there.
 ///
-/// # Errors
-/// [`ReplaceError`] for the first file that cannot be written; no file has changed then, unless the
+/// [`ReplaceError`] for the first file that cannot be written. No file has changed then, unless the
+/// system fails between the renames at the end.
 /// system fails between the moves at the end.
 pub fn replace(files: &[(&Path, &[u8])]) -> Result<(), ReplaceError> {
     let mut written = Vec::new();
     let replaced = write_beside(files, &mut written).and_then(|()| put_in_place(files, &written));
     if replaced.is_err() {
-        // Nothing more can be done about a leftover than to try; the first error is the one to tell.
+        // A leftover can only be removed by another try; the first error is the one to report.
         written.iter().for_each(|beside| drop(fs::remove_file(beside)));
     }
     replaced

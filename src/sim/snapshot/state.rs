@@ -1,9 +1,9 @@
 //! A running cluster as a trace: nodes, and the requests of its pods, in the files that
 //! [`crate::sim::trace::read`] reads.
 //!
-//! The format knows less than a cluster: whole GPUs, or a share of one in thousandths. What it cannot
-//! say is written as the nearest demand that it can, or left out, and counted in [`Note`]s. This
-//! module neither asks anybody nor writes files.
+//! The format can express less than a cluster: whole GPUs, or a share of one in thousandths. Other
+//! requests are written as the nearest demand, or left out, and counted in [`Note`]s. This module
+//! makes no calls and writes no files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,11 +21,11 @@ const NAME_BYTES_MAX: usize = 253;
 pub struct ClusterNode {
     /// Its name.
     pub name: String,
-    /// Processor time and memory that it offers to pods.
+    /// CPU and host memory that it offers to pods.
     pub host: HostAmount,
     /// Its GPUs.
     pub gpus: Vec<ClusterGpu>,
-    /// GPUs that are cut into MIG instances.
+    /// GPUs in MIG mode.
     pub mig_gpus: usize,
 }
 
@@ -34,7 +34,7 @@ pub struct ClusterNode {
 pub struct ClusterGpu {
     /// Product name.
     pub model: String,
-    /// Schedulable memory.
+    /// Memory that can be allocated.
     pub memory: MemMib,
 }
 
@@ -43,13 +43,13 @@ pub struct ClusterGpu {
 pub struct ClusterPod {
     /// `namespace/name`.
     pub name: String,
-    /// The node it runs on; none while it waits.
+    /// Its node; `None` while it waits.
     pub node: Option<String>,
-    /// What it asks of the node outside its GPUs.
+    /// What it requests of the node outside its GPUs.
     pub host: HostAmount,
-    /// What it asks of GPUs.
+    /// What it requests of GPUs.
     pub gpu: Option<GpuRequest>,
-    /// When it was created, in seconds since 1970, where that is known.
+    /// When it was created, in seconds since 1970, if known.
     pub created_unix_seconds: Option<u64>,
 }
 
@@ -62,28 +62,28 @@ pub enum Names {
     Anonymous,
 }
 
-/// What the format could not say.
+/// What the format cannot express.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Note {
-    /// A pod asks for memory of a GPU.
+    /// A pod requests memory of a GPU.
     Memory,
-    /// A pod asks for memory that no GPU here has.
+    /// A pod requests more memory than any GPU here has.
     MemoryTooLarge,
-    /// A pod asks for a share of each of several GPUs.
+    /// A pod requests a share of each of several GPUs.
     SharesOfSeveral,
     /// A share has more than three decimals.
     FineShare,
-    /// A pod asks for MIG instances or replicas.
+    /// A pod requests MIG instances or replicas.
     OtherDevice,
-    /// A GPU is cut into MIG instances.
+    /// A GPU is in MIG mode.
     MigGpu,
     /// A GPU is of another model than most of its node.
     OtherModel,
     /// A node has no GPU.
     NoGpu,
-    /// A pod asks for no GPU and runs on a node that is not written.
+    /// A pod requests no GPU and runs on a node that is not written.
     Elsewhere,
-    /// An amount of processor time or memory that no machine has.
+    /// An amount of CPU or host memory that no machine has.
     Absurd,
     /// A name that the format does not allow.
     Name,
@@ -125,15 +125,15 @@ impl fmt::Display for Note {
 pub struct Snapshot {
     /// Nodes with GPUs, by name.
     pub nodes: Vec<TraceNode>,
-    /// Pods in the order in which they were created; those of which that is not known come first,
-    /// by name.
+    /// Pods in the order in which they were created; those with an unknown time come first, by
+    /// name.
     pub pods: Vec<TracePod>,
-    /// What the format could not say, with the number of cases.
+    /// What the format could not express, with the number of cases.
     pub notes: BTreeMap<Note, usize>,
 }
 
 impl Snapshot {
-    /// Writes a cluster down. Nodes without GPUs are left out, and pods without that run on them.
+    /// Makes a snapshot. Nodes without GPUs are left out, and pods without a GPU that run on them.
     #[must_use]
     pub fn of(mut nodes: Vec<ClusterNode>, mut pods: Vec<ClusterPod>, names: Names) -> Self {
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -223,7 +223,7 @@ impl Writer {
         }
     }
 
-    /// Processor time and memory, within what the format allows.
+    /// CPU and host memory, within what the format allows.
     fn host(&mut self, host: HostAmount) -> (u64, u64) {
         let amounts = (host.cpu.milli(), host.memory.mib());
         let cut = (amounts.0.min(*CPU_MILLI.end()), amounts.1.min(*MEMORY_MIB.end()));
@@ -292,7 +292,7 @@ impl Writer {
         (1..=count).map(piece).collect()
     }
 
-    /// The share of each GPU that the pod takes; none where the format has no word for it.
+    /// The share of each GPU that the pod takes; `None` if the format cannot express it.
     fn share(
         &mut self,
         pod: &ClusterPod,
@@ -313,7 +313,7 @@ impl Writer {
             self.note(Note::MemoryTooLarge, 1);
             return Some(Share::WHOLE);
         };
-        // Memory that the share brings along anyway says nothing of its own.
+        // The share includes this much memory anyway.
         if memory <= share.of(gpu) {
             return Some(share);
         }
@@ -344,7 +344,7 @@ impl Writer {
     }
 }
 
-/// Memory of the smallest GPU that the pod could sit on: of its node, or while it waits of any.
+/// Memory of the smallest GPU that the pod could have: of its node, or of any while it waits.
 fn smallest_gpu(
     pod: &ClusterPod,
     request: &GpuRequest,
@@ -365,7 +365,7 @@ fn is_legal(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(legal)
 }
 
-/// A model name without what separates models in a file.
+/// A model name without the characters that separate models in a file.
 fn written_model(model: &str) -> String {
     let clean = model.chars().map(|c| if c.is_control() || c == '|' { ' ' } else { c });
     clean.collect::<String>().trim().chars().take(NAME_BYTES_MAX / 4).collect()

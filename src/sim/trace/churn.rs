@@ -1,12 +1,12 @@
 //! Churn: pods drawn from a trace come at random and stay for a random time, so that the cluster is
-//! as full as asked for and never at rest.
+//! as full as configured and always changes.
 //!
-//! Arrivals are Poisson, lifetimes exponential, as in the classical loss system (Erlang). Filling an
-//! empty cluster would take several lifetimes, so it starts with as many pods as would run by then:
-//! a Poisson number, and as such lifetimes have no memory, each with a whole one before it. They were
-//! packed without any departure, so one mean lifetime of warm-up follows; then three are measured.
-//! All is drawn before anything is placed, so every policy of a seed meets the same pods at the same
-//! moments, and they stay as long.
+//! Arrivals are Poisson, lifetimes exponential, as in the classical loss system (Erlang). Filling
+//! an empty cluster would take several lifetimes. So it starts with as many pods as would run by
+//! then: a Poisson number, each with a whole lifetime left, since exponential lifetimes have no
+//! memory. They were packed without any departure, so one mean lifetime of warm-up follows; then
+//! three are measured. All is drawn before anything is placed, so every policy of a seed gets the
+//! same pods at the same times for the same lifetimes.
 
 use std::num::NonZeroU64;
 
@@ -23,19 +23,19 @@ const WARM_UP: u64 = 1;
 /// Mean lifetimes that are measured.
 const MEASURED: u64 = 3;
 
-/// Keeps these draws apart from those of the policy `random`, which has the same seed.
+/// Keeps these draws separate from those of the policy `random`, which has the same seed.
 const STREAM: u64 = 1;
 
 /// Which node wins a tie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeOrder {
-    /// One that the seed shuffles, from the nodes sorted by name.
+    /// The seed shuffles the nodes, sorted by name.
     Shuffled,
     /// The upper one in the file.
     AsIs,
 }
 
-/// Pods drawn from `pods`, that keep `load` times the GPUs of `nodes` busy on average if none is
+/// Pods drawn from `pods` that keep `load` times the GPUs of `nodes` busy on average if none is
 /// lost.
 ///
 /// # Errors
@@ -68,7 +68,7 @@ pub fn churn(
     let nodes = ranked(nodes, order, &mut chance);
     let window = WARM_UP * MEAN_TICKS..(WARM_UP + MEASURED) * MEAN_TICKS;
     let mut arrivals = Vec::new();
-    // The pods that come within one mean lifetime are as many as run at a moment: they stand first.
+    // As many pods come within one mean lifetime as run at any time: these are the first ones.
     let (standing, end) = (u128::from(MEAN_TICKS), u128::from(MEAN_TICKS + window.end));
     // Counted in 2^-20 ticks, so that rounding does not add up.
     let mut at_fine = 0_u128;
@@ -103,7 +103,7 @@ pub(crate) fn ranked(
     nodes
 }
 
-/// The generator of what `seed` decides beside the policy.
+/// The generator of all that `seed` decides except the policy.
 pub(crate) fn chance_of(seed: i64) -> ChaCha8Rng {
     let mut chance = ChaCha8Rng::seed_from_u64(seed.cast_unsigned());
     chance.set_stream(STREAM);

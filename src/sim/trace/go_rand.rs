@@ -1,10 +1,10 @@
 //! Go's seeded `math/rand` generator, number for number.
 //!
 //! The FGD paper's simulator draws its workload from the global generator of Go's standard library.
-//! To replay the same arrivals we need the same numbers: an additive lagged Fibonacci generator
-//! over 607 words, and the exact ways Go cuts them down to a range. The algorithms follow
-//! `rng.go` and `rand.go` of Go's package `math/rand` (BSD licence, see `NOTICE`); Go promises not
-//! to change what a seeded generator yields. Nothing here is fit for secrets.
+//! Replaying the same arrivals needs the same numbers: an additive lagged Fibonacci generator over
+//! 607 words, and Go's exact ways to reduce them to a range. The algorithms follow `rng.go` and
+//! `rand.go` of Go's package `math/rand` (BSD license, see `NOTICE`). Go promises not to change
+//! what a seeded generator returns. It is not fit for secrets.
 
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 
@@ -19,7 +19,7 @@ const INT32_MAX: u32 = i32::MAX as u32;
 /// Keeps 63 bits.
 const MASK_63: u64 = u64::MAX >> 1;
 
-/// A generator in the state Go's `rand.Seed` leaves it in. Its clone goes on with the same numbers.
+/// A generator in the state after Go's `rand.Seed`. A clone returns the same numbers.
 #[derive(Debug, Clone)]
 pub struct GoRand {
     register: Box<[u64; LENGTH]>,
@@ -28,7 +28,7 @@ pub struct GoRand {
 }
 
 impl GoRand {
-    /// The generator after `rand.Seed(seed)`. Seeds that agree modulo 2^31 - 1 yield the same.
+    /// The generator after `rand.Seed(seed)`. Seeds that agree modulo 2^31 - 1 give the same.
     #[must_use]
     pub fn new(seed: i64) -> Self {
         let folded = u64::try_from(seed.rem_euclid(i64::from(INT32_MAX)))
@@ -70,10 +70,10 @@ impl GoRand {
         u32::try_from(self.int63() >> 32).expect("63 bits less 32 are 31")
     }
 
-    /// Go's `Int63n`: uniform below `n`; draws again what would favour small numbers.
+    /// Go's `Int63n`: uniform below `n`; it draws again if small numbers would be favored.
     ///
     /// # Panics
-    /// When `n` is 2^63 or more, which Go's type cannot hold.
+    /// If `n` is 2^63 or more, which Go's type cannot hold.
     pub fn int63n(&mut self, n: NonZeroU64) -> u64 {
         assert!(n.get() <= MASK_63, "`{n}` does not fit in 63 bits");
         if n.is_power_of_two() {
@@ -91,7 +91,7 @@ impl GoRand {
     /// Go's `Int31n`: as [`Self::int63n`] on 31 bits.
     ///
     /// # Panics
-    /// When `n` is 2^31 or more, which Go's type cannot hold.
+    /// If `n` is 2^31 or more, which Go's type cannot hold.
     pub fn int31n(&mut self, n: NonZeroU32) -> u32 {
         assert!(n.get() <= INT32_MAX, "`{n}` does not fit in 31 bits");
         if n.is_power_of_two() {
@@ -106,7 +106,7 @@ impl GoRand {
         }
     }
 
-    /// Go's `Intn`: uniform below `n`, from 31 bits where they suffice.
+    /// Go's `Intn`: uniform below `n`, from 31 bits if they suffice.
     pub fn intn(&mut self, n: NonZeroUsize) -> usize {
         let drawn = match NonZeroU32::try_from(n) {
             Ok(small) if small.get() <= INT32_MAX => u64::from(self.int31n(small)),
@@ -119,7 +119,7 @@ impl GoRand {
     pub fn perm(&mut self, n: usize) -> Vec<usize> {
         let mut order = Vec::with_capacity(n);
         for i in 0..n {
-            // Go draws for the first number too, although there is only one place for it.
+            // Go draws for the first number too, although it has only one choice.
             let j = self.intn(NonZeroUsize::MIN.saturating_add(i));
             order.push(i);
             order.swap(i, j);
@@ -141,7 +141,7 @@ impl GoRand {
         }
     }
 
-    /// Go's unexported `int31n`: a multiplication in place of the division, so other numbers.
+    /// Go's unexported `int31n`: it multiplies instead of dividing, so it gives other numbers.
     fn scaled(&mut self, n: NonZeroU32) -> u32 {
         // (2^32 - n) % n, which is 2^32 % n.
         let unfair_below = n.get().wrapping_neg() % n;
@@ -158,9 +158,9 @@ impl GoRand {
 mod tests {
     use super::*;
 
-    /// What a Go 1.26 program printed for a seed, in this order of calls, without Go being needed
-    /// here: `Int63`, `Uint32`, `Int31`, `Intn(1213)`, `Intn(1024)`, `Int63n(3e18)`, `Perm(8)`,
-    /// `Shuffle` of 0..10, 2000 times `Int63`, `Int63`.
+    /// What a Go 1.26 program printed for a seed, in this order of calls: `Int63`, `Uint32`,
+    /// `Int31`, `Intn(1213)`, `Intn(1024)`, `Int63n(3e18)`, `Perm(8)`, `Shuffle` of 0..10, 2000
+    /// times `Int63`, `Int63`.
     type Printed = (i64, u64, u32, u32, [u64; 3], [usize; 8], [usize; 10], u64);
 
     #[rustfmt::skip]

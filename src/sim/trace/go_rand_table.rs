@@ -6,7 +6,7 @@
 //! The start values of Go's `math/rand` generator: the array `rngCooked` of `rng.go` in the Go
 //! standard library, unchanged. Data only; [`crate::sim::trace::go_rand`] uses it.
 
-/// What a seed is mixed into, one word per place of the register.
+/// What a seed is mixed into, one word per word of the register.
 #[rustfmt::skip]
 pub(crate) const COOKED: [i64; 607] = [
     -4181792142133755926, -4576982950128230565, 1395769623340756751, 5333664234075297259,

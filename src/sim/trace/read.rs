@@ -1,10 +1,10 @@
-//! Reads the two CSV files of a workload trace: nodes, and the pods that ask for their GPUs.
+//! Reads the two CSV files of a workload trace: nodes, and the pods that request their GPUs.
 //!
 //! The format is that of the public trace `cluster-trace-gpu-v2023` (repository
 //! `alibaba/clusterdata`), the data of the FGD paper. Columns are found by the header, so their
-//! order is free and columns not named here are ignored. A trace is a file that somebody hands us:
-//! every value is checked against a range, and the sum of any column fits in 64 bits.
-//! This module never shuffles, sorts or repairs: what it returns is what the file says.
+//! order is free and other columns are ignored. A trace comes from outside: every value is checked
+//! against a range, and the sum of any column fits in 64 bits. This module never shuffles, sorts or
+//! repairs: it returns what the file says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -19,7 +19,7 @@ use crate::sim::trace::table::{Table, TraceError};
 pub(crate) const CPU_MILLI: RangeInclusive<u64> = 0..=10_000_000;
 /// Up to 1 PiB on a node.
 pub(crate) const MEMORY_MIB: RangeInclusive<u64> = 0..=1 << 30;
-/// GPUs of a node or of a pod; NVML itself counts far fewer.
+/// GPUs of a node or of a pod; NVML itself supports far fewer.
 const GPUS: RangeInclusive<u32> = 0..=256;
 /// Seconds; wide enough for an epoch.
 const SECONDS: RangeInclusive<u64> = 0..=9_999_999_999;
@@ -31,7 +31,7 @@ pub struct TraceNode {
     pub name: String,
     /// CPU, in thousandths of a core.
     pub cpu_milli: u64,
-    /// Main memory, in MiB.
+    /// Host memory, in MiB.
     pub memory_mib: u64,
     /// How many GPUs the node has; 0 for a node without any.
     pub gpus: u32,
@@ -54,13 +54,13 @@ pub struct TracePod {
     pub name: String,
     /// CPU request, in thousandths of a core.
     pub cpu_milli: u64,
-    /// Main memory request, in MiB.
+    /// Host memory request, in MiB.
     pub memory_mib: u64,
-    /// How many GPUs the pod asks for; 0 for a CPU-only pod.
+    /// How many GPUs the pod requests; 0 for a CPU-only pod.
     pub num_gpu: u32,
     /// Share of each GPU, in thousandths: 0 without GPUs, 1..=1000 of one, 1000 of each of several.
     pub gpu_milli: u32,
-    /// Models the pod accepts, in the file's order, repetitions kept; empty accepts any.
+    /// Models that the pod accepts, in the file's order, repetitions kept; empty accepts any.
     pub gpu_spec: Vec<String>,
     /// When the pod was submitted, in seconds since the trace began, if the file says so.
     pub creation_time: Option<u64>,
@@ -69,15 +69,15 @@ pub struct TracePod {
 }
 
 impl TracePod {
-    /// All the pod asks for, over its GPUs, in thousandths of a GPU.
+    /// All that the pod requests, over its GPUs, in thousandths of a GPU.
     #[must_use]
     pub fn demand_milli(&self) -> u64 {
         u64::from(self.num_gpu) * u64::from(self.gpu_milli)
     }
 }
 
-/// How many of `pods` accept only GPU models that none of `nodes` has. They fit nowhere, whatever is
-/// free: not a fault of the file, but worth telling.
+/// How many of `pods` accept only GPU models that none of `nodes` has. They never fit: no fault of
+/// the file, but users should know.
 #[must_use]
 pub fn pods_of_unknown_models(nodes: &[TraceNode], pods: &[TracePod]) -> usize {
     let models = nodes.iter().filter(|node| node.gpus > 0).map(|node| node.model.as_str());
@@ -118,10 +118,10 @@ fn open(path: &Path, file: &str) -> Result<File, TraceError> {
 
 /// Reads nodes from `reader`; `file` is its name in errors.
 ///
-/// The name stands in the column `sn` or, where there is none, `name`.
+/// The name is in the column `sn` or, without one, `name`.
 ///
 /// # Errors
-/// Any [`TraceError`] but `Open`.
+/// Any [`TraceError`] except `Open`.
 pub fn parse_nodes(file: &str, reader: impl Read) -> Result<Vec<TraceNode>, TraceError> {
     let mut table = Table::new(file, reader)?;
     let name = match table.find("sn")? {
@@ -146,7 +146,7 @@ pub fn parse_nodes(file: &str, reader: impl Read) -> Result<Vec<TraceNode>, Trac
 /// The columns `gpu_spec`, `creation_time` and `deletion_time` may be absent.
 ///
 /// # Errors
-/// Any [`TraceError`] but `Open`.
+/// Any [`TraceError`] except `Open`.
 pub fn parse_pods(file: &str, reader: impl Read) -> Result<Vec<TracePod>, TraceError> {
     let mut table = Table::new(file, reader)?;
     let name = table.require("name")?;

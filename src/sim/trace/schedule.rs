@@ -1,7 +1,7 @@
 //! When pods come and how long they stay: one form for arrivals without times, for the trace's own
 //! times and for churn, so that one event loop replays them all.
 //!
-//! Times are whole ticks. What a tick is depends on where the times come from ([`TimeUnit`]).
+//! Times are whole ticks. Their length depends on the source of the times ([`TimeUnit`]).
 
 use std::ops::Range;
 
@@ -19,18 +19,18 @@ pub struct Arrival {
     pub pod: usize,
     /// When it comes, in ticks.
     pub at: u64,
-    /// How long it runs once it is placed, in ticks; `None` where it never ends.
+    /// How long it runs once it is placed, in ticks; `None` if it never ends.
     pub stays: Option<u64>,
 }
 
 /// The pods that come, in their order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
-    /// Arrivals in order of time; what comes at one moment comes in this order.
+    /// Arrivals in order of time; those at the same time come in this order.
     pub arrivals: Vec<Arrival>,
-    /// What is measured, in ticks; the run ends with it.
+    /// The measured time, in ticks; the run ends with it.
     pub window: Range<u64>,
-    /// What the times are in.
+    /// The unit of the times.
     pub unit: TimeUnit,
 }
 
@@ -45,7 +45,7 @@ pub struct TimedWorkload {
     pub schedule: Schedule,
 }
 
-/// What times are shown in.
+/// The unit in which times are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimeUnit {
     /// Mean lifetimes of a pod.

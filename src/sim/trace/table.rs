@@ -1,7 +1,7 @@
-//! A CSV table with a header, read row by row, every value checked where it is taken.
+//! A CSV table with a header, read row by row, every value checked when it is read.
 //!
-//! [`crate::sim::trace::read`] says which columns there are and what they may hold; this module finds them and
-//! says precisely where something is wrong. It knows nothing of pods and nodes.
+//! [`crate::sim::trace::read`] says which columns exist and what they may contain. This module
+//! finds them and says exactly what is wrong and where. It knows nothing of pods and nodes.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -14,12 +14,12 @@ use csv::{ErrorKind, StringRecord};
 
 /// Largest file read, in bytes. The public trace has 0.7 MB per file.
 const FILE_BYTES_MAX: u64 = 256 << 20;
-/// Most rows read. With the ranges in [`crate::sim::trace::read`] the sum of any column, and the GPU demand of
-/// all rows, stays below 2^50.
+/// Most rows read. With the ranges in [`crate::sim::trace::read`] the sum of any column, and the
+/// GPU demand of all rows, stays below 2^50.
 const ROWS_MAX: usize = 1_000_000;
-/// Longest line read, in bytes. What has longer ones is no table, and is not worth holding in memory.
+/// Longest line read, in bytes. A file with longer ones is no table, and would only fill memory.
 const LINE_BYTES_MAX: usize = 1 << 20;
-/// The longest name Kubernetes gives a pod or node.
+/// The longest name of a pod or node in Kubernetes.
 const NAME_BYTES_MAX: usize = 253;
 /// Longest part of a bad value that an error repeats.
 const SHOWN_CHARS_MAX: usize = 40;
@@ -32,7 +32,7 @@ pub enum TraceError {
     Open {
         /// The file as given.
         file: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Reading stopped in the middle: the disk failed, or the text is not UTF-8.
@@ -40,7 +40,7 @@ pub enum TraceError {
     Read {
         /// The file as given.
         file: String,
-        /// What the CSV reader said, with the place.
+        /// The CSV reader's error, with the position.
         source: csv::Error,
     },
     /// There is no row below the header.
@@ -49,7 +49,7 @@ pub enum TraceError {
         /// The file as given.
         file: String,
     },
-    /// The file is larger than any trace we know of.
+    /// The file is larger than any known trace.
     #[error("`{file}` is too large: allowed are {ROWS_MAX} rows and {FILE_BYTES_MAX} bytes")]
     TooLarge {
         /// The file as given.
@@ -76,7 +76,7 @@ pub enum TraceError {
     RowLength {
         /// The file as given.
         file: String,
-        /// Where.
+        /// The line.
         line: u64,
         /// Values in the header.
         expected: u64,
@@ -90,9 +90,9 @@ pub enum TraceError {
     Value {
         /// The file as given.
         file: String,
-        /// Where.
+        /// The line.
         line: u64,
-        /// Which column.
+        /// The column.
         column: &'static str,
         /// The value, shortened, control characters escaped.
         value: String,
@@ -158,7 +158,7 @@ pub(crate) struct Table<'f, R> {
 impl<'f, R: Read> Table<'f, R> {
     /// Reads the header of `reader`; `file` is its name in errors.
     pub(crate) fn new(file: &'f str, reader: R) -> Result<Self, TraceError> {
-        // One byte more than allowed, so that reaching the limit shows that the file goes on.
+        // One byte more than allowed: at the limit it shows that the file goes on.
         let limited =
             ShortLines { reader: reader.take(FILE_BYTES_MAX + 1), line: 1, line_bytes: 0 };
         let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(limited);
@@ -199,7 +199,7 @@ impl<'f, R: Read> Table<'f, R> {
         let mut record = StringRecord::new();
         loop {
             let more = self.reader.read_record(&mut record);
-            // First of all, as a row cut off by the limit would be called a bad one.
+            // First of all: a row that the limit cuts off would be called a bad one.
             if rows.len() == self.rows_max && matches!(more, Ok(true))
                 || self.reader.get_ref().reader.limit() == 0
             {
@@ -242,7 +242,7 @@ fn refuse(file: &str, error: csv::Error) -> TraceError {
     }
 }
 
-/// One row and where it stands.
+/// One row and its position.
 pub(crate) struct Row<'r> {
     file: &'r str,
     line: u64,
@@ -264,7 +264,7 @@ impl Row<'_> {
     where
         T: FromStr + PartialOrd + Display,
     {
-        // Digits only: `parse` alone would take a leading plus.
+        // Digits only: `parse` alone would accept a leading plus.
         let text = self.text(column);
         let digits = text.bytes().all(|byte| byte.is_ascii_digit());
         match text.parse() {
@@ -320,7 +320,7 @@ impl Row<'_> {
         }
     }
 
-    /// Model names separated by `|`; none where the value is empty.
+    /// Model names separated by `|`; none if the value is empty.
     pub(crate) fn models(&self, column: Column) -> Result<Vec<String>, TraceError> {
         let text = self.text(column);
         if text.is_empty() {

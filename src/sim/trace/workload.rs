@@ -1,9 +1,10 @@
-//! BindLocks a trace into the arrivals that one experiment replays.
+//! Makes the arrivals that one experiment replays from a trace.
 //!
 //! [`Workload::paper`] is the workload of the FGD paper (USENIX ATC'23, "Beware of Fragmentation")
-//! as its simulator makes it, number for number, so that results can be compared seed by seed;
-//! [`Workload::as_is`] takes the files at their word. Arrivals come one after another: the times in
-//! the trace play no part here, but in [`crate::sim::run::timeline`]. This module decides nothing about placement.
+//! as its simulator makes it, number for number, so that results can be compared seed by seed.
+//! [`Workload::as_is`] takes the files as they are. Arrivals come one after another: only
+//! [`crate::sim::run::timeline`] uses the times in the trace. This module decides nothing about
+//! placement.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -13,7 +14,7 @@ use crate::sim::trace::read::{TraceNode, TracePod};
 
 /// Largest load accepted, in multiples of the cluster's GPUs.
 pub const LOAD_MAX: f64 = 100.0;
-/// Most arrivals generated. A trace of nearly only CPU pods would else be repeated without end.
+/// Most arrivals generated. Otherwise a trace of nearly only CPU pods would be repeated forever.
 pub(crate) const ARRIVALS_MAX: usize = 4_000_000;
 
 /// What one experiment replays.
@@ -23,8 +24,8 @@ pub struct Workload {
     pub nodes: Vec<TraceNode>,
     /// The pods in the order they arrive. Names are unique.
     pub arrivals: Vec<TracePod>,
-    /// The pods the arrivals were drawn from, from which the paper also takes its "typical pods":
-    /// the trace sorted by name, or the arrivals themselves when they are replayed as they are.
+    /// The pods from which the arrivals were drawn, and the paper takes its "typical pods": the
+    /// trace sorted by name, or the arrivals themselves if they are replayed as they are.
     pub population: Vec<TracePod>,
 }
 
@@ -34,16 +35,16 @@ pub enum WorkloadError {
     /// The load is not a number in range.
     #[error("load `{load}` is not allowed, expected more than 0 and at most {LOAD_MAX}")]
     Load {
-        /// The load asked for.
+        /// The load.
         load: f64,
     },
     /// The mean load of a replay with times is not a number in range.
     #[error("mean load `{load}` is not allowed, expected more than 0 and at most 10")]
     MeanLoad {
-        /// The load asked for.
+        /// The load.
         load: f64,
     },
-    /// The factor is out of range: as asked for, or as the load would need it.
+    /// The factor is out of range: as given, or as the load needs it.
     #[error("times `{compress}` as fast is not allowed, expected more than 0 and at most 1e8")]
     Compress {
         /// The factor.
@@ -73,16 +74,16 @@ pub enum WorkloadError {
         /// How many nodes were given.
         nodes: usize,
     },
-    /// Repeating pods that ask for no GPU never adds load.
+    /// Repeating pods that request no GPU never adds load.
     #[error("none of the `{pods}` pods asks for a GPU, so no load can be reached")]
     NoDemand {
         /// How many pods were given.
         pods: usize,
     },
-    /// The load needs more pods than we generate.
+    /// The load needs more pods than are generated.
     #[error("load `{load}` needs more than {ARRIVALS_MAX} arrivals of this trace")]
     TooManyArrivals {
-        /// The load asked for.
+        /// The load.
         load: f64,
     },
 }
@@ -98,7 +99,7 @@ impl Workload {
     ///    exceed it. That test counts a pod of several GPUs as one, so the last copy may overshoot.
     ///    Above the load, pods drawn from the arrivals are removed until it is no longer exceeded.
     ///    At the load exactly, nothing is drawn;
-    /// 4. a permutation gives each node, sorted by name, its rank.
+    /// 4. a permutation gives each node, sorted by name, its position in the tie-break order.
     ///
     /// The copy made at step `i` is called `<pod>-tuned-<i>`, as there.
     ///
@@ -136,26 +137,26 @@ impl Workload {
         Self { nodes, population: pods.clone(), arrivals: pods }
     }
 
-    /// What the cluster has, in thousandths of a GPU.
+    /// Capacity of the cluster, in thousandths of a GPU.
     #[must_use]
     pub fn capacity_milli(&self) -> u64 {
         capacity_milli(&self.nodes)
     }
 }
 
-/// What `pods` ask for together, in thousandths of a GPU.
+/// What `pods` request together, in thousandths of a GPU.
 #[must_use]
 pub fn demand_milli(pods: &[TracePod]) -> u64 {
     pods.iter().map(TracePod::demand_milli).sum()
 }
 
-/// What `nodes` have together, in thousandths of a GPU.
+/// Capacity of `nodes` together, in thousandths of a GPU.
 #[must_use]
 pub fn capacity_milli(nodes: &[TraceNode]) -> u64 {
     nodes.iter().map(TraceNode::capacity_milli).sum()
 }
 
-/// The demand that a load stands for.
+/// The demand of a load.
 struct Target {
     load: f64,
     demand_milli: f64,
@@ -172,8 +173,8 @@ impl Target {
         }
     }
 
-    /// Whether `demand` lies above the target. Floating point, as in the paper's simulator: the
-    /// decision at the very edge belongs to the protocol.
+    /// Whether `demand` is above the target. Floating point, as in the paper's simulator, so that
+    /// the decision at the very edge is the same.
     fn exceeded_by(&self, demand: u64) -> bool {
         demand as f64 > self.demand_milli
     }

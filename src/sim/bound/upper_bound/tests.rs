@@ -18,7 +18,7 @@ fn nodes(texts: &[&str]) -> Vec<TraceNode> {
     texts.iter().enumerate().map(node).collect()
 }
 
-/// Pods as `num_gpu gpu_milli cpu_milli memory_mib`, and models where not all are accepted.
+/// Pods as `num_gpu gpu_milli cpu_milli memory_mib`, and models if not all are accepted.
 fn pods(texts: &[&str]) -> Vec<TracePod> {
     let pod = |(at, text): (usize, &&str)| {
         let parts: Vec<&str> = text.split(' ').collect();
@@ -48,14 +48,14 @@ const TWO: [&str; 1] = ["2 8000 8192 T4"];
 
 #[test]
 fn what_the_cutting_of_gpus_wastes_is_seen() {
-    // Three of 0.6 want two GPUs and find one each: 1.2 of 2.
+    // Three of 0.6 need two GPUs and get one each: 1.2 of 2.
     assert_eq!(last(&TWO, &["1 600 0 0", "1 600 0 0", "1 600 0 0"], Some(0)).0, 60.0);
     // Fractions of 0.3 and 0.7 fill it.
     let pairs = ["1 700 0 0", "1 700 0 0", "1 300 0 0", "1 300 0 0", "1 300 0 0"];
     assert_eq!(last(&TWO, &pairs, Some(0)).0, 100.0);
     // What is cut leaves one whole GPU.
     assert_eq!(last(&TWO, &["1 700 0 0", "1 1000 0 0", "1 1000 0 0"], Some(1)), (100.0, 85.0));
-    // Not seen is that a pod is not cut itself: a tenth of a GPU beside 0.95 pods of two GPUs.
+    // One rule is left out, that a pod is not cut: a tenth of a GPU beside 0.95 pods of two GPUs.
     assert_eq!(last(&TWO, &["1 100 0 0", "2 1000 0 0"], Some(1)), (100.0, 100.0));
 }
 
@@ -67,7 +67,7 @@ fn processor_memory_models_and_whole_nodes_bind() {
     assert_eq!(last(&mixed, &["1 1000 0 0 T4", "1 1000 0 0 T4"], Some(0)).0, 50.0);
     // Two nodes with a GPU each hold no pod of two GPUs.
     assert_eq!(last(&mixed, &["2 1000 0 0"], Some(0)).0, 0.0);
-    // A pod without GPU takes processor time only where it must be placed.
+    // A pod without a GPU takes CPU only if it must be placed.
     let crowd = ["0 0 8000 0", "1 1000 1 0"];
     assert_eq!(last(&TWO, &crowd, Some(0)), (50.0, 50.0));
     assert_eq!(last(&TWO, &crowd, Some(1)), (50.0, 0.0));
@@ -144,8 +144,8 @@ struct Left {
     model: String,
 }
 
-/// The largest allocation over all packings of `pods`, of which the first `forced` must be placed, in
-/// thousandths of a GPU; none where these do not fit.
+/// The largest allocation over all packings of `pods`, of which the first `forced` must be placed,
+/// in thousandths of a GPU; `None` if these do not fit.
 fn best(nodes: &mut Vec<Left>, pods: &[TracePod], forced: usize) -> Option<u64> {
     let Some((pod, rest)) = pods.split_first() else { return Some(0) };
     let later = forced.saturating_sub(1);
@@ -172,8 +172,8 @@ fn best(nodes: &mut Vec<Left>, pods: &[TracePod], forced: usize) -> Option<u64> 
     found
 }
 
-/// Ways to take the pod's GPUs out of those left: each one that a share fits on, or the first wholly
-/// free ones, as wholly free GPUs are all alike.
+/// Ways to take the pod's GPUs out of those left: each one that a share fits on, or the first
+/// wholly free ones, as wholly free GPUs are equal.
 fn choices(left: &[u32], pod: &TracePod) -> Vec<Vec<usize>> {
     let fits = |gpu: &usize| left[*gpu] >= pod.gpu_milli;
     let fitting: Vec<usize> = (0..left.len()).filter(fits).collect();

@@ -54,8 +54,8 @@ fn the_state_is_sampled_as_the_load_grows_and_at_the_end() {
     assert_eq!(loads, [0, 25, 75]);
     assert_eq!(run.fragmentation_at_100(), None);
     assert_eq!((run.curve.last(), run.end.load_percent), (75.0, 75));
-    // One GPU is half full, one full; half a GPU is free, which the pod of half a GPU can use:
-    // the other two of the three typical pods cannot.
+    // One GPU is half full, one full. The pod of half a GPU can use the free half; the other two of
+    // the three typical pods cannot.
     assert_eq!(run.end.efficiency, Share::from_millionths(750_000));
     assert_eq!(run.end.fragmentation, Share::from_millionths(666_666));
 }
@@ -88,8 +88,8 @@ fn a_node_with_too_many_gpus_is_refused() {
     assert!(refused.to_string().contains("`257` devices"), "{refused}");
 }
 
-/// A replay with times on these nodes. A pod as `at stays cpu_milli num_gpu gpu_milli models`; all is
-/// measured.
+/// A replay with times on these nodes. A pod is `at stays cpu_milli num_gpu gpu_milli models`; all
+/// is measured.
 fn timed(nodes: &[TraceNode], pods: &[&str], overflow: Overflow) -> (TimedRun, Vec<NodeState>) {
     let times = |text: &str| {
         let mut parts = text.splitn(3, ' ');
@@ -120,7 +120,7 @@ fn timed(nodes: &[TraceNode], pods: &[&str], overflow: Overflow) -> (TimedRun, V
     (replay_timed(&workload, SimPolicy::Fgd, 1, overflow, 0, |_| {}).unwrap(), books)
 }
 
-/// One GPU, three pods that want all of it at 0, 10 and 20, each for 40.
+/// One GPU, three pods that need all of it at 0, 10 and 20, each for 40.
 const RUSH: [&str; 3] = ["0 40 0 1 1000", "10 40 0 1 1000", "20 40 0 1 1000"];
 
 #[test]
@@ -227,7 +227,7 @@ fn whoever_waits_fits_nowhere() {
 
 #[test]
 fn moves_make_room_for_a_pod_that_fits_nowhere() {
-    // Two GPUs hold 0.4 each; a whole GPU needs one of them to move.
+    // Two GPUs have 0.4 each; a whole GPU needs one of them to move.
     let nodes = [node("a", 1, "T4"), node("b", 1, "T4")];
     let texts = ["1000 1 400 T4", "4000 1 700", "1000 1 300", "1000 1 1000"];
     let pods: Vec<TracePod> = texts.iter().enumerate().map(|(at, text)| pod(at, text)).collect();

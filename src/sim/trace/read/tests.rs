@@ -62,7 +62,7 @@ fn quotes_are_taken_off_and_one_that_stays_open_is_a_bad_row() {
     assert_eq!(refused.to_string(), expected);
 }
 
-/// Text that goes on: rows as short as can be, each with a name of its own, or one line.
+/// Endless text: rows as short as can be, each with a name of its own, or one line.
 struct Endless {
     row: Option<u32>,
     rest: Vec<u8>,
@@ -220,7 +220,7 @@ fn files_are_read_from_disk_and_a_missing_one_is_named() {
 proptest::proptest! {
     #[test]
     fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(0_u8..=255, 0..80)) {
-        // With a good header and row before them, so that they reach the columns too.
+        // With a good header and row before them, so that they get to the columns too.
         let text = [PODS.as_bytes(), b"p,1,1,1,1,,,,,,\n", &bytes].concat();
         if let Ok(read) = parse_pods("pods.csv", text.as_slice()) {
             assert_eq!(read[0].demand_milli(), 1);

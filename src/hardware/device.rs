@@ -222,7 +222,7 @@ pub enum InventoryError {
 /// GPU models that a pod accepts; empty means any.
 ///
 /// A name matches if its words appear in the product name as whole words, next to each other and in
-/// the same order, in any case. Words are runs of letters and digits: `A100` matches
+/// the same order, ignoring case. Words are runs of letters and digits: `A100` matches
 /// `NVIDIA A100-SXM4-80GB`, `A10` does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelFilter {

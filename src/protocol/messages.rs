@@ -1,7 +1,7 @@
 //! The wire types of kube-scheduler's extender protocol, `k8s.io/kube-scheduler/extender/v1`.
 //!
 //! Bodies are Go's JSON: exported field names outside (`Pod`, `NodeNames`), camel case inside a
-//! pod. Go matches field names in any case, so the outer ones are read in any case. A field given
+//! pod. Go ignores case in field names, so the outer ones are read in any case. A field given
 //! twice is refused, since one of the two would be ignored. Of the pod only the needed fields are
 //! read, the nodes stay raw text, and node names stay in the body.
 //!
@@ -255,7 +255,7 @@ pub fn host_priorities_json<'a>(
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderBindingResult {
-    /// Why nothing was bound; empty if the pod was bound, or if it is not known that it was not.
+    /// Why the pod was not bound, or that this is not known; empty if it was bound.
     pub error: String,
 }
 

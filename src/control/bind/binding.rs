@@ -6,7 +6,8 @@
 //! out, which is better than an `Error` for a pod that is bound.
 //!
 //! No Binding is posted after the process began to stop, for a version of the pod that another
-//! process wrote, or when its answer could come after kube-scheduler has given up.
+//! process wrote, or when its answer could come after kube-scheduler has given up: in these cases
+//! others may take the room as free.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -241,9 +242,8 @@ fn is_bound_there(app: &App, uid: &PodUid, node: &str) -> bool {
     app.ledger.reservation(uid).is_some_and(|held| is_it(&held))
 }
 
-/// Posts the Binding that `target` makes of the pod until it is decided, and updates the ledger.
-/// The ledger has no pod without a GPU request; such a pod is bound as kube-scheduler would bind
-/// it.
+/// Posts the Binding that `target` makes of the pod until it is decided, and updates the ledger. A
+/// pod without a GPU request is not in the ledger; it is bound as kube-scheduler would bind it.
 async fn decide(
     call: &Call<'_>,
     cluster: &ClusterTruth,
@@ -294,8 +294,8 @@ async fn decide(
     Err(taken_back(app, turn, &pod.pod.uid, BindError::Unsteady))
 }
 
-/// The pod in a version that this process wrote last, or none. If a process that is gone wrote it
-/// last, the pod is fenced first, so that no late Binding of that process can succeed.
+/// The pod in a version that no other process wrote last. If a process that is gone did, the pod is
+/// fenced first, so that no late Binding of that process can succeed.
 async fn own_version(
     call: &Call<'_>,
     cluster: &ClusterTruth,

@@ -113,7 +113,7 @@ pub(crate) fn tell_foreign_use(app: &App, told: &Told<'_>) {
     }
 }
 
-/// Writes an event that a pod's requested memory isolation (driver or MPS) is not verified.
+/// Writes an event that a pod's configured memory isolation (driver or MPS) is not verified.
 pub(crate) fn tell_unprotected(
     app: &App,
     pod: &PodRef,

@@ -13,7 +13,7 @@ use crate::ledger::change::facts::PodFact;
 use crate::model::event::LedgerEvent;
 
 impl App {
-    /// Takes a bound pod into the ledger that was read before the watch shows it.
+    /// Takes into the ledger a bound pod that was read before the watch shows it.
     pub fn see_bound(&self, seen: &SeenPod) {
         let request = seen.request.as_ref().ok().cloned().flatten().map(Arc::new);
         let fact = PodFact { bound_by_us: self.is_bound_by_us(seen), ..seen.fact(request) };

@@ -45,8 +45,8 @@ pub struct RequeueLoop {
 
 /// The pods requeued for the room of one node.
 struct Chain {
-    /// Those that were answered about the node, and did not fit after all. Other causes not to
-    /// requeue a pod again are noted with the pod, for the room of every node.
+    /// Pods that were requeued for this room and did not take it. Other causes not to requeue a pod
+    /// again are noted with the pod, for the room of every node.
     tried: BTreeSet<PodUid>,
     last: Option<PodUid>,
     /// Since when `last` fits some node.
@@ -98,7 +98,7 @@ impl RequeueLoop {
         self.catch_up(ledger, now);
         let due = self.nodes.iter().filter(|(_, chain)| chain.last.is_none() && chain.due <= now);
         let mut due: Vec<_> = due.map(|(node, chain)| (chain.due, node.clone())).collect();
-        due.sort(); // oldest first: no node waits for ever
+        due.sort(); // oldest first: no node waits forever
         let mut looks = 0;
         for (_, node) in due {
             if looks > LOOKS {

@@ -37,8 +37,8 @@ pub fn account(app: &App) {
     }
 }
 
-/// Counts the tenants of one device. NVML has no busy time per tenant, so each one counts for its
-/// part of the allocated share.
+/// Counts the tenants of one device. Busy time is known per device only, so each tenant counts for
+/// its part of the allocated share.
 fn count(
     app: &App,
     (node, books, details): (&NodeState, &DeviceState, &NodeDetails),

@@ -74,8 +74,7 @@ pub(crate) fn sentence(rejections: &BTreeMap<Rejection, usize>, mends: &[String]
     sentence
 }
 
-/// What would help, the cheapest first: suggestions from the ledger, then what an operator could
-/// do.
+/// What would help, the cheapest first: the ledger's suggestions, then what an operator could do.
 pub(crate) fn mends(
     question: &PlacementRequest,
     suggestions: &[Suggestion],

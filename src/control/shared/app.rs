@@ -256,7 +256,7 @@ impl App {
         self.tell(&pod.pod, NoticeReason::GpuMemorySmall, note);
     }
 
-    /// How the driver limits containers that share a GPU: what the webhook is configured to set up.
+    /// How the webhook is configured to limit the memory of containers that share a GPU.
     pub fn driver_limits(&self) -> DriverLimits {
         match self.config.webhook.memory_limit {
             MemoryLimit::None => DriverLimits::Unused,

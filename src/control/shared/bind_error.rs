@@ -5,7 +5,7 @@ use crate::kube_api::write::target::TargetError;
 use crate::ledger::change::commits::ReserveError;
 use crate::metrics::labels::BindResult;
 
-/// Why a bind failed; this bind allocates nothing.
+/// Why a bind failed, or why its outcome is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Pods or nodes are not listed yet.

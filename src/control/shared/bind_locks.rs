@@ -71,7 +71,7 @@ pub struct Turn<'a> {
 }
 
 impl BindLocks {
-    /// A permit for one bind of this pod. None if too many others wait for its lock: while its
+    /// A permit for one bind of this pod. An error if too many others wait for its lock: while its
     /// Binding is undecided, each of them would take a permit from other pods.
     pub(crate) fn place(
         &self,
@@ -124,8 +124,7 @@ impl BindLocks {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // Two references, the map's and this one's: no bind waits. New ones come only through the
-        // map.
+        // Two references, the map's and this one's: no bind waits. New ones come only by the map.
         let is_last = |turn: &Arc<Mutex<OnItsWay>>| Arc::strong_count(turn) <= 2;
         let is_decided = self.on_its_way.is_none();
         self.turns.turns.remove_if(&self.uid, |_, turn| is_decided && is_last(turn));

@@ -23,8 +23,7 @@ pub const PASSED_FOR: Duration = Duration::from_secs(15 * 60);
 /// (`keep_best: 0`), it may take any, and the reservation alone decides.
 const MAX_NODES: usize = 256;
 
-/// Most pods that are remembered; then the oldest are forgotten. With 50 nodes each they take 20
-/// MB.
+/// Most pods that are remembered; then the oldest are forgotten. With 50 nodes each: 20 MB.
 const MAX_PODS: usize = 20_000;
 
 /// Most of them that the watch has not shown.

@@ -26,7 +26,7 @@ pub fn replace(files: &[(&Path, &[u8])]) -> Result<(), ReplaceError> {
     let mut written = Vec::new();
     let replaced = write_beside(files, &mut written).and_then(|()| put_in_place(files, &written));
     if replaced.is_err() {
-        // A leftover can only be removed by another try; the first error is the one to report.
+        // To remove a leftover may fail as well; the first error is the one to report.
         written.iter().for_each(|beside| drop(fs::remove_file(beside)));
     }
     replaced

@@ -227,7 +227,7 @@ fn whoever_waits_fits_nowhere() {
 
 #[test]
 fn moves_make_room_for_a_pod_that_fits_nowhere() {
-    // Two GPUs have 0.4 each; a whole GPU needs one of them to move.
+    // No single move empties a GPU here. Below, with 0.4 on each of the two, one does.
     let nodes = [node("a", 1, "T4"), node("b", 1, "T4")];
     let texts = ["1000 1 400 T4", "4000 1 700", "1000 1 300", "1000 1 1000"];
     let pods: Vec<TracePod> = texts.iter().enumerate().map(|(at, text)| pod(at, text)).collect();

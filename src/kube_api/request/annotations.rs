@@ -1,16 +1,16 @@
-//! How a pod asks for a GPU: every key that users write, and the one parser of them.
+//! How a pod requests a GPU: all annotations that users write, and their only parser.
 //!
-//! Webhook, verbs, watch and restart all read pods through [`parse_request`], so they cannot
-//! disagree. The keys that gpupack itself writes are in [`crate::kube_api::request::placement`].
+//! The webhook, the verbs, the watch and a restart all read pods with [`parse_request`], so they
+//! agree. The annotations that gpupack writes are in [`crate::kube_api::request::placement`].
 //!
-//! Rules beyond the single values, chosen so that a typo is never silently ignored:
+//! Rules beyond the single values. They make sure that a typo is never silently ignored:
 //!
-//! - A key under `gpupack.dev/`, or one that begins with `gpu-fraction` or `gpu-memory`, that is not
-//!   in the lists here is refused, on any pod.
-//! - A key that only qualifies a request (limit, count, container, model, policy, isolation) is
-//!   refused where there is no request: the user meant to get a GPU and would get none.
-//! - Two keys for one quantity may stand side by side only when they say the same.
-//! - Of the container resources, `0` is the same as absent, and one container may name one kind.
+//! - On any pod, an annotation under `gpupack.dev/`, or one that begins with `gpu-fraction` or
+//!   `gpu-memory`, is refused if it is not listed here. So is an unknown field of NVIDIA's prefix.
+//! - An annotation that only qualifies a request (limit, count, container, model, policy,
+//!   isolation) is refused without a request: the user wants a GPU and would get none.
+//! - Two annotations for one quantity must have the same value.
+//! - A container resource of `0` is the same as none. One container may name one kind.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -34,32 +34,32 @@ pub const FRACTION: &str = "gpu-fraction";
 pub const MEMORY: &str = "gpu-memory";
 /// Upper limit of the share.
 pub const FRACTION_LIMIT: &str = "gpu-fraction.limit";
-/// The same in the spelling of Run:ai.
+/// The same in Run:ai's spelling.
 pub const FRACTION_LIMIT_HYPHEN: &str = "gpu-fraction-limit";
 /// Upper limit of the memory, a quantity with a unit.
 pub const MEMORY_LIMIT: &str = "gpu-memory.limit";
-/// The same in the spelling of Run:ai, in MiB.
+/// The same in Run:ai's spelling, in MiB.
 pub const MEMORY_LIMIT_HYPHEN: &str = "gpu-memory-limit";
-/// On how many distinct GPUs of one node.
+/// The number of distinct GPUs of one node.
 pub const DEVICE_COUNT: &str = "gpu-fraction-num-devices";
 /// The container that gets the GPU.
 pub const CONTAINER: &str = "gpu-fraction-container-name";
-/// Prefix of our own keys.
+/// Prefix of our own annotations.
 pub const OWN_PREFIX: &str = "gpupack.dev/";
 /// Accepted GPU models.
 pub const MODEL: &str = "gpupack.dev/gpu-model";
 /// Policy of this pod.
 pub const POLICY: &str = "gpupack.dev/policy";
-/// Weakest protection accepted.
+/// Weakest accepted isolation.
 pub const ISOLATION: &str = "gpupack.dev/isolation";
-/// Prefix of NVIDIA's keys of one container: `nvidia.com/container.<c>.gpu-memory.request`.
+/// Prefix of NVIDIA's annotations for a container: `nvidia.com/container.<c>.gpu-memory.request`.
 const CONTAINER_PREFIX: &str = "nvidia.com/container.";
 const CONTAINER_REQUEST: &str = "request";
 const CONTAINER_LIMIT: &str = "limit";
-/// Longest name of a container, in bytes; Kubernetes allows no longer one.
+/// Longest name of a container, in bytes: the maximum of Kubernetes.
 const MAX_CONTAINER: usize = 63;
 
-/// The keys without a domain.
+/// The annotations without a domain.
 const BARE_KEYS: [&str; 8] = [
     FRACTION,
     MEMORY,
@@ -77,9 +77,9 @@ const KNOWN_OWN_KEYS: &str =
 const KNOWN_CONTAINER_KEYS: &str = "`nvidia.com/container.<container>.gpu-memory.request` and \
     `nvidia.com/container.<container>.gpu-memory.limit`";
 
-/// What a pod asks for: `None` when it asks for no GPU.
+/// What a pod requests: `None` if it requests no GPU.
 ///
-/// The keys under `placed.gpupack.dev/` are not looked at: see
+/// It ignores annotations under `placed.gpupack.dev/`: see
 /// [`refuse_reserved_keys`](crate::kube_api::request::placement::refuse_reserved_keys).
 ///
 /// # Errors
@@ -109,7 +109,7 @@ pub fn parse_request(
     }))
 }
 
-/// A parsed annotation, with the text it came from for messages.
+/// A parsed annotation, with its text for messages.
 #[derive(Clone, Copy)]
 struct Given<'a, T> {
     key: &'a str,
@@ -117,14 +117,13 @@ struct Given<'a, T> {
     value: T,
 }
 
-/// The amount per device as the annotations give it, with its parts for the limits.
+/// The amount per device that the annotations give, in parts, to check the limits.
 struct SharedAmount<'a> {
     share: Option<Given<'a, Share>>,
     memory: Option<Given<'a, MemMib>>,
     memory_limit: Option<Given<'a, MemMib>>,
 }
 
-/// The annotations of one pod, beside its containers.
 #[derive(Clone, Copy)]
 struct Keys<'a> {
     annotations: &'a BTreeMap<String, String>,
@@ -165,7 +164,7 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
-    /// The amounts per device; `None` where no annotation asks for part of a GPU.
+    /// The amounts per device; `None` if no annotation requests part of a GPU.
     fn amount(&self) -> Result<Option<SharedAmount<'a>>, RequestError> {
         let share = self.parsed(FRACTION, fraction)?;
         let of_container = self.container_memory(CONTAINER_REQUEST)?;
@@ -181,7 +180,7 @@ impl<'a> Keys<'a> {
         Ok(asks.then_some(SharedAmount { share, memory, memory_limit }))
     }
 
-    /// The key of NVIDIA's family that ends in `field`; two containers are a disagreement.
+    /// The memory of NVIDIA's annotation that ends in `field`; two of them are a disagreement.
     fn container_memory(&self, field: &str) -> Result<Option<Given<'a, MemMib>>, RequestError> {
         let mut found: Option<Given<'a, MemMib>> = None;
         for (key, text) in self.annotations {
@@ -212,7 +211,6 @@ impl<'a> Keys<'a> {
         Ok(request)
     }
 
-    /// Whole devices, as a container resource asks for them.
     fn whole_request(&self, resource: ResourceRequest<'a>) -> Result<GpuRequest, RequestError> {
         for key in [DEVICE_COUNT, FRACTION_LIMIT, FRACTION_LIMIT_HYPHEN] {
             self.refuse_orphan(key)?;
@@ -252,7 +250,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The container that the annotations name, checked against the pod's.
+    /// The container that the annotations name, which the pod must have.
     fn container(&self) -> Result<Option<Arc<str>>, RequestError> {
         let mut named = self.text(CONTAINER).map(|(key, text)| Given { key, text, value: text });
         for (key, text) in self.annotations {
@@ -290,7 +288,7 @@ impl<'a> Keys<'a> {
         Ok(self.parsed(ISOLATION, isolation)?.map_or(Isolation::None, |given| given.value))
     }
 
-    /// Refuses every key that qualifies a request, on a pod that has none.
+    /// Refuses every annotation that qualifies a request, on a pod without one.
     fn refuse_orphans(&self) -> Result<(), RequestError> {
         for key in BARE_KEYS.into_iter().chain([MODEL, POLICY, ISOLATION]) {
             self.refuse_orphan(key)?;
@@ -317,12 +315,12 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Container and field of a key of NVIDIA's memory family, `None` for any other key.
+/// Container and field of an annotation of NVIDIA's memory family, `None` for any other.
 fn container_key(key: &str) -> Option<(&str, &str)> {
     key.strip_prefix(CONTAINER_PREFIX)?.split_once(".gpu-memory.")
 }
 
-/// One of two spellings of the same quantity, or both where they agree.
+/// The value of either spelling of a quantity. If both are present they must be equal.
 fn agreed<'a, T: PartialEq>(
     one: Option<Given<'a, T>>,
     other: Option<Given<'a, T>>,
@@ -335,7 +333,7 @@ fn agreed<'a, T: PartialEq>(
     }
 }
 
-/// `limit`, where it has a `request` of the key `request_key` and is not below it.
+/// `limit`, if there is a `request` in `request_key` that is not above it.
 fn checked_limit<'a, T: PartialOrd>(
     limit: Option<Given<'a, T>>,
     request: Option<Given<'a, T>>,

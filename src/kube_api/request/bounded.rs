@@ -1,5 +1,5 @@
-//! JSON that anybody may have sent, held to a size before it takes memory: three bytes of text can become two
-//! kilobytes of a pod's container.
+//! Limits for JSON that any client may send, applied before it takes memory: three bytes of text
+//! can become two kilobytes of a pod's container.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// A list of at most `MOST` items; a longer one is refused while it is read.
+/// A list of at most `MOST` items. Reading fails at the first item beyond it.
 #[derive(Debug)]
 pub struct Bounded<T, const MOST: usize>(
     /// The items.
@@ -48,7 +48,7 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for ItemsVisitor<
     }
 }
 
-/// An object with at most `MOST` keys, likewise.
+/// An object of at most `MOST` keys. Reading fails at the first key beyond it.
 #[derive(Debug)]
 pub struct BoundedMap<T, const MOST: usize>(
     /// The values by key.
@@ -82,8 +82,8 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for KeysVisitor<T
     }
 }
 
-/// The bytes outside the texts of a JSON document, quotes left out. The document may be anything; what comes
-/// out is right for JSON.
+/// The bytes of a JSON document outside its texts, without quotes. It accepts any bytes; the result
+/// is right for JSON.
 pub fn outside_texts(json: &[u8]) -> impl Iterator<Item = u8> {
     let (mut in_text, mut escaped) = (false, false);
     json.iter().copied().filter(move |byte| {

@@ -1,10 +1,10 @@
-//! Keys by which a pod asks another scheduler, or kubelet, for a GPU, limits one or chooses one.
+//! Keys by which a pod requests, limits or chooses a GPU of another scheduler, or of kubelet.
 //!
-//! On a pod of ours they have no effect: `nvidia.com/gpu: 1` beside HAMi's
-//! `nvidia.com/gpumem: 4096` would silently become a whole GPU. So they are refused, with the key to
-//! use instead. Names are compared as they are, never by parts of words: `nvidia.com/` is NVIDIA's, and
-//! what is no GPU there is for the operator to list; in all other groups only the names of GPUs are meant.
-//! Keys that only inform, such as what other schedulers write about their decisions, are left alone.
+//! On a pod of ours they have no effect: `nvidia.com/gpu: 1` with HAMi's `nvidia.com/gpumem: 4096`
+//! would silently become a whole GPU. So gpupack refuses them and names the key to use instead.
+//! It never compares parts of words. All of `nvidia.com/` counts; operators list what is not a GPU
+//! there. Of other groups only names of GPUs count. Keys that only inform are left alone, such as
+//! what other schedulers write about their decisions.
 
 use std::collections::BTreeMap;
 
@@ -30,9 +30,9 @@ const LIMIT: &str = "write the annotation `gpu-fraction.limit`, or `gpu-memory.l
 const TOPOLOGY: &str = "gpupack gives GPUs near each other where there is a choice, so ask for their \
     number";
 
-/// Container resources by which GPUs are asked for elsewhere; the first that a name is like counts.
+/// Container resources that request GPUs elsewhere. The first pattern that matches applies.
 const RESOURCES: [(&str, &str); 28] = [
-    // HAMi, vgpu-manager, nos; then all of NVIDIA's that are not ours.
+    // HAMi, vgpu-manager, nos; then all other names of NVIDIA, except ours.
     ("nvidia.com/gpumem", MEMORY),
     ("nvidia.com/gpumem-percentage", SHARE),
     ("nvidia.com/gpucores", SHARE),
@@ -46,7 +46,7 @@ const RESOURCES: [(&str, &str); 28] = [
     ("aliyun.com/gpu-*", SHARE),
     ("alibabacloud.com/gpu-mem", MEMORY),
     ("alibabacloud.com/gpu-*", SHARE),
-    // Volcano: as HAMi, and its older form.
+    // Volcano: like HAMi, and its older form.
     ("volcano.sh/vgpu-memory", MEMORY),
     ("volcano.sh/vgpu-number", COUNT),
     ("volcano.sh/vgpu-*", SHARE),
@@ -56,7 +56,7 @@ const RESOURCES: [(&str, &str); 28] = [
     ("koordinator.sh/gpu*", SHARE),
     ("elasticgpu.io/gpu-memory", MEMORY),
     ("elasticgpu.io/gpu-*", SHARE),
-    // Tencent's two.
+    // Tencent has two.
     ("tencent.com/vcuda-*", SHARE),
     ("tke.cloud.tencent.com/qgpu-*", SHARE),
     ("k8s.amazonaws.com/vgpu", SHARE),
@@ -64,11 +64,11 @@ const RESOURCES: [(&str, &str); 28] = [
     ("mig.das.com/*", MIG),
     ("amd.com/gpu*", OTHER_VENDOR),
     ("gpu.intel.com/*", OTHER_VENDOR),
-    // kube-scheduler makes a claim of it, and a DRA driver hands out the device.
+    // kube-scheduler makes a ResourceClaim of it, and a DRA driver gives the device.
     ("deviceclass.resource.kubernetes.io/*", NVIDIA),
 ];
 
-/// Annotations by which users ask other schedulers for GPUs, limit them or choose among them.
+/// Annotations by which users request, limit or choose GPUs of other schedulers.
 const ANNOTATIONS: [(&str, &str); 14] = [
     // HAMi and Volcano.
     ("nvidia.com/use-gpuuuid", DEVICE),
@@ -85,22 +85,22 @@ const ANNOTATIONS: [(&str, &str); 14] = [
     ("alibabacloud.com/gpu-mem", MEMORY),
     ("alibabacloud.com/gpu-count", COUNT),
     ("alibabacloud.com/gpu-card-model", MODEL),
-    // Koordinator, by both of its groups.
+    // Koordinator, in both of its groups.
     ("scheduling.koordinator.sh/gpu-partition-spec", TOPOLOGY),
     ("koordinator.sh/gpu-partition-spec", TOPOLOGY),
 ];
 
-/// KAI's keys of one container, before its name; a part that begins with `gpu-` comes after it.
+/// Prefix of KAI's keys for a container, before its name. A part beginning with `gpu-` follows it.
 const KAI_CONTAINER: &str = "kai.scheduler/container.";
 
-/// A key of a pod that asks another scheduler for a GPU.
+/// A key of a pod that requests, limits or chooses a GPU of another scheduler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OtherKey {
     /// A resource of a container.
     Resource {
         /// The container.
         container: String,
-        /// Its full name.
+        /// The full name of the resource.
         resource: String,
         /// What to write instead.
         instead: &'static str,
@@ -114,8 +114,8 @@ pub enum OtherKey {
     },
 }
 
-/// The keys of a pod that ask another scheduler for a GPU; none for nearly every pod. An amount of zero
-/// asks for nothing.
+/// The keys of a pod that concern GPUs of another scheduler; nearly every pod has none. A resource
+/// with the amount zero does not count.
 pub fn other_keys(
     annotations: &BTreeMap<String, String>,
     containers: &[ContainerAsk],
@@ -149,7 +149,7 @@ fn instead_of_annotation(key: &str) -> Option<&'static str> {
     ANNOTATIONS.iter().find(|(known, _)| *known == key).map(|(_, instead)| *instead)
 }
 
-/// Refuses what the operator's rules do not let a pod of ours ask for. `others` are its [`other_keys`].
+/// Refuses what the operator's rules forbid a pod of ours. `others` are its [`other_keys`].
 ///
 /// # Errors
 /// [`RequestError`].
@@ -182,11 +182,11 @@ pub fn check(
         Amount::Whole => Share::WHOLE,
     };
     match request.limit {
-        // A limit that is the request gives nothing beyond it.
+        // A limit equal to the request gives nothing beyond it.
         Some(Limit::Fraction(limit)) if limit > rules.max_limit && limit > share => {
             Err(RequestError::LimitAboveMax { limit, most: rules.max_limit })
         }
-        // What part of a GPU an amount of memory is depends on the GPU: the memory guard caps it there.
+        // The part that an amount of memory is depends on the GPU: the memory guard caps it there.
         Some(Limit::Fraction(_) | Limit::Memory(_)) | None => Ok(()),
     }
 }

@@ -1,8 +1,8 @@
-//! The keys that gpupack writes on a pod when it places it, and what they say.
+//! The annotations that gpupack writes on a pod when it places it.
 //!
-//! Annotations go out with the Binding, so that device and node become true in one write:
-//! [`DEVICES`] is what the container runtime takes, [`UUIDS`] and [`MEMORY_MIB`] are what the
-//! workload is told, [`PLACEMENT`] is what the books are rebuilt from. A placement means something only on a pod that has a node.
+//! They go out with the Binding, so that node and devices become true in one write: [`DEVICES`] for
+//! the container runtime, [`UUIDS`] and [`MEMORY_MIB`] for the workload, [`PLACEMENT`] to rebuild
+//! the ledger. A placement has a meaning only on a pod that has a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
@@ -18,45 +18,45 @@ use crate::model::reservation::{PlacedDevice, Placement};
 
 /// Prefix of the keys that only gpupack writes.
 pub const PLACED_PREFIX: &str = "placed.gpupack.dev/";
-/// The devices in the form that the container runtime takes: CDI names, separated by commas.
+/// The devices for the container runtime: CDI names, separated by commas.
 pub const DEVICES: &str = "placed.gpupack.dev/devices";
-/// The UUIDs of the devices, separated by commas: for the workload, as NVIDIA's runtime overwrites
-/// the variable that it reads the devices from.
+/// The UUIDs of the devices, separated by commas, for the workload: NVIDIA's runtime overwrites the
+/// variable that it reads the devices from.
 pub const UUIDS: &str = "placed.gpupack.dev/uuids";
-/// Booked memory per device in whole MiB; the least where devices differ, because a container has
-/// one limit for all its devices.
+/// Allocated memory per device in whole MiB. If devices differ it is the least, because a container
+/// has one limit for all its devices.
 pub const MEMORY_MIB: &str = "placed.gpupack.dev/memory-mib";
-/// What the driver is to hold each container to on each of its GPUs, in MiB; none on MIG instances, of which
-/// the driver takes no limits.
+/// The memory limit for each container on each of its GPUs, in MiB, which the driver applies. None
+/// on MIG instances: the driver takes no limits for them.
 pub const DRIVER_MEMORY: &str = "placed.gpupack.dev/driver-memory-limit";
-/// What a client of MPS may take of its GPU, as MPS reads it: `0=4096M`. Where MPS is in use.
+/// The memory limit of an MPS client on its GPU, in MPS's form: `0=4096M`. Only where MPS is used.
 pub const MPS_MEMORY: &str = "placed.gpupack.dev/mps-memory-limit";
-/// Percent of the multiprocessors that a client of MPS may use; 100 is no limit. Where MPS limits compute.
+/// Percent of the SMs that an MPS client may use; 100 is no limit. Only where MPS limits compute.
 pub const MPS_THREADS: &str = "placed.gpupack.dev/mps-thread-percentage";
 /// Devices and amounts as compact, versioned JSON.
 pub const PLACEMENT: &str = "placed.gpupack.dev/placement";
-/// Written to wake a waiting pod, to make a late Binding fail, and with a placement; its value says which
-/// process did so ([`TouchMaker`]), the rest of it only makes it differ from the one before.
+/// Written to requeue a waiting pod, to fence a late Binding, and with a placement. Its value names
+/// the process that wrote it ([`TouchMaker`]); the rest makes it differ from the last one.
 pub const TOUCH: &str = "placed.gpupack.dev/touch";
 
-/// Kind of device in front of the UUID in a CDI name.
+/// Kind of device before the UUID in a CDI name.
 const CDI_KIND: &str = "runtime.nvidia.com/gpu=";
-/// The version that is written, and the only one that is read.
+/// The version that is written, and the only one that can be read.
 const VERSION: u64 = 1;
-/// Longest annotation value that is read or written. The most that [`encode`] can produce is about
-/// 64 devices x 150 bytes.
+/// Longest annotation value that is read or written. [`encode`] produces at most about 64 devices x
+/// 150 bytes.
 const MAX_VALUE_BYTES: usize = 16 << 10;
 
-/// The process of gpupack that wrote a touch. Processes that started later are greater.
+/// The process of gpupack that wrote [`TOUCH`]. Processes that started later are greater.
 ///
-/// Anyone who may write a pod may write any value there; that holds up that pod alone.
+/// A client that may write a pod can write any value there; this delays only that pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TouchMaker {
     started_unix_seconds: u64,
     random: u64,
 }
 
-/// A digest of a touch, of which only equality matters.
+/// A digest of the value of [`TOUCH`]; only equality matters.
 pub(crate) fn touch_digest(touch: Option<&String>) -> u64 {
     let mut hasher = DefaultHasher::new();
     touch.hash(&mut hasher);
@@ -64,15 +64,15 @@ pub(crate) fn touch_digest(touch: Option<&String>) -> u64 {
 }
 
 impl TouchMaker {
-    /// The maker of a value that names none: earlier than every process.
+    /// Stands for a value that names no process: it is earlier than every process.
     const UNKNOWN: Self = Self { started_unix_seconds: 0, random: 0 };
 
-    /// A process that started at this time. A random number separates it from others of that second.
+    /// A process that started at this time. A random number separates processes of one second.
     pub fn new(started_unix_seconds: u64) -> Self {
         Self { started_unix_seconds, random: RandomState::new().hash_one(TOUCH) }
     }
 
-    /// The maker of a touch with this value.
+    /// The process that wrote this value.
     pub fn of(value: &str) -> Self {
         let number = |hex| u64::from_str_radix(hex, 16).ok();
         let parts = value.split_once(' ').and_then(|(maker, _)| maker.split_once('-'));
@@ -82,16 +82,16 @@ impl TouchMaker {
         read.unwrap_or(Self::UNKNOWN)
     }
 
-    /// The value of a touch by this process; `text` makes it differ from its others.
+    /// The value that this process writes; `text` makes it differ from its other values.
     pub fn value(&self, text: &str) -> String {
         format!("{:x}-{:x} {text}", self.started_unix_seconds, self.random)
     }
 }
 
-/// Why placement annotations are not written or not believed.
+/// Why gpupack does not write or does not trust placement annotations.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// One of the two annotations is missing.
+    /// The devices are there without the placement.
     #[error("annotation `{missing}` is missing beside `{present}`")]
     Incomplete {
         /// The annotation that is there.
@@ -99,7 +99,7 @@ pub enum PlacementError {
         /// The annotation that is not.
         missing: &'static str,
     },
-    /// Longer than any placement can be.
+    /// A value that is longer than that of any placement.
     #[error("annotation `{key}` has `{bytes}` bytes, at most {MAX_VALUE_BYTES} are believed")]
     TooLong {
         /// The annotation.
@@ -107,13 +107,13 @@ pub enum PlacementError {
         /// Its length.
         bytes: usize,
     },
-    /// No JSON of the expected shape.
+    /// Text that is not JSON of the expected form.
     #[error("annotation `{PLACEMENT}` cannot be read: {fault}")]
     Json {
         /// What the JSON parser says.
         fault: String,
     },
-    /// A version that this program does not know.
+    /// A version that this program cannot read.
     #[error("annotation `{PLACEMENT}` has version `{version}`, version {VERSION} is understood")]
     Version {
         /// The version found.
@@ -122,10 +122,10 @@ pub enum PlacementError {
     /// No device, or more than a pod may have.
     #[error("a placement on `{count}` devices is not believed: 1 to {MAX_DEVICES_PER_POD} can be")]
     Count {
-        /// How many are named.
+        /// The number of devices.
         count: usize,
     },
-    /// A device id that cannot be one.
+    /// Text that cannot be a device id.
     #[error("device id `{id}` is not a UUID of NVML")]
     DeviceId {
         /// The offending text.
@@ -137,7 +137,7 @@ pub enum PlacementError {
         /// The device.
         id: DeviceId,
     },
-    /// An amount that no device has.
+    /// An amount of zero, or more than any device has.
     #[error(
         "`{mib}` MiB and `{share}` millionths of device `{id}` are not believed: up to {max} MiB \
          and 1000000 millionths can be, not both zero",
@@ -191,8 +191,8 @@ struct WireDevice {
     share: u64,
 }
 
-/// A word that a newer writer may add is read as no protection: the tenant must be booked anyway,
-/// and nothing that is not understood may be promised.
+/// An unknown word, from a newer writer, means no isolation: the tenant still gets its allocation,
+/// and gpupack promises nothing that it does not understand.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum WireProtection {
@@ -204,7 +204,7 @@ enum WireProtection {
     None,
 }
 
-/// The version alone, for a text whose other fields may have changed their meaning.
+/// The version alone: the other fields may mean something else in another version.
 #[derive(Deserialize)]
 struct WireVersion {
     v: u64,
@@ -213,8 +213,8 @@ struct WireVersion {
 /// The annotations of a placement.
 ///
 /// # Errors
-/// [`PlacementError`] for a placement that [`decode`] would refuse: what is written once cannot be
-/// taken back, and the API server checks nothing of a Binding.
+/// [`PlacementError`] for a placement that [`decode`] would refuse: a write cannot be taken back,
+/// and the API server checks nothing in a Binding.
 pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, PlacementError> {
     check(&placement.devices)?;
     let wire = WirePlacement {
@@ -242,13 +242,13 @@ pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, Placeme
     Ok(written.map(|(key, value)| (key.to_owned(), value)).into())
 }
 
-/// The placement that the annotations of a pod on `node` tell of; `None` where it has none.
+/// The placement in the annotations of a pod on `node`; `None` if there is none.
 ///
-/// Fields that are not known are ignored: a newer gpupack may have written them. The amounts alone
-/// are enough: a user who takes the list of devices away does not thereby free their room.
+/// Unknown fields are ignored: a newer gpupack may have written them. The amounts are enough: a
+/// user who removes the list of devices does not free them.
 ///
 /// # Errors
-/// [`PlacementError`] where the annotations are there and cannot be believed.
+/// [`PlacementError`] if annotations are present and cannot be trusted.
 pub fn decode(
     annotations: &BTreeMap<String, String>,
     node: &NodeName,
@@ -283,9 +283,9 @@ pub fn decode(
     Ok(Some(Placement { node: node.clone(), devices: placed, protection }))
 }
 
-/// Refuses a pod without a node whose annotations or labels carry a key that only gpupack writes.
+/// Refuses a key that only gpupack writes, in the annotations or labels of a pod without a node.
 ///
-/// [`TOUCH`] is let through: it is written to pods that wait.
+/// It accepts [`TOUCH`], which gpupack writes on waiting pods.
 ///
 /// # Errors
 /// [`RequestError::ReservedKey`] with the first such key.
@@ -309,7 +309,7 @@ fn check_length(key: &'static str, value: &str) -> Result<(), PlacementError> {
     }
 }
 
-/// What must hold for devices that are written and for devices that were read.
+/// Checks devices that are written and devices that were read.
 fn check(devices: &[PlacedDevice]) -> Result<(), PlacementError> {
     let count = devices.len();
     if u32::try_from(count).map_or(true, |count| count == 0 || count > MAX_DEVICES_PER_POD) {

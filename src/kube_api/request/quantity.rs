@@ -1,23 +1,23 @@
 //! Numbers as pods write them: decimal fractions and Kubernetes quantities, parsed exactly.
 //!
-//! No float and no rounding in between: a text is either a number that the type can hold, or a
-//! fault. Digits are ASCII digits only, and any number of them is safe.
+//! No float, no rounding of intermediate values: a text is a number that the type can hold, or an
+//! error. Digits are ASCII digits, and a text with any number of them is safe to parse.
 
 use crate::hardware::units::{MemMib, Share};
 
-/// Most decimals of a fraction: shares are counted in millionths, and users get one digit less.
+/// Most decimals of a fraction. Shares are counted in millionths; users get one digit less.
 pub const MAX_FRACTION_DECIMALS: usize = 5;
 
 /// Bytes in one MiB.
 const MIB: u128 = 1 << 20;
 
-/// Why a text is not a number of the kind asked for.
+/// Why a text is not a number of the expected kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NumberError {
-    /// Not written as such a number is.
+    /// The text does not have the form of such a number.
     #[error("not a number of this form")]
     Syntax,
-    /// A number without a unit where one is asked for, or with one that memory does not have.
+    /// A required unit is missing, or is not a unit of memory.
     #[error("no unit of memory")]
     Unit,
     /// More than the type holds.
@@ -25,11 +25,11 @@ pub enum NumberError {
     Range,
 }
 
-/// A share from a decimal between 0 and 1 with at most [`MAX_FRACTION_DECIMALS`] decimals, neither
-/// end checked beyond that: `0.5`, `1`, `1.00000`, `.25`.
+/// A share from a decimal from 0 to 1, both included, with at most [`MAX_FRACTION_DECIMALS`]
+/// decimals: `0.5`, `1`, `1.00000`, `.25`.
 ///
 /// # Errors
-/// [`NumberError`] for a sign, an exponent, a blank, a bare dot, too many decimals, more than one.
+/// [`NumberError`] for a sign, an exponent, a blank, a bare dot, too many decimals, more than 1.
 pub fn parse_fraction(text: &str) -> Result<Share, NumberError> {
     let number = Decimal::parse(text).ok_or(NumberError::Syntax)?;
     if number.decimals.len() > MAX_FRACTION_DECIMALS {
@@ -47,7 +47,7 @@ pub fn parse_fraction(text: &str) -> Result<Share, NumberError> {
 /// A whole number written with ASCII digits only.
 ///
 /// # Errors
-/// [`NumberError::Syntax`] for anything but digits, [`NumberError::Range`] where they are too many.
+/// [`NumberError::Syntax`] for anything but digits, [`NumberError::Range`] beyond `u64`.
 pub fn parse_whole(text: &str) -> Result<u64, NumberError> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(NumberError::Syntax);
@@ -59,8 +59,8 @@ pub fn parse_whole(text: &str) -> Result<u64, NumberError> {
 /// *up* to whole MiB, so that the container gets at least what it wrote.
 ///
 /// # Errors
-/// [`NumberError::Unit`] without a unit of memory: a bare `8` would be eight bytes, which nobody
-/// means, and `8000m` would be eight bytes too.
+/// [`NumberError::Unit`] without a unit of memory: a bare `8` and `8000m` would both be eight
+/// bytes, which no user means.
 pub fn parse_memory_with_unit(text: &str) -> Result<MemMib, NumberError> {
     let quantity = Quantity::parse(text)?;
     match quantity.suffix {
@@ -74,15 +74,15 @@ pub fn parse_memory_with_unit(text: &str) -> Result<MemMib, NumberError> {
 /// Bytes of any Kubernetes quantity, as MiB rounded up.
 ///
 /// # Errors
-/// [`NumberError`] where it is none, is negative, or leaves the range of the type.
+/// [`NumberError`] for a text that is not a quantity, is negative or exceeds the range of the type.
 pub fn parse_memory(text: &str) -> Result<MemMib, NumberError> {
     Quantity::parse(text)?.ceil_div(MIB).map(MemMib::new).ok_or(NumberError::Range)
 }
 
-/// Thousandths of any Kubernetes quantity, rounded up as kube-scheduler rounds processor time.
+/// Thousandths of any Kubernetes quantity, rounded up as kube-scheduler rounds CPU amounts.
 ///
 /// # Errors
-/// [`NumberError`] where it is none, is negative, or leaves the range of the type.
+/// [`NumberError`] for a text that is not a quantity, is negative or exceeds the range of the type.
 pub fn parse_milli(text: &str) -> Result<u64, NumberError> {
     Quantity::parse(text)?.ceil_ratio(1000, 1).ok_or(NumberError::Range)
 }
@@ -90,7 +90,7 @@ pub fn parse_milli(text: &str) -> Result<u64, NumberError> {
 /// A count from any Kubernetes quantity that is a whole number (`2`, `1k`, `2000m`).
 ///
 /// # Errors
-/// [`NumberError`] where it is none, is negative, has a remainder, or leaves the range of the type.
+/// [`NumberError`] where it is no quantity, is negative, not whole, or exceeds the type's range.
 pub fn parse_count(text: &str) -> Result<u64, NumberError> {
     let quantity = Quantity::parse(text)?;
     let count = quantity.ceil_div(1).ok_or(NumberError::Range)?;
@@ -98,7 +98,7 @@ pub fn parse_count(text: &str) -> Result<u64, NumberError> {
     if exact { Ok(count) } else { Err(NumberError::Syntax) }
 }
 
-/// The digits of an unsigned decimal number, without leading and trailing zeros that say nothing.
+/// The digits of an unsigned decimal number.
 struct Decimal<'a> {
     whole: &'a str,
     decimals: &'a str,
@@ -113,7 +113,7 @@ impl<'a> Decimal<'a> {
         (some && digits(whole) && digits(decimals)).then_some(Self { whole, decimals })
     }
 
-    /// The number as `mantissa / 10^scale`; `None` beyond 30 digits.
+    /// The number as `mantissa / 10^scale`; `None` if more than 30 digits count.
     fn mantissa(&self) -> Option<(u128, u32)> {
         let decimals = self.decimals.trim_end_matches('0');
         let digits = self.whole.trim_start_matches('0').len() + decimals.len();
@@ -129,7 +129,7 @@ impl<'a> Decimal<'a> {
     }
 }
 
-/// What stands behind the digits of a quantity.
+/// What follows the digits of a quantity.
 #[derive(Clone, Copy)]
 enum Suffix {
     /// `Ki` to `Ei`: a power of two.
@@ -157,12 +157,12 @@ impl Quantity {
         Ok(Self { mantissa, scale, suffix })
     }
 
-    /// The value divided by `unit`, rounded up; `None` when it leaves the range.
+    /// The value divided by `unit`, rounded up; `None` if it exceeds the range.
     fn ceil_div(&self, unit: u128) -> Option<u64> {
         self.ceil_ratio(1, unit)
     }
 
-    /// The value times `factor` divided by `unit`, rounded up; `None` when it leaves the range.
+    /// The value times `factor` divided by `unit`, rounded up; `None` if it exceeds the range.
     fn ceil_ratio(&self, factor: u128, unit: u128) -> Option<u64> {
         let (two, ten) = match self.suffix {
             Suffix::Binary(power) => (power, 0),

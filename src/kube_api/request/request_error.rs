@@ -1,8 +1,8 @@
-//! Why a pod's way of asking for a GPU is refused: one text for the user, one for kube-scheduler.
+//! Why a pod's GPU request is refused: one text for the user, one for kube-scheduler.
 //!
-//! The same error is shown at admission, as a pod event and in `explain`: it names the key, the
-//! value, what is allowed and the mend. kube-scheduler gets [`RequestError::reason`] instead, which
-//! never changes with the value: a reason that changes makes it retry the pod at full speed.
+//! Users see the same error at admission, as a pod event and in `explain`. It names the annotation,
+//! its value, what is allowed and the fix. kube-scheduler gets [`RequestError::reason`] instead, in
+//! which no value appears: it retries a pod at full speed when the reason changes.
 
 use crate::hardware::device::MAX_DEVICE_MEMORY;
 use crate::hardware::units::{MemMib, Share};
@@ -11,7 +11,7 @@ use crate::model::request::MAX_DEVICES_PER_POD;
 /// A request that is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// A fraction that is no decimal in (0, 1] with at most 5 decimals.
+    /// A fraction that is not a decimal in (0, 1] with at most 5 decimals.
     #[error(
         "annotation `{key}` is `{value}`: write a decimal above 0 and up to 1 with at most \
          5 decimals, for instance `0.5`"
@@ -22,7 +22,7 @@ pub enum RequestError {
         /// Its value.
         value: String,
     },
-    /// Memory that is no positive whole number of MiB.
+    /// Memory that is not a positive whole number of MiB.
     #[error(
         "annotation `{key}` is `{value}`: write a whole number of MiB from 1 to {max} without a \
          unit, for instance `8192`",
@@ -34,7 +34,7 @@ pub enum RequestError {
         /// Its value.
         value: String,
     },
-    /// Memory that is no quantity with a unit.
+    /// Memory that is not a quantity with a unit.
     #[error(
         "annotation `{key}` is `{value}`: write an amount of memory with its unit, above 0 and up \
          to {max}Mi, for instance `8Gi`",
@@ -67,9 +67,9 @@ pub enum RequestError {
         container: String,
         /// The resource.
         resource: String,
-        /// The amount asked for.
+        /// The requested amount.
         value: String,
-        /// The most that is allowed.
+        /// The maximum.
         max: u32,
     },
     /// A container that the pod does not have.
@@ -82,14 +82,14 @@ pub enum RequestError {
         /// The containers of the pod, each in backticks.
         known: String,
     },
-    /// A name that is kept with the request, and longer than any that exists.
+    /// A name that is longer than any that exists. The ledger keeps it with the request.
     #[error("the {what} `{value}` is longer than {most} bytes: use a shorter name")]
     LongName {
         /// What it names.
         what: &'static str,
         /// The name.
         value: String,
-        /// The longest that is allowed.
+        /// The maximum, in bytes.
         most: usize,
     },
     /// A model filter that can match nothing.
@@ -135,7 +135,7 @@ pub enum RequestError {
         /// The request.
         request: String,
     },
-    /// A limit in another style than the request's, or of nothing.
+    /// A limit in another style than the request, or without a request.
     #[error(
         "annotation `{key}` is `{value}`, but the pod has no `{missing}`: a limit stands beside a \
          request of its own style, so add `{missing}` or remove the limit"
@@ -145,10 +145,10 @@ pub enum RequestError {
         key: String,
         /// The limit.
         value: String,
-        /// The annotation that it belongs to.
+        /// The missing annotation of the request.
         missing: String,
     },
-    /// A key that qualifies a GPU request, without one.
+    /// An annotation that qualifies a GPU request, on a pod without one.
     #[error(
         "annotation `{key}` is `{value}`, but the pod asks for no part of a GPU: add \
          `gpu-fraction` (0 to 1) or `gpu-memory` (MiB), or remove `{key}`"
@@ -159,7 +159,7 @@ pub enum RequestError {
         /// Its value.
         value: String,
     },
-    /// Two keys that say different things about one quantity.
+    /// Two annotations that give different values for one quantity.
     #[error(
         "annotations `{key}` (`{value}`) and `{other_key}` (`{other_value}`) disagree: keep one of \
          them"
@@ -189,7 +189,7 @@ pub enum RequestError {
         /// The resource.
         resource: String,
     },
-    /// Several containers, or several resources of one, ask for whole devices.
+    /// Whole devices in several containers, or several such resources in one container.
     #[error(
         "container `{container}` asks for `{resource}` and container `{other_container}` for \
          `{other_resource}`: one container of a pod may ask for one kind of GPU, so remove one of \
@@ -205,7 +205,7 @@ pub enum RequestError {
         /// The other resource.
         other_resource: String,
     },
-    /// A key in our name that does not exist.
+    /// An annotation with one of our prefixes that does not exist.
     #[error(
         "annotation `{key}` is unknown: {known} are the keys of that name; correct or remove it"
     )]
@@ -215,7 +215,7 @@ pub enum RequestError {
         /// The keys that exist, each in backticks.
         known: &'static str,
     },
-    /// A container resource by which another scheduler, or kubelet, hands out GPUs.
+    /// A container resource by which another scheduler, or kubelet, gives GPUs.
     #[error(
         "container `{container}` asks for `{resource}`, which gpupack does not serve: {instead}, and \
          remove `{resource}`; where it is no GPU, the operator lists it in `other_resources`"
@@ -228,7 +228,7 @@ pub enum RequestError {
         /// What to write instead.
         instead: &'static str,
     },
-    /// An annotation by which another scheduler is asked for a GPU, or limits or chooses one.
+    /// An annotation by which users request, limit or choose GPUs of another scheduler.
     #[error(
         "annotation `{key}` is another scheduler's, and gpupack does not follow it: {instead}, and \
          remove `{key}`"
@@ -239,15 +239,15 @@ pub enum RequestError {
         /// What to write instead.
         instead: &'static str,
     },
-    /// Less memory than the operator hands out.
+    /// Less memory than the operator allows to request.
     #[error(
         "the pod asks for {memory} of GPU memory: the least that is given here is {least}, so raise \
          `gpu-memory`; a CUDA context alone takes some 500 MiB"
     )]
     SmallMemory {
-        /// What it asks for.
+        /// The requested memory.
         memory: MemMib,
-        /// `min_memory_mib`.
+        /// The minimum: `min_memory_mib`.
         least: MemMib,
     },
     /// A limit above what the operator allows.
@@ -258,7 +258,7 @@ pub enum RequestError {
     LimitAboveMax {
         /// The limit.
         limit: Share,
-        /// `max_limit`.
+        /// The maximum: `max_limit`.
         most: Share,
     },
     /// A key that only gpupack writes.
@@ -278,18 +278,18 @@ pub enum RequestError {
     FullAnnotations {
         /// Their length, keys and values.
         bytes: usize,
-        /// The longest that leaves room.
+        /// The maximum that leaves room, in bytes.
         most: usize,
     },
-    /// More annotations than the shipped policies allow.
+    /// More annotations than the shipped admission policies allow.
     #[error(
         "it has `{count}` annotations, and gpupack writes on no pod with more than `{most}` of others: \
          remove some from its template"
     )]
     ManyAnnotations {
-        /// How many it has, beside gpupack's own.
+        /// The number of annotations that are not gpupack's own.
         count: usize,
-        /// The most that are allowed.
+        /// The maximum.
         most: usize,
     },
 }
@@ -375,7 +375,7 @@ impl RequestError {
     }
 }
 
-/// `text` as it may stand in a message: at most 64 characters, none of them a control character.
+/// The first 64 characters of `text`, escaped: no control character gets into a message.
 pub(crate) fn shown(text: &str) -> String {
     let mut shown: String = text.chars().take(64).flat_map(char::escape_debug).collect();
     if text.chars().nth(64).is_some() {
@@ -387,5 +387,5 @@ pub(crate) fn shown(text: &str) -> String {
 /// Longest model filter, in bytes.
 pub(crate) const MAX_MODEL_FILTER: usize = 512;
 
-/// Most models that it names.
+/// Most names in a model filter.
 pub(crate) const MAX_MODELS: usize = 32;

@@ -1,4 +1,4 @@
-//! Whole devices, as the resources of a container ask for them.
+//! Whole devices, as the resources of a container request them.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -10,7 +10,7 @@ use crate::model::request::{Amount, MAX_DEVICES_PER_POD};
 
 /// Whole GPUs.
 pub const WHOLE: &str = "nvidia.com/gpu";
-/// Replica slots, in pools that are configured with replicas.
+/// Slots of a GPU, in pools that are configured with replicas.
 pub const SHARED_SLOT: &str = "nvidia.com/gpu.shared";
 /// Prefix of MIG instances, before the profile.
 pub const MIG_PREFIX: &str = "nvidia.com/mig-";
@@ -18,30 +18,27 @@ pub const MIG_PREFIX: &str = "nvidia.com/mig-";
 /// Longest profile of a MIG instance, in bytes; `1g.10gb.me.all` is a long one.
 const MAX_PROFILE: usize = 64;
 
-/// Marker that admission adds: compute asked for, in millionths of a GPU. Advertised by no node; it
-/// tells a scheduler to ask gpupack about the pod, and can be counted by a ResourceQuota.
+/// Marker that admission adds: the requested share in millionths of a GPU. No node advertises it.
+/// It makes a scheduler call gpupack for the pod, and a ResourceQuota can count it.
 pub const MARKER_SHARE: &str = "gpupack.dev/gpu-share";
-/// The same for memory asked for, in MiB.
+/// The same for the requested memory, in MiB.
 pub const MARKER_MEMORY: &str = "gpupack.dev/gpu-memory";
 
-/// What the container resources of a pod ask for.
+/// The whole devices that a pod requests.
 pub(crate) struct ResourceRequest<'a> {
-    /// The container.
     pub(crate) container: &'a str,
-    /// The resource that it names.
     pub(crate) resource: &'a str,
-    /// What it gets of each device.
+    /// What the pod gets of each device.
     pub(crate) amount: Amount,
-    /// Of how many devices.
     pub(crate) count: NonZeroU32,
 }
 
-/// The one GPU resource that one container of the pod names; `None` where none does. An amount of
-/// zero names nothing.
+/// The GPU resource that a container of the pod names; `None` if no container names one. An amount
+/// of zero names nothing.
 ///
 /// # Errors
 /// [`RequestError::SeveralAsk`] for a second one, [`RequestError::ResourceCount`] for an amount out
-/// of range, [`RequestError::LongName`] for a profile longer than any.
+/// of range, [`RequestError::LongName`] for a MIG profile longer than any that exists.
 pub(crate) fn resource_request(
     containers: &[ContainerAsk],
 ) -> Result<Option<ResourceRequest<'_>>, RequestError> {
@@ -63,7 +60,7 @@ pub(crate) fn resource_request(
     Ok(found)
 }
 
-/// Whether a container names this GPU resource, with an amount that is not zero.
+/// Whether a container requests a GPU resource that `is_meant`, with an amount other than zero.
 pub(crate) fn asks_for(container: &ContainerAsk, is_meant: impl Fn(&str) -> bool) -> bool {
     let mut amounts = container.resources.iter();
     amounts.any(|(resource, value)| {
@@ -71,19 +68,19 @@ pub(crate) fn asks_for(container: &ContainerAsk, is_meant: impl Fn(&str) -> bool
     })
 }
 
-/// Whether gpupack serves a container resource, or writes it itself.
+/// Whether gpupack serves this container resource.
 pub(crate) fn is_served(resource: &str) -> bool {
     kind_of(resource).is_some()
 }
 
-/// The container with those of its GPU resources that are ours.
+/// The container, of its resources only those that are ours.
 pub(crate) fn only(ask: &ContainerAsk, is_ours: impl Fn(&str) -> bool) -> ContainerAsk {
     let mut only = ask.clone();
     only.resources.retain(|resource, _| is_ours(resource));
     only
 }
 
-/// What one unit of a resource is, and how many a pod may ask for; `None` for other resources.
+/// What one unit of a resource is and how many a pod may request; `None` for other resources.
 fn kind_of(resource: &str) -> Option<(Amount, u32)> {
     match resource {
         WHOLE => Some((Amount::Whole, MAX_DEVICES_PER_POD)),
@@ -112,7 +109,7 @@ fn count_of(
     })
 }
 
-/// Refuses a name longer than any that exists: it is kept with the request.
+/// Refuses a name longer than any that exists, because the ledger keeps it with the request.
 pub(crate) fn not_longer(what: &'static str, name: &str, most: usize) -> Result<(), RequestError> {
     let long = || RequestError::LongName { what, value: shown(name), most };
     if name.len() <= most { Ok(()) } else { Err(long()) }
@@ -127,7 +124,7 @@ fn several(first: &ResourceRequest<'_>, other: &ResourceRequest<'_>) -> RequestE
     }
 }
 
-/// Which of the two lists of a pod a container stands in.
+/// The list of a pod that has the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerKind {
     /// `spec.initContainers`, sidecars included.
@@ -136,13 +133,13 @@ pub enum ContainerKind {
     Regular,
 }
 
-/// A container as far as it matters here.
+/// A container, reduced to what a request needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerAsk {
     /// Its name.
     pub name: String,
     /// Init or regular.
     pub kind: ContainerKind,
-    /// Its resources with their amounts as written: the limits, and the requests without a limit.
+    /// Its resources, with amounts as written: the limits, and requests that have no limit.
     pub resources: BTreeMap<String, String>,
 }

@@ -1,4 +1,4 @@
-//! The values of single annotations, each with the refusal that fits it.
+//! Parsers for the values of single annotations, each with its own error.
 
 use std::num::NonZeroU32;
 
@@ -33,7 +33,7 @@ pub(crate) fn quantity(key: &str, text: &str) -> Result<MemMib, RequestError> {
     }
 }
 
-/// A count of devices that one pod may have.
+/// A count of devices, from 1 to the maximum of a pod.
 pub(crate) fn device_count(key: &str, text: &str) -> Result<NonZeroU32, RequestError> {
     parse_whole(text)
         .ok()
@@ -43,7 +43,7 @@ pub(crate) fn device_count(key: &str, text: &str) -> Result<NonZeroU32, RequestE
         .ok_or_else(|| RequestError::DeviceCount { key: shown(key), value: shown(text) })
 }
 
-/// Names of GPU models between `|`, each with a letter or digit; blanks around them do not count.
+/// Names of GPU models between `|`, each with a letter or digit. Blanks around them are ignored.
 pub(crate) fn models(key: &str, text: &str) -> Result<ModelFilter, RequestError> {
     let names = || text.split('|').map(str::trim);
     let legal = text.len() <= MAX_MODEL_FILTER
@@ -57,12 +57,10 @@ pub(crate) fn models(key: &str, text: &str) -> Result<ModelFilter, RequestError>
     }
 }
 
-/// A policy by its name.
 pub(crate) fn policy(key: &str, text: &str) -> Result<Policy, RequestError> {
     text.parse().map_err(|_| RequestError::Policy { key: shown(key), value: shown(text) })
 }
 
-/// A kind of isolation by its name.
 pub(crate) fn isolation(key: &str, text: &str) -> Result<Isolation, RequestError> {
     match text {
         "none" => Ok(Isolation::None),

@@ -1,5 +1,5 @@
-//! What stands on a bound pod under the prefix that only gpupack writes, in short: enough to see that
-//! somebody edited it, and to write back what the placement does not tell.
+//! The annotations under gpupack's own prefix on a bound pod, in short: enough to detect edits, and
+//! to write back what the placement does not say.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -10,19 +10,19 @@ use crate::kube_api::request::placement::{
 };
 use crate::model::reservation::Placement;
 
-/// Keys whose values follow from the configuration at the time of the Binding, not from the placement.
+/// Their values follow from the configuration at the time of the Binding, not from the placement.
 const LIMITS: [&str; 3] = [DRIVER_MEMORY, MPS_MEMORY, MPS_THREADS];
 
-/// Longest value of such a key that is kept; gpupack writes numbers.
+/// Longest value of them that is kept; gpupack writes numbers.
 const LONGEST_LIMIT: usize = 32;
 
-/// Nobody outside the process knows it, so that nobody finds two sets of annotations with one mark.
+/// Secret to the process, so that no client can find two sets of annotations with one digest.
 static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
-/// The annotations of a pod that only gpupack writes, but [`TOUCH`]. Equal where all of them are.
+/// The annotations of a pod that only gpupack writes, except [`TOUCH`]. Equal if all are equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Of all keys and values; zero where there are none.
+    /// Digest of all keys and values; zero without any.
     mark: u64,
     limits: Box<[(&'static str, Box<str>)]>,
 }
@@ -45,19 +45,19 @@ impl Written {
         }
     }
 
-    /// The limits of its containers, as annotations.
+    /// The limits of the containers, as annotations.
     pub fn limits(&self) -> impl Iterator<Item = (String, String)> {
         self.limits.iter().map(|(key, value)| ((*key).to_owned(), value.to_string()))
     }
 }
 
-/// A number that is equal for equal placements.
+/// A number that is equal for equal placements within one process.
 pub fn placement_mark(placement: &Placement) -> u64 {
     HASHER.hash_one(placement)
 }
 
-/// The patch that makes annotations of a pod which only gpupack writes `wanted`: what is there beside them
-/// is taken away.
+/// A patch that makes the annotations that only gpupack writes equal to `wanted`: it removes all
+/// others of its prefix.
 pub fn patch_to(
     wanted: &BTreeMap<String, String>,
     there: &BTreeMap<String, String>,

@@ -34,7 +34,7 @@ fn parse(keys: &str, pod: &str) -> Result<Option<GpuRequest>, RequestError> {
     parse_request(&annotations(keys), &containers(pod))
 }
 
-/// The request in one line: what the parser understood.
+/// What the parser understood, in one line.
 fn told(request: &GpuRequest) -> String {
     let amount = match &request.amount {
         Amount::Fraction(share) => format!("share {share}"),
@@ -67,7 +67,7 @@ fn told(request: &GpuRequest) -> String {
     }
 }
 
-/// Annotations, containers and what is understood.
+/// Annotations, containers and the parsed request.
 const UNDERSTOOD: &[(&str, &str, &str)] = &[
     ("gpu-fraction=0.5", "main", "1 x share 0.5"),
     ("gpu-fraction=0.33333", "main", "1 x share 0.33333"),
@@ -147,7 +147,7 @@ fn every_way_to_ask_is_understood() {
     }
 }
 
-/// Annotations, containers, label, and what the message must name: key, value and mend.
+/// Annotations, containers, label, and what the message must name: key, value and fix.
 const REFUSED: &[(&str, &str, &str, [&str; 3])] = &[
     ("gpu-fraction=0", "main", "fraction", ["gpu-fraction", "`0`", "at most 5 decimals"]),
     ("gpu-fraction=0.0", "main", "fraction", ["gpu-fraction", "`0.0`", "above 0"]),

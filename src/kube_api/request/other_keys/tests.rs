@@ -12,7 +12,7 @@ fn container(resources: &[(&str, &str)]) -> ContainerAsk {
     ContainerAsk { name, kind, resources: map(resources) }
 }
 
-/// What becomes of a pod of ours with these annotations and resources, by the label of the refusal.
+/// The label of the refusal of a pod of ours with these annotations and resources, if any.
 fn label(
     rules: &RequestRules,
     annotations: &[(&str, &str)],
@@ -130,13 +130,13 @@ fn the_operator_says_how_little_and_how_high() {
         (&[("gpu-memory", "63")][..], Some("small_memory")),
         (&[("gpu-memory", "64")], None),
         (&[("gpu-memory", "1"), ("gpu-fraction", "0.5")], Some("small_memory")),
-        (&[("gpu-fraction", "0.00001")], None), // how much that is, the GPU decides
+        (&[("gpu-fraction", "0.00001")], None), // the amount depends on the GPU
         (&[("gpu-fraction", "0.1"), ("gpu-fraction.limit", "0.5")], None),
         (&[("gpu-fraction", "0.1"), ("gpu-fraction.limit", "0.50001")], Some("limit_above_max")),
         (&[("gpu-fraction", "0.1"), ("gpu-fraction-limit", "1")], Some("limit_above_max")),
         (&[("gpu-fraction", "0.7"), ("gpu-fraction.limit", "0.7")], None),
         (&[("gpu-fraction", "0.7")], None),
-        (&[("gpu-memory", "64"), ("gpu-memory.limit", "800Gi")], None), // capped by the guard
+        (&[("gpu-memory", "64"), ("gpu-memory.limit", "800Gi")], None), // the memory guard caps it
     ] {
         let refused = label(&rules, annotations, &[]).err();
         assert_eq!(refused.as_ref().map(RequestError::label), expected, "{annotations:?}");

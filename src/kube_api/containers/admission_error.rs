@@ -1,44 +1,44 @@
-//! Why a pod is not admitted: one text, for whoever creates it. It names what is wrong and the mend.
+//! Why a pod is not admitted: a text for the client that creates it, with the fault and the fix.
 
 use crate::kube_api::request::request_error::RequestError;
 
-/// A pod that is refused at its creation, or a debug container that is not added.
+/// Why a pod is refused at its creation, or a debug container is not added.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdmissionError {
-    /// Its way of asking for a GPU: the same text as from *filter* and in events.
+    /// Its GPU request: the same text as from *filter* and in events.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// It is bound past every scheduler.
+    /// It names its node, so no scheduler binds it.
     #[error(
         "the pod asks for a GPU and names its node (`{node}`): which GPU it gets is decided with \
          its node, so remove `spec.nodeName`, or choose nodes by `nodeSelector` or affinity"
     )]
     NodeName {
-        /// The node.
+        /// The node that it names.
         node: String,
     },
-    /// It asks for a GPU under a runtime that does not hand it out.
+    /// It requests a GPU under a RuntimeClass that does not give it.
     #[error(
         "`runtimeClassName` is `{found}`: the GPU is handed out by the RuntimeClass `{expected}`, \
          so set that, or leave it out"
     )]
     RuntimeClass {
-        /// The pod's.
+        /// The RuntimeClass of the pod.
         found: String,
-        /// The configured one.
+        /// The configured RuntimeClass.
         expected: String,
     },
-    /// It has NVIDIA's runtime and asks for no GPU.
+    /// It has NVIDIA's RuntimeClass and requests no GPU.
     #[error(
         "`runtimeClassName` is `{class}`, but the pod asks gpupack for no GPU: add `gpu-fraction` (0 to 1) \
          or `gpu-memory` (MiB) to its annotations and leave `schedulerName` out, or remove \
          `runtimeClassName`"
     )]
     UnmanagedRuntimeClass {
-        /// The class.
+        /// Its RuntimeClass.
         class: String,
     },
-    /// It chooses devices, or their memory, itself.
+    /// It chooses its devices, or their memory.
     #[error(
         "container `{container}` sets `{variable}`: which GPU a container sees, and how much of it, \
          is decided when the pod is placed, so remove the variable"
@@ -49,7 +49,7 @@ pub enum AdmissionError {
         /// The variable.
         variable: String,
     },
-    /// Variables from elsewhere could have such a name.
+    /// Variables from a ConfigMap or Secret could have a name of ours.
     #[error(
         "container `{container}` takes variables from elsewhere (`envFrom`) with the prefix \
          `{prefix}`, which could make a `{variable}`: use another prefix"
@@ -71,7 +71,7 @@ pub enum AdmissionError {
         /// The container.
         container: String,
     },
-    /// It may lift its own confinement.
+    /// It may undo its own confinement.
     #[error(
         "container `{container}` adds the capability `{capability}`, which lets it reach GPUs that are \
          not its own: remove it from `securityContext.capabilities`"
@@ -82,7 +82,7 @@ pub enum AdmissionError {
         /// The capability.
         capability: String,
     },
-    /// It sets what Pod Security *baseline* does not allow, and the operator does not either.
+    /// It sets a field that neither Pod Security *baseline* nor the operator allows.
     #[error(
         "{place} sets `{field}` to `{value}`: pods with a GPU, and pods that share nodes with them, may have \
          what the Pod Security standard `baseline` allows, so remove it{}",
@@ -93,7 +93,7 @@ pub enum AdmissionError {
         place: String,
         /// The field.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         value: String,
         /// The key of the configuration by which an operator can allow it.
         key: Option<&'static str>,
@@ -111,7 +111,7 @@ pub enum AdmissionError {
         /// Its path on the node.
         path: String,
     },
-    /// It has claims on devices of DRA drivers.
+    /// It has resource claims, by which DRA drivers could give it devices.
     #[error(
         "the pod has the resource claim `{claim}`, by which a DRA driver could hand it GPUs that gpupack gives \
          to others: remove `resourceClaims`, or have the cluster's operator set \
@@ -121,27 +121,27 @@ pub enum AdmissionError {
         /// The claim's name in the pod.
         claim: String,
     },
-    /// Its runtime may hand out GPUs.
+    /// Its RuntimeClass may give GPUs.
     #[error(
         "`runtimeClassName` is `{class}`, and it is not known that this runtime hands out no GPU: remove it, \
          or have the cluster's operator list it under `webhook.runtime_classes_without_gpus`"
     )]
     UnknownRuntimeClass {
-        /// The class.
+        /// Its RuntimeClass.
         class: String,
     },
-    /// It may keep its GPU for too long after it was deleted.
+    /// It may keep its GPU for too long after its deletion.
     #[error(
         "`terminationGracePeriodSeconds` is `{seconds}`: so long a deleted pod may keep its GPU, and here that \
          is at most `{most}` (`webhook.max_grace_period_seconds`), so set `{most}` or less"
     )]
     GracePeriod {
-        /// The pod's.
+        /// The grace period of the pod.
         seconds: i64,
-        /// The configured one.
+        /// The configured maximum.
         most: u64,
     },
-    /// It reaches into other pods.
+    /// It has access to processes of other pods.
     #[error(
         "the pod asks for a GPU and sets `{field}`, through which it reaches the processes of its \
          neighbours on the GPU: remove it"
@@ -150,7 +150,7 @@ pub enum AdmissionError {
         /// The field of the pod.
         field: &'static str,
     },
-    /// It mounts devices or the driver.
+    /// It mounts devices, or what controls them.
     #[error(
         "volume `{volume}` mounts `{path}` of the node, which holds GPU devices or what controls \
          them (`{guarded}`): remove it, or mount a folder that holds only the data you need"
@@ -160,7 +160,7 @@ pub enum AdmissionError {
         volume: String,
         /// Its path on the node.
         path: String,
-        /// The path that it reaches.
+        /// The protected path that the mount exposes.
         guarded: String,
     },
     /// It names devices by a mount.
@@ -174,22 +174,22 @@ pub enum AdmissionError {
         /// The path in the container.
         path: String,
     },
-    /// It asks for parts of several GPUs where parts are limited by MPS.
+    /// It requests parts of several GPUs where MPS limits the parts.
     #[error(
         "the pod asks for parts of `{count}` GPUs: here MPS limits who shares a GPU, and a process can \
          be the client of one GPU's MPS daemon only, so ask for a part of one GPU, or for whole GPUs \
          (`gpu-fraction: \"1\"`)"
     )]
     SeveralUnderMps {
-        /// How many.
+        /// The number of GPUs.
         count: u32,
     },
-    /// A volume of its own has the name of ours.
+    /// One of its volumes has the name of ours.
     #[error(
         "volume `gpupack-mps` is not the one that gpupack gives to clients of MPS: give it another name"
     )]
     MpsVolume,
-    /// It mounts what only clients of MPS do, or something else in its place.
+    /// It mounts what only MPS clients mount, or something else at the same path.
     #[error(
         "container `{container}` mounts something at `{path}` that only gpupack mounts: MPS needs \
          `/dev/shm` and `/run/gpupack-mps` of the container that gets the GPU, and the volume \

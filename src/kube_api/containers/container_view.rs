@@ -1,4 +1,4 @@
-//! All containers of a pod alike: regular, init and ephemeral ones have types of their own.
+//! One view of all containers of a pod: regular, init and ephemeral ones have different types.
 
 use k8s_openapi::api::core::v1::{
     ContainerPort, EnvFromSource, EnvVar, EnvVarSource, Lifecycle, ObjectFieldSelector, PodSpec,
@@ -8,11 +8,11 @@ use k8s_openapi::api::core::v1::{
 /// A list of containers in a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ContainerList {
-    /// What runs for the life of the pod.
+    /// Those that run for the life of the pod.
     Regular,
-    /// What runs before, sidecars included.
+    /// Those that run before them, and sidecars.
     Init,
-    /// What was added to a running pod.
+    /// Those that were added to a running pod.
     Ephemeral,
 }
 
@@ -27,30 +27,21 @@ impl ContainerList {
     }
 }
 
-/// What matters of one container at admission.
+/// What admission needs of one container.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContainerView<'a> {
-    /// The list that it stands in.
     pub(crate) list: ContainerList,
-    /// Its place there.
+    /// Its position in `list`.
     pub(crate) index: usize,
-    /// Its name.
     pub(crate) name: &'a str,
-    /// Its variables.
     pub(crate) env: &'a [EnvVar],
-    /// Where it takes further variables from.
     pub(crate) env_from: &'a [EnvFromSource],
-    /// Its rights.
     pub(crate) security: Option<&'a SecurityContext>,
-    /// Its mounts.
     pub(crate) mounts: &'a [VolumeMount],
-    /// Its resources.
     pub(crate) resources: Option<&'a ResourceRequirements>,
-    /// Its ports.
     pub(crate) ports: &'a [ContainerPort],
-    /// How kubelet asks whether it lives, is ready, and has started.
+    /// Liveness, readiness and startup probe.
     pub(crate) probes: [Option<&'a Probe>; 3],
-    /// What kubelet does when it starts and ends.
     pub(crate) lifecycle: Option<&'a Lifecycle>,
 }
 
@@ -91,7 +82,7 @@ pub(crate) fn literal(name: &str, value: &str) -> EnvVar {
     EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() }
 }
 
-/// A variable that kubelet fills from an annotation when the container starts.
+/// A variable that kubelet sets from an annotation when the container starts.
 pub(crate) fn placed(name: &str, annotation: &str) -> EnvVar {
     let field_path = format!("metadata.annotations['{annotation}']");
     let field = ObjectFieldSelector { field_path, api_version: None };

@@ -1,8 +1,7 @@
 //! What admission writes into a pod, as JSON patch operations.
 //!
-//! The operations are made one by one and never as the difference of two pods: fields of a newer
-//! Kubernetes, which the types here do not know, stay as they are. A pod that has everything already
-//! gets no operation.
+//! Each operation is made for one field, never as the difference of two pods: fields of a newer
+//! Kubernetes that these types do not know stay unchanged. A complete pod gets no operation.
 
 use std::collections::BTreeMap;
 
@@ -24,21 +23,21 @@ use crate::kube_api::request::request_error::shown;
 use crate::kube_api::request::resources::{MARKER_MEMORY, MARKER_SHARE, WHOLE};
 use crate::model::request::{Amount, GpuRequest, Isolation};
 
-/// What NVIDIA's runtime reads the devices of a container from.
+/// NVIDIA's runtime reads the devices of a container from this variable.
 pub const DEVICES_VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
-/// The value that gives no device, over an image's own `all`.
+/// The value that gives no device. It overrides the `all` of an image.
 pub const NO_DEVICE: &str = "void";
 
-/// The memory of the share per device in MiB, for the workload.
+/// The allocated memory per device in MiB, for the workload.
 pub const MEMORY_VARIABLE: &str = "GPUPACK_MEMORY_MIB";
-/// Guaranteed memory, for the toolkit's hook. Zero must be said: without it the hook takes the limit.
+/// Guaranteed memory, for the toolkit's hook. Without an explicit zero the hook takes the limit.
 const HOOK_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
-/// Most memory, for the toolkit's hook, in MiB.
+/// Maximum memory, for the toolkit's hook, in MiB.
 const HOOK_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
-/// The variables that are nobody's but ours: those by which a container gets devices or memory of
-/// them, and those that tell it what it got. `CUDA_VISIBLE_DEVICES` is not among them: it only
-/// chooses among the devices that a container has.
+/// The variables that only gpupack sets: they give a container devices or their memory, or say what
+/// it got. `CUDA_VISIBLE_DEVICES` is not among them: it only chooses among the devices that a
+/// container has.
 const OWNED: [&str; 7] = [
     DEVICES_VARIABLE,
     HOOK_REQUEST,
@@ -49,12 +48,13 @@ const OWNED: [&str; 7] = [
     MEMORY_VARIABLE,
 ];
 
-/// Beginning of the names by which NVIDIA's container toolkit takes orders; it learns new ones from time to
-/// time.
+/// Prefix of the variables by which NVIDIA's container toolkit is configured; new versions add
+/// some.
 const TOOLKIT: &str = "NVIDIA_";
 
-/// Those of the toolkit's names, and of NVIDIA's images and libraries, that give no device and no memory:
-/// which parts of the driver a container gets, versions, and what programs read.
+/// Variables with this prefix that give no device and no memory: the toolkit's, and those of
+/// NVIDIA's images and libraries. They choose parts of the driver, name versions, or are for
+/// programs.
 const HARMLESS: [&str; 8] = [
     "NVIDIA_API_KEY",
     "NVIDIA_BUILD_ID",
@@ -66,28 +66,28 @@ const HARMLESS: [&str; 8] = [
     "NVIDIA_TRITON_SERVER_VERSION",
 ];
 
-/// Conditions on driver and GPU, which can only keep a container from starting.
+/// Conditions on driver and GPU: they can only prevent a start.
 const HARMLESS_PREFIX: &str = "NVIDIA_REQUIRE_";
 
-/// Those of MPS, where containers are its clients.
+/// The variables of MPS, if the container is its client.
 const OWNED_OF_CLIENTS: [&str; 3] =
     [mps::PIPE_VARIABLE, mps::MEMORY_VARIABLE, mps::THREADS_VARIABLE];
 
-/// Whether the containers of a pod are to be clients of MPS.
+/// Whether containers of a pod become MPS clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clients {
-    /// They are not; a program may use MPS inside of its container as it likes.
+    /// None; a program may still use MPS inside its container.
     None,
-    /// The one that gets the GPU is.
+    /// The container that gets the GPU does.
     Granted,
 }
 
-/// Which variables are nobody's but ours.
+/// Which variables only gpupack sets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owned<'a> {
-    /// Whether those of MPS are.
+    /// Whether they include those of MPS.
     pub(crate) clients: Clients,
-    /// Those of NVIDIA that the operator leaves to users.
+    /// NVIDIA's variables that the operator leaves to users.
     pub(crate) allowed: &'a [String],
 }
 
@@ -108,7 +108,7 @@ impl Owned<'_> {
         OWNED.into_iter().chain(of_clients)
     }
 
-    /// One of these variables that names beginning with `prefix` could make.
+    /// One of these variables whose name can begin with `prefix`.
     fn made_by(self, prefix: &str) -> Option<&'static str> {
         let of_toolkit = prefix.starts_with(TOOLKIT) && !prefix.starts_with(HARMLESS_PREFIX);
         let named = self.named().find(|name| !prefix.is_empty() && name.starts_with(prefix));
@@ -128,12 +128,12 @@ pub(crate) fn granted(request: &GpuRequest, limit: MemoryLimit) -> Vec<EnvVar> {
         | Amount::Memory(_)
         | Amount::FractionAndMemory(..)
         | Amount::SharedSlot => true,
-        // Nobody else is on the device.
+        // No other pod is on the device.
         Amount::Whole | Amount::MigInstance(_) => false,
     };
-    // The driver takes no limit of a MIG instance. Under isolation by hardware it is one, or a whole GPU;
-    // of others bind says it, by writing the annotation or not. The hook is not in the specification of an
-    // instance, so that nobody reads the empty variable there.
+    // The driver takes no limit for a MIG instance. With hardware isolation the device is one, or a
+    // whole GPU. For others *bind* decides, and writes the annotation or not. The CDI specification
+    // of an instance does not have the hook, so nothing there reads the empty variable.
     if limit == MemoryLimit::Driver && is_shared && request.isolation != Isolation::Hardware {
         variables.push(literal(HOOK_REQUEST, "0"));
         variables.push(placed(HOOK_LIMIT, DRIVER_MEMORY));
@@ -146,20 +146,20 @@ pub(crate) fn blank() -> Vec<EnvVar> {
     vec![literal(DEVICES_VARIABLE, NO_DEVICE)]
 }
 
-/// Whether a container of the pod takes its devices from the annotation that comes with the Binding,
-/// under whatever name.
+/// Whether a variable of the pod, of any name, takes its value from the annotation of the devices,
+/// which comes with the Binding.
 pub fn takes_devices(spec: &PodSpec) -> bool {
     let mut given = containers(spec).into_iter().flat_map(|container| container.env);
     given.any(is_of_devices)
 }
 
-/// Whether a variable is filled from the annotation of the devices.
+/// Whether a variable takes its value from the annotation of the devices.
 pub(crate) fn is_of_devices(given: &EnvVar) -> bool {
     given.value_from.as_ref().is_some_and(|source| source.field_ref.is_some())
         && plain(given).value_from == placed(DEVICES_VARIABLE, DEVICES).value_from
 }
 
-/// `given` without what the API server fills in by itself.
+/// `given` without the defaults of the API server.
 fn plain(given: &EnvVar) -> EnvVar {
     let mut plain = given.clone();
     plain.value = plain.value.filter(|value| !value.is_empty());
@@ -176,17 +176,16 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// The operations as a patch; none where the pod stays as it is.
+    /// The operations as a patch; `None` if the pod stays as it is.
     pub(crate) fn into_patch(self) -> Option<json_patch::Patch> {
         (!self.operations.is_empty()).then_some(json_patch::Patch(self.operations))
     }
 
-    /// Sets a field of the pod's `spec`.
     pub(crate) fn set(&mut self, field: &str, value: &str) {
         self.add(&["spec", field], json!(value));
     }
 
-    /// Sets annotations, on a pod that has `present` ones.
+    /// Sets annotations, on a pod that has the annotations `present`.
     pub(crate) fn annotate(
         &mut self,
         present: &BTreeMap<String, String>,
@@ -201,12 +200,12 @@ impl Changes {
         }
     }
 
-    /// Gives a container the variables `wanted`, each as the only one of its name, in front of all
-    /// others so that these may refer to them.
+    /// Gives a container each variable of `wanted` once. Missing ones go in front of all others,
+    /// which may then refer to them.
     ///
     /// # Errors
-    /// [`AdmissionError::Variable`] and [`AdmissionError::EnvFromPrefix`] where the pod sets one of
-    /// our variables in another way.
+    /// [`AdmissionError::Variable`] and [`AdmissionError::EnvFromPrefix`] if the pod sets one of
+    /// our variables differently.
     pub(crate) fn variables(
         &mut self,
         container: &ContainerView<'_>,
@@ -247,7 +246,7 @@ impl Changes {
         Ok(())
     }
 
-    /// Gives a container the `wanted` mounts, each once.
+    /// Gives a container each mount of `wanted` once.
     ///
     /// # Errors
     /// [`AdmissionError::MpsMount`].
@@ -272,7 +271,6 @@ impl Changes {
         Ok(())
     }
 
-    /// Gives a pod a volume.
     pub(crate) fn volume(&mut self, spec: &PodSpec, volume: &Volume) {
         if spec.volumes.as_ref().is_none_or(Vec::is_empty) {
             self.add(&["spec", "volumes"], json!([]));
@@ -280,7 +278,7 @@ impl Changes {
         self.add(&["spec", "volumes", "-"], json!(volume));
     }
 
-    /// Gives a container exactly the `markers`, in its limits.
+    /// Makes the marker resources of a container equal to `markers`, in its limits.
     pub(crate) fn mark(&mut self, container: &ContainerView<'_>, markers: &[(&str, u64)]) {
         let none = BTreeMap::new();
         let amounts = |of: Option<&BTreeMap<String, Quantity>>| of.unwrap_or(&none).clone();
@@ -318,7 +316,7 @@ impl Changes {
         }
     }
 
-    /// Takes whole GPUs out of the resources of a container, so that kubelet gives it none.
+    /// Removes whole GPUs from the resources of a container, so that kubelet gives it none.
     pub(crate) fn take_over(&mut self, container: &ContainerView<'_>) {
         let Some(resources) = container.resources else { return };
         let (list, place) = (container.list.field(), container.index.to_string());
@@ -340,8 +338,8 @@ impl Changes {
     }
 }
 
-/// Refuses an `envFrom` that is made to give one of our variables. What is in a ConfigMap or Secret
-/// is not known here; where we set a variable ourselves, ours wins over it.
+/// Refuses an `envFrom` whose prefix could make one of our variables. Admission does not know what
+/// is in a ConfigMap or Secret; a variable that we set overrides it.
 fn refuse_prefixes(container: &ContainerView<'_>, owned: Owned<'_>) -> Result<(), AdmissionError> {
     for prefix in container.env_from.iter().filter_map(|source| source.prefix.as_deref()) {
         if let Some(variable) = owned.made_by(prefix) {
@@ -352,8 +350,8 @@ fn refuse_prefixes(container: &ContainerView<'_>, owned: Owned<'_>) -> Result<()
     Ok(())
 }
 
-/// The marker resources of a request: what is known of it before it is placed. At least one, since a
-/// scheduler that works in place asks the extender only about pods with a marker.
+/// The marker resources of a request, from what is known before its placement. At least one: in
+/// place, a scheduler calls the extender only for pods with a marker.
 pub(crate) fn markers(request: &GpuRequest) -> Vec<(&'static str, u64)> {
     let times = |amount: u64| amount.saturating_mul(u64::from(request.count.get()));
     match &request.amount {

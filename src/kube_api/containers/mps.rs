@@ -1,11 +1,11 @@
-//! Limits by MPS: what makes a container a client of the daemon of its GPU, and what it is told to take.
+//! Limits by MPS: what makes a container a client of its GPU's daemon, and what it may take.
 //!
-//! Each GPU has a daemon of its own, with pipes in a folder of its own on the node, by which clients find
-//! it. Which GPU it is stands in a variable that kubelet fills from the placement when the container
-//! starts, and mounts may refer to variables. Shared memory, which daemons and clients need in common, is
-//! one folder for all daemons of a node, since they may run in one container.
+//! Each GPU has its own daemon, with pipes in a folder of its own on the node. Kubelet sets a
+//! variable with the GPU from the placement when the container starts, and mounts may refer to
+//! variables. All daemons of a node share one folder of shared memory with their clients, because
+//! they may run in one container.
 //!
-//! All of it is co-operative: a program can take the variables out of its own environment.
+//! All of this is cooperative: a program can remove the variables from its own environment.
 
 use std::collections::BTreeMap;
 
@@ -21,33 +21,33 @@ use crate::kube_api::request::placement::{DRIVER_MEMORY, MPS_MEMORY, MPS_THREADS
 use crate::kube_api::request::request_error::shown;
 use crate::model::request::{Amount, GpuRequest, Isolation};
 
-/// The volume with the folders of all daemons. Pods have no other use for the name.
+/// The volume with the folders of all daemons. No other volume of a pod may have this name.
 pub(crate) const VOLUME: &str = "gpupack-mps";
 
-/// Where a client finds its daemon.
+/// The folder where a client finds its daemon.
 pub(crate) const PIPE_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// What a client may take of the memory of each GPU.
+/// The memory of each GPU that a client may take.
 pub(crate) const MEMORY_VARIABLE: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
-/// Which part of the multiprocessors a client may use.
+/// The percentage of the SMs that a client may use.
 pub(crate) const THREADS_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
-/// Where the pipes are inside of a container.
+/// The folder of the pipes inside a container.
 const PIPES: &str = "/run/gpupack-mps";
-/// Where shared memory is inside of a container: the place cannot be chosen.
+/// The folder of shared memory inside a container; its path is fixed.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Percentages of multiprocessors on Hopper of which nothing bad is known, as ranges. Between them, on an
-/// H200 with driver 580.178, matrix products of half precision were said to leave parts of their results
-/// unwritten (a single report of October 2026, not confirmed by NVIDIA).
+/// Percentages of the SMs on Hopper without a known fault, as ranges. A single report of October
+/// 2026, not confirmed by NVIDIA, says that between them, on an H200 with driver 580.178,
+/// half-precision matrix products left parts of their results unwritten.
 const CLEAN_ON_HOPPER: [(u64, u64); 4] = [(1, 13), (23, 27), (47, 51), (90, 100)];
 
-/// Words of product names of GPUs of the Hopper generation.
+/// Parts of product names of Hopper GPUs.
 const HOPPER: [&str; 5] = ["H100", "H200", "GH200", "H800", "H20"];
 
-/// Whether the container of a request is to be a client of MPS: where it has neighbours on its device.
+/// Whether the container of a request becomes an MPS client: if its device can have other tenants.
 ///
 /// # Errors
-/// [`AdmissionError::SeveralUnderMps`]: a process is the client of one daemon, which has one GPU.
+/// [`AdmissionError::SeveralUnderMps`]: a process is a client of one daemon, which has one GPU.
 pub(crate) fn is_client(request: &GpuRequest) -> Result<bool, AdmissionError> {
     let is_part = match request.amount {
         Amount::Fraction(_)
@@ -71,15 +71,16 @@ pub(crate) fn variables(cap: ThreadCap) -> Vec<EnvVar> {
     all
 }
 
-/// The volume of a client. Where the folder is missing, nobody looks after daemons: then kubelet does not
-/// start the pod, and says why.
+/// The volume of a client. If its folder is missing, no agent runs daemons there: then kubelet does
+/// not start the pod, and says why.
 pub(crate) fn volume(folder: &HostFolder) -> Volume {
     let path = folder.as_str().to_owned();
     let host_path = HostPathVolumeSource { path, type_: Some("Directory".to_owned()) };
     Volume { name: VOLUME.to_owned(), host_path: Some(host_path), ..Volume::default() }
 }
 
-/// The mounts of a client. With an empty variable the path would begin with `/`, which kubelet refuses.
+/// The mounts of a client. If the variable is empty the path begins with `/`, which kubelet
+/// refuses.
 pub(crate) fn mounts() -> [VolumeMount; 2] {
     let mount = |path: &str| VolumeMount {
         name: VOLUME.to_owned(),
@@ -93,11 +94,11 @@ pub(crate) fn mounts() -> [VolumeMount; 2] {
     ]
 }
 
-/// Which of the `wanted` mounts a container lacks.
+/// The mounts of `wanted` that a container lacks.
 ///
 /// # Errors
-/// [`AdmissionError::MpsMount`] where it mounts the volume in another way, or something else at or below
-/// such a place.
+/// [`AdmissionError::MpsMount`] if it mounts the volume differently, or something else at or below
+/// the path of such a mount.
 pub(crate) fn missing_mounts(
     container: &ContainerView<'_>,
     wanted: &[VolumeMount],
@@ -116,10 +117,10 @@ pub(crate) fn missing_mounts(
     Ok(wanted.iter().filter(|mount| !container.mounts.contains(*mount)).cloned().collect())
 }
 
-/// Whether a pod has the volume of its clients already.
+/// Whether a pod already has the volume of MPS clients.
 ///
 /// # Errors
-/// [`AdmissionError::MpsVolume`] where another volume has its name.
+/// [`AdmissionError::MpsVolume`] if another volume has its name.
 pub(crate) fn has_volume(spec: &PodSpec, wanted: Option<&Volume>) -> Result<bool, AdmissionError> {
     let present = spec.volumes.iter().flatten().find(|volume| volume.name == VOLUME);
     match present {
@@ -128,14 +129,14 @@ pub(crate) fn has_volume(spec: &PodSpec, wanted: Option<&Volume>) -> Result<bool
     }
 }
 
-/// The limits of a container, of MPS or of the driver, that are written when its pod is placed.
+/// The limits of a container, by MPS or the driver, which are written when its pod is placed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientLimits {
     annotations: BTreeMap<String, String>,
 }
 
 impl ClientLimits {
-    /// The limits of a client that holds `demand` of a device of this model; none: not known.
+    /// The limits of a client with `demand` of a device of this model; `None` if it is not known.
     pub fn of(demand: Demand, model: Option<&ModelName>, cap: ThreadCap) -> Self {
         // By ordinal: an entry for a GPU that the process cannot see makes MPS drop all limits.
         let memory = (MPS_MEMORY, format!("0={}M", demand.memory.mib()));
@@ -149,19 +150,20 @@ impl ClientLimits {
         Self { annotations: all.map(|(key, value)| (key.to_owned(), value)).collect() }
     }
 
-    /// The limit of a container that the driver is to hold to so much of each of its GPUs.
+    /// The memory limit that the driver applies to a container on each of its GPUs.
     pub fn of_driver(memory: MemMib) -> Self {
         let limit = (DRIVER_MEMORY.to_owned(), memory.mib().to_string());
         Self { annotations: BTreeMap::from([limit]) }
     }
 
-    /// They as annotations.
+    /// The limits as annotations.
     pub fn annotations(&self) -> BTreeMap<String, String> {
         self.annotations.clone()
     }
 }
 
-/// Percent of the multiprocessors for a share, rounded down, 1 at least: 0 would be no number of them.
+/// Percent of the SMs for a share, rounded down, at least 1. On Hopper, or an unknown model, `cap`
+/// may make it a clean percentage or 100.
 fn percent(share: Share, model: Option<&ModelName>, cap: ThreadCap) -> u64 {
     let percent = (share.millionths() / 10_000).clamp(1, 100);
     let is_other = model.is_some_and(|model| !ModelFilter::new(HOPPER).matches(model));

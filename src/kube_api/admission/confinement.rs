@@ -1,8 +1,9 @@
-//! What would let a container reach a GPU that it was not given, whatever its variables say: no setting of
-//! the operator allows that. Beyond it only what [`pod_security`](crate::kube_api::admission::pod_security) allows.
+//! Refuses what gives a container access to a GPU that is not its own, whatever its variables say.
+//! No setting of the operator allows it. Everything else is up to
+//! [`pod_security`](crate::kube_api::admission::pod_security).
 //!
-//! None of this is a complete fence: a pod that is not sent to the webhook may do as it likes within
-//! the rules of its namespace (Pod Security).
+//! This does not stop every pod: one that the webhook does not see is limited only by the rules of
+//! its namespace (Pod Security).
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use crate::kube_api::containers::admission_error::AdmissionError;
 use crate::kube_api::containers::container_view::ContainerView;
 use crate::kube_api::request::request_error::shown;
 
-/// Places of a node with GPU devices or what controls them; `*` stands for the rest of a name.
+/// Paths of a node with GPU devices or what controls them; `*` stands for the rest of a name.
 const GUARDED_PATHS: [&str; 7] = [
     "/dev/nvidia*",
     "/run/nvidia*",
@@ -26,12 +27,12 @@ const GUARDED_PATHS: [&str; 7] = [
     "/sys/fs/cgroup",
 ];
 
-/// Where NVIDIA's runtime looks for devices named by mounts (`/var/run` is `/run`).
+/// The path in a container where mounts name devices to NVIDIA's runtime (`/var/run` is `/run`).
 const DEVICE_MOUNTS: &str = "/run/nvidia-container-devices";
 
-/// Beginnings of annotations by which container runtimes and their plugins are told devices:
-/// containerd's, NVIDIA's NRI plugin's, those of NRI's device injector, and CRI-O's. The policy
-/// `gpupack-request` has the same list.
+/// Prefixes of annotations that name devices to container runtimes and their plugins: containerd,
+/// NVIDIA's NRI plugin, NRI's device injector and CRI-O. The policy `gpupack-request` has the same
+/// list.
 const DEVICE_ANNOTATIONS: [&str; 7] = [
     "cdi.k8s.io/",
     "nvidia.cdi.k8s.io/",
@@ -42,9 +43,9 @@ const DEVICE_ANNOTATIONS: [&str; 7] = [
     "io.kubernetes.cri-o.Devices",
 ];
 
-/// Refuses what a whole pod could do: namespaces and paths of its node, among them the folder of MPS,
-/// devices by annotation or claim, and whatever goes beyond *baseline*. A volume that is `ours` is none of
-/// its doing.
+/// Refuses what concerns a whole pod: namespaces and paths of its node, also the folder of MPS,
+/// devices by annotation or ResourceClaim, and what exceeds *baseline*. It ignores the volume
+/// `ours`, which gpupack adds.
 ///
 /// # Errors
 /// The first [`AdmissionError`] found.
@@ -80,7 +81,7 @@ pub(crate) fn refuse_pod(
     pod_security::check_pod(annotations, spec, settings, ours)
 }
 
-/// Refuses what one container could do.
+/// Refuses what concerns one container.
 ///
 /// # Errors
 /// The first [`AdmissionError`] found.
@@ -108,7 +109,7 @@ pub(crate) fn refuse_container(
     }
 }
 
-/// The first capability that goes too far.
+/// The first capability by which a container can undo its confinement.
 fn capability(security: &SecurityContext) -> Option<String> {
     let added = security.capabilities.as_ref()?.add.as_ref()?;
     let goes_too_far = |given: &&String| {
@@ -118,7 +119,7 @@ fn capability(security: &SecurityContext) -> Option<String> {
     added.iter().find(goes_too_far).map(|given| shown(given))
 }
 
-/// The guarded place that a mount of `path` reaches: itself, something below, or above.
+/// The protected path that a mount of `path` exposes: the same path, one above or one below it.
 fn reached<'a>(path: &str, folder: &'a HostFolder) -> Option<&'a str> {
     let path = plain(path);
     let below = |folder: &str, path: &str| {

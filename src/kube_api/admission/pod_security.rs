@@ -1,6 +1,6 @@
-//! What a pod may have beside a GPU: what the Pod Security standard *baseline* allows (Kubernetes 1.36), and
-//! what the operator adds. A list of what is allowed: what a newer Kubernetes adds to one of these fields
-//! is refused until it is known here.
+//! What a GPU pod may set besides its GPU: what the Pod Security standard *baseline* allows
+//! (Kubernetes 1.36), and what the operator adds. These are lists of allowed values: a value that a
+//! newer Kubernetes adds is refused until it is listed here.
 //!
 //! <https://kubernetes.io/docs/concepts/security/pod-security-standards/#baseline>
 
@@ -51,21 +51,22 @@ const SYSCTLS: [&str; 12] = [
 const SELINUX_TYPES: [&str; 5] =
     ["", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"];
 
-/// Types of profiles of AppArmor and seccomp that confine.
+/// Types of AppArmor and seccomp profiles that confine.
 const PROFILES: [&str; 2] = ["RuntimeDefault", "Localhost"];
 
-/// The older way to name a profile of AppArmor: an annotation for each container.
+/// The older form of an AppArmor profile: an annotation for each container.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// Keys of the configuration that allow more, as messages name them.
+/// Keys of the configuration that allow more, for messages.
 const HOST_NETWORK_KEY: Option<&str> = Some("webhook.allow_host_network");
 const SYSCTLS_KEY: Option<&str> = Some("webhook.allowed_sysctls");
 const CAPABILITIES_KEY: Option<&str> = Some("webhook.allowed_capabilities");
 
-/// Who sets something: the pod as a whole, or a container.
+/// What sets a field: a container, or `None` for the pod.
 type Place<'a> = Option<&'a str>;
 
-/// Refuses what a whole pod sets beyond *baseline*. A volume that is `ours` is none of its doing.
+/// Refuses what a whole pod sets beyond *baseline*. It ignores the volume `ours`, which gpupack
+/// adds.
 ///
 /// # Errors
 /// The first [`AdmissionError`] found.
@@ -146,7 +147,7 @@ pub(crate) fn check_container(
     }
 }
 
-/// The first added capability that nobody allows.
+/// The first added capability that neither *baseline* nor the operator allows.
 fn unlisted_capability<'a>(
     security: &'a SecurityContext,
     settings: &WebhookConfig,
@@ -160,8 +161,8 @@ fn unlisted_capability<'a>(
     added.iter().find(|given| !is_allowed(given)).map(String::as_str)
 }
 
-/// Refuses profiles that do not confine, labels of SELinux that lift its rules, and processes of a Windows
-/// host.
+/// Refuses profiles that do not confine, SELinux labels that relax its rules, and processes of a
+/// Windows host.
 fn check_profiles(
     place: Place<'_>,
     (app_armor, seccomp): (Option<&AppArmorProfile>, Option<&SeccompProfile>),
@@ -198,7 +199,7 @@ fn check_profiles(
     Ok(())
 }
 
-/// Hosts that kubelet is told to call for the container, in probes and hooks.
+/// Hosts that kubelet calls for the container, in probes and hooks.
 fn hosts<'a>(container: &ContainerView<'a>) -> impl Iterator<Item = &'a str> {
     let probes = container.probes.into_iter().flatten();
     let probed = probes.map(|probe| (probe.http_get.as_ref(), probe.tcp_socket.as_ref()));

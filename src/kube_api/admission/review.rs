@@ -1,4 +1,4 @@
-//! The body of a call for admission: an AdmissionReview of a pod.
+//! The body of an admission call: an AdmissionReview of a pod.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::admission::{AdmissionRequest, AdmissionReview};
@@ -7,47 +7,46 @@ use serde_json::Value;
 use crate::kube_api::request::bounded::outside_texts;
 use crate::kube_api::request::request_error::shown;
 
-/// What an AdmissionReview that is understood calls itself.
+/// The version and kind of an AdmissionReview that is understood.
 const REVIEW: (&str, &str) = ("admission.k8s.io/v1", "AdmissionReview");
 
-/// Most values of a review: two versions of a pod with 10,000 variables, and who wrote which of them, have
-/// fewer. Each may take a hundred times its text.
+/// Most values of a review. Two versions of a pod with 10,000 variables, and the writers of their
+/// fields, have fewer. A value may take a hundred times the memory of its text.
 const MOST_VALUES: usize = 250_000;
 
-/// Most objects that have fields, of which two versions of the same pod have some 45,000. Each takes 700 bytes
-/// at least, be its text as short as `{"a":0}`.
+/// Most objects that have fields; two versions of that pod have some 45,000. Each takes at least
+/// 700 bytes, even with a text as short as `{"a":0}`.
 const MOST_OBJECTS: usize = 50_000;
 
-/// Bytes that a review of so many values and objects may take, beside its text.
+/// Maximum memory for the values and objects of a review, beside its text, in bytes.
 pub const MOST_REVIEW_BYTES: usize = 700 * MOST_OBJECTS + 64 * MOST_VALUES;
 
-/// Most items of a list other than of texts or variables: a container alone takes two kilobytes.
+/// Most items of a list, except of texts or variables: one container takes two kilobytes.
 const MOST_ITEMS: usize = 1_000;
 
-/// Most items of all such lists together: some take half a kilobyte where their text is `{}`.
+/// Most items of all these lists together: some take half a kilobyte for the text `{}`.
 const MOST_IN_LISTS: usize = 40_000;
 
-/// Most variables of all containers, in both versions of the pod together.
+/// Most variables of all containers in both versions of the pod.
 const MOST_VARIABLES: usize = 20_000;
 
-/// Why a body is not answered: the caller is no API server, or is configured for other objects.
+/// Why a body gets no answer: it is not what an API server sends about a pod that can run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReviewFault {
     /// Not the JSON of a review.
     #[error("the body is no AdmissionReview: {fault}")]
     Json {
-        /// What the JSON parser says.
+        /// The error of the JSON parser.
         fault: String,
     },
-    /// More than any pod that can run has.
+    /// More than in any pod that can run.
     #[error("the AdmissionReview has more than {most} {what}: split the pod")]
     TooMany {
-        /// Of what.
+        /// What there is too much of.
         what: &'static str,
-        /// How many are allowed.
+        /// The maximum.
         most: usize,
     },
-    /// Another kind or version.
     #[error(
         "the body is `{kind}` of `{version}`: AdmissionReview of admission.k8s.io/v1 is understood"
     )]
@@ -57,13 +56,13 @@ pub enum ReviewFault {
         /// Its version.
         version: String,
     },
-    /// No request, or no pod in it.
+    /// No request, or a request without a pod.
     #[error("the AdmissionReview has no `{field}`")]
     Missing {
         /// The field.
         field: &'static str,
     },
-    /// Another resource than pods.
+    /// A resource other than pods.
     #[error(
         "the AdmissionReview is about `{resource}`: pods and pods/ephemeralcontainers are answered, so \
          correct the rules of the webhook's configuration"
@@ -74,7 +73,7 @@ pub enum ReviewFault {
     },
 }
 
-/// The request of a review about pods.
+/// The request of a review of a pod.
 pub(crate) fn request(body: &[u8]) -> Result<AdmissionRequest<Pod>, ReviewFault> {
     let json =
         |error: serde_json::Error| ReviewFault::Json { fault: shown_long(&error.to_string()) };
@@ -97,11 +96,11 @@ pub(crate) fn request(body: &[u8]) -> Result<AdmissionRequest<Pod>, ReviewFault>
     review.try_into().map_err(|_| missing)
 }
 
-/// Refuses what would take far more memory as values than as text.
+/// Refuses a body that would take far more memory as values than as text.
 fn refuse_many_values(body: &[u8]) -> Result<(), ReviewFault> {
     let (mut values, mut objects, mut before) = (0, 0, 0);
     for byte in outside_texts(body).filter(|byte| !byte.is_ascii_whitespace()) {
-        // Each value but the first has one of these in front.
+        // Each value except the first follows one of these.
         values += usize::from(matches!(byte, b'{' | b'[' | b','));
         objects += usize::from(before == b'{' && byte != b'}');
         if values > MOST_VALUES {
@@ -115,14 +114,14 @@ fn refuse_many_values(body: &[u8]) -> Result<(), ReviewFault> {
     Ok(())
 }
 
-/// What was met in a review so far.
+/// What was counted in a review so far.
 #[derive(Default)]
 struct Counted {
     variables: usize,
     in_lists: usize,
 }
 
-/// Refuses what would take far more memory as a pod than as text.
+/// Refuses a body that would take far more memory as a pod than as text.
 fn refuse_long_lists(value: &Value, counted: &mut Counted) -> Result<(), ReviewFault> {
     match value {
         Value::Object(fields) => fields.iter().try_for_each(|(name, field)| {
@@ -149,14 +148,14 @@ fn refuse_long_lists(value: &Value, counted: &mut Counted) -> Result<(), ReviewF
     }
 }
 
-/// Namespace and name of the pod, or the prefix of a name that is still to be made.
+/// Namespace and name of the pod, or the prefix of a name that the API server will complete.
 pub(crate) fn name_of(request: &AdmissionRequest<Pod>, pod: &Pod) -> String {
     let name = pod.metadata.name.as_deref().or(pod.metadata.generate_name.as_deref());
     let namespace = request.namespace.as_deref().unwrap_or_default();
     format!("{}/{}", shown(namespace), shown(name.unwrap_or_default()))
 }
 
-/// A message of the JSON parser, which may quote the body.
+/// The first 200 characters of an error of the JSON parser, escaped: it may quote the body.
 fn shown_long(text: &str) -> String {
     text.chars().take(200).flat_map(char::escape_debug).collect()
 }
@@ -217,7 +216,8 @@ mod tests {
 
     #[test]
     fn a_pod_as_large_as_kubernetes_stores_is_still_read() {
-        // 500 containers with 20 variables and as many arguments each, and who wrote what: some 2 MiB.
+        // 500 containers with 20 variables and 20 arguments each, and the writers of fields: some 2
+        // MiB.
         let names: Vec<String> = (0..20).map(|at| format!("VARIABLE_{at:04}")).collect();
         let wrote = names.iter().map(|name| {
             (format!("k:{{\"name\":\"{name}\"}}"), json!({".": {}, "f:name": {}, "f:value": {}}))

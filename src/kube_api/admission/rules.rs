@@ -1,15 +1,16 @@
 //! Admission of pods: what is refused, and what is written into a pod before it exists.
 //!
-//! A pure function of the review and the configuration: no books, no API server. So any number of
-//! replicas may answer, and each answers the same. Applying it to its own result changes nothing.
+//! A pure function of the review and the configuration: no ledger, no API server. So several
+//! replicas give the same answer. Applied to its own result it changes nothing. It refuses all pods
+//! with annotations or labels that only gpupack writes. Besides:
 //!
-//! | Pod | What becomes of it |
+//! | Pod | Result |
 //! |---|---|
-//! | asks for a GPU, for one of our schedulers or for none by name | checked and completed |
-//! | asks kubelet's device plugin for a GPU | left as it is |
-//! | asks for no GPU under a RuntimeClass not listed as one without GPUs | as configured: refused, blanked or left |
-//! | asks for no GPU, for a scheduler that serves us alone | checked and blanked, as its neighbors may have GPUs |
-//! | any other, and pods of other schedulers | left as it is, but for keys that only we write |
+//! | requests a GPU, of one of our schedulers or without one | checked and completed |
+//! | requests a GPU of kubelet's device plugin | unchanged; see `leave_to_kubelet` |
+//! | no GPU, but a RuntimeClass not listed as one without GPUs | refused, blanked or unchanged |
+//! | no GPU, of a scheduler only for gpupack | checked and blanked, as it may run beside GPU pods |
+//! | others, also of other schedulers | unchanged |
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +34,7 @@ use crate::kube_api::request::request_error::{RequestError, shown};
 use crate::kube_api::request::resources::{ContainerAsk, WHOLE, asks_for, only};
 use crate::model::request::GpuRequest;
 
-/// The subresource by which containers are added to a running pod.
+/// The subresource that adds containers to a running pod.
 const EPHEMERAL: &str = "ephemeralcontainers";
 
 /// An answer to a review.
@@ -41,23 +42,22 @@ const EPHEMERAL: &str = "ephemeralcontainers";
 pub struct Answer {
     /// The review to send back.
     pub review: Vec<u8>,
-    /// The pod: namespace and name, or the prefix of a name that is still to be made.
+    /// The pod: namespace and name, or the prefix of a name that the API server will complete.
     pub pod: String,
-    /// Why it is refused; none where it is admitted.
+    /// Why the pod is refused; `None` if it is admitted.
     pub refusal: Option<AdmissionError>,
 }
 
-/// Whose a pod is.
+/// Who gives a pod its GPU.
 enum Tenant {
-    /// Ours: it asks for this.
+    /// gpupack, for this request.
     Managed(Box<GpuRequest>),
-    /// Kubelet's device plugin serves it.
+    /// Kubelet's device plugin.
     Kubelet,
-    /// It asks nobody for a GPU, or another scheduler.
+    /// Another scheduler, or the pod requests none.
     Unmanaged,
 }
 
-/// The rules of admission, as configured.
 #[derive(Clone, Debug)]
 pub struct Admission {
     settings: WebhookConfig,
@@ -66,7 +66,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Rules for pods of these schedulers. Pods that name none get the first of them.
+    /// Rules for pods of these schedulers. GPU pods that name none of them get the first.
     pub fn new(settings: WebhookConfig, scheduler_names: Vec<String>) -> Self {
         Self { settings, scheduler_names, requests: RequestRules::default() }
     }
@@ -77,10 +77,10 @@ impl Admission {
         Self { requests, ..self }
     }
 
-    /// Answers the body of a call.
+    /// Answers the body of an admission call.
     ///
     /// # Errors
-    /// [`ReviewFault`] where it is not a review of a pod; there is nobody to answer then.
+    /// [`ReviewFault`] if it is not a review of a pod, and so cannot be answered.
     pub fn review(&self, body: &[u8]) -> Result<Answer, ReviewFault> {
         let request = request(body)?;
         let pod =
@@ -110,10 +110,10 @@ impl Admission {
         Ok(Answer { review, pod: name_of(&request, pod), refusal })
     }
 
-    /// What is written into a pod that is created.
+    /// The changes of a pod that is created.
     ///
     /// # Errors
-    /// [`AdmissionError`] where it must not exist.
+    /// [`AdmissionError`] if it is refused.
     fn admit(&self, pod: &Pod) -> Result<Changes, AdmissionError> {
         let none = BTreeMap::new();
         let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
@@ -127,7 +127,7 @@ impl Admission {
         }
     }
 
-    /// Whose the pod is.
+    /// Who gives the pod its GPU.
     fn tenant(
         &self,
         annotations: &BTreeMap<String, String>,
@@ -143,7 +143,7 @@ impl Admission {
         if !is_named && scheduler != DEFAULT_SCHEDULER {
             return Ok(left);
         }
-        // The cluster's own scheduler also serves those who ask kubelet.
+        // The cluster's own scheduler also serves pods whose GPU comes from kubelet.
         let is_ours = |resource: &str| match self.settings.whole_gpus {
             _ if scheduler != DEFAULT_SCHEDULER => true,
             WholeGpus::TakenOver => resource == WHOLE,
@@ -157,13 +157,13 @@ impl Admission {
             }
             return Ok(left);
         }
-        // With all that it asks for, so that nothing is asked of both.
+        // Now with all resources: a pod must not request GPUs of both gpupack and kubelet.
         let request = parse_request(annotations, &asks)?;
         check(&self.requests, request.as_ref(), &others)?;
         Ok(request.map_or(left, |request| Tenant::Managed(Box::new(request))))
     }
 
-    /// Checks and completes a pod that is ours.
+    /// Checks and completes a pod of ours.
     fn complete(
         &self,
         annotations: &BTreeMap<String, String>,
@@ -197,7 +197,7 @@ impl Admission {
             wanted.push((DEVICE_COUNT, request.count.to_string()));
         }
         if !gets.is_empty() && (taken.is_some() || request.container.is_none()) {
-            // Written down, because another webhook may put a container in front of the first.
+            // Saved, because another webhook may insert a container before the first one.
             wanted.push((CONTAINER, gets.to_owned()));
         }
         changes.annotate(annotations, &wanted);
@@ -224,7 +224,7 @@ impl Admission {
         Ok(changes)
     }
 
-    /// Gives a pod scheduler and RuntimeClass, where it names none.
+    /// Sets scheduler and RuntimeClass where the pod names none.
     fn direct(&self, spec: &PodSpec, changes: &mut Changes) -> Result<(), AdmissionError> {
         let scheduler = scheduler_of(spec);
         if !self.scheduler_names.iter().any(|name| name == scheduler)
@@ -249,9 +249,9 @@ impl Admission {
         Ok(())
     }
 
-    /// Leaves a pod to kubelet's device plugin, unless it names its node itself: where no plugin ever
-    /// ran, on nodes of ours, kubelet passes over the resource, and NVIDIA's runtime would give it
-    /// whatever its variables or its image name.
+    /// Leaves a pod to kubelet's device plugin, unless it names its node and a RuntimeClass that
+    /// may give GPUs. On a node that never had the plugin, kubelet ignores the resource, and
+    /// NVIDIA's runtime would give it what its variables or its image name.
     fn leave_to_kubelet(&self, spec: &PodSpec) -> Result<Changes, AdmissionError> {
         let node = spec.node_name.as_deref().filter(|node| !node.is_empty());
         match (node, class_of(spec)) {
@@ -264,7 +264,7 @@ impl Admission {
         }
     }
 
-    /// Keeps a pod that asks for no GPU from getting one by its RuntimeClass.
+    /// Prevents that a pod without a GPU request gets a GPU by its RuntimeClass.
     fn keep_out(
         &self,
         annotations: &BTreeMap<String, String>,
@@ -291,9 +291,9 @@ impl Admission {
         Ok(changes)
     }
 
-    /// Whether a pod that asks for no GPU is held to what pods with one may have: under a runtime that may
-    /// hand out GPUs, and where its scheduler is ours alone, since it may then run beside them. Pods of the
-    /// cluster's own scheduler may, too, but where they will run is not known yet.
+    /// Whether a pod without a GPU request must obey the rules for GPU pods: if its runtime may
+    /// give GPUs, or if its scheduler is only for gpupack, so that it may run beside them. Pods of
+    /// the cluster's own scheduler may too, but their node is not known yet.
     fn is_confined(&self, spec: &PodSpec) -> bool {
         let scheduler = scheduler_of(spec);
         let is_named = self.scheduler_names.iter().any(|name| name == scheduler);
@@ -302,8 +302,8 @@ impl Admission {
         self.settings.unmanaged != Unmanaged::Allow && (is_beside || is_suspect)
     }
 
-    /// Refuses a pod that could keep its GPU for long after its deletion. It is not made shorter without a
-    /// word: whoever wrote it may count on it, for instance to save its work.
+    /// Refuses a pod that could keep its GPU for long after its deletion. gpupack does not shorten
+    /// the grace period silently: the pod may need it, for instance to save its work.
     fn check_grace(&self, spec: &PodSpec) -> Result<(), AdmissionError> {
         let most = self.settings.allowed.max_grace_seconds;
         match spec.termination_grace_period_seconds {
@@ -318,17 +318,17 @@ impl Admission {
         Owned { clients, allowed: &self.settings.allowed.variables }
     }
 
-    /// What is written into containers that are added to a running pod. Only those may change now.
+    /// The changes of containers that are added to a running pod. Nothing else may change now.
     ///
     /// # Errors
-    /// [`AdmissionError`] where one of them could reach a GPU.
+    /// [`AdmissionError`] if one of them could get access to a GPU.
     fn admit_ephemeral(&self, pod: &Pod, old: Option<&Pod>) -> Result<Changes, AdmissionError> {
         let none = BTreeMap::new();
         let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
         let mut changes = Changes::default();
         let Some(spec) = &pod.spec else { return Ok(changes) };
         let is_confined = match self.tenant(annotations, spec) {
-            // Whoever debugs a pod need not mend its request.
+            // To debug a pod, users need not fix its request.
             Ok(Tenant::Managed(_)) | Err(_) => true,
             Ok(Tenant::Kubelet) => false,
             Ok(Tenant::Unmanaged) => self.is_confined(spec),
@@ -348,12 +348,12 @@ impl Admission {
         Ok(changes)
     }
 
-    /// Whether a RuntimeClass may lead to NVIDIA's runtime, under whatever name.
+    /// Whether a RuntimeClass may use NVIDIA's runtime, under any name.
     fn leads_to_gpus(&self, class: &str) -> bool {
         !self.settings.allowed.classes_without_gpus.iter().any(|listed| listed == class)
     }
 
-    /// Whether it is known to.
+    /// Whether a RuntimeClass is one of NVIDIA, by its usual names or the configuration.
     fn is_nvidias(&self, class: &str) -> bool {
         NVIDIA_CLASSES.contains(&class) || self.settings.runtime_class.as_deref() == Some(class)
     }

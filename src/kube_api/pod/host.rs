@@ -1,6 +1,6 @@
-//! What a pod asks of its node outside the GPUs, counted as kube-scheduler counts it.
+//! The CPU and host memory that a pod requests, counted as kube-scheduler counts them.
 //!
-//! Only for scoring: kube-scheduler itself decides whether processor time and memory suffice.
+//! Only for scoring: kube-scheduler decides whether CPU and memory are sufficient.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu};
 use crate::kube_api::request::quantity::{NumberError, parse_memory, parse_milli};
 
-/// Most processor time and memory that one container is believed to ask for: far above any node,
-/// and small enough that no sum over a cluster leaves the range of the types.
+/// Most CPU (in thousandths) or memory (in MiB) that is accepted as the request of one container:
+/// far above any node, and so small that no sum over a cluster overflows.
 const MAX_AMOUNT: u64 = 1 << 40;
 
-/// What a node offers to pods: its `allocatable` processor time and memory, zero where it says nothing
-/// that can be read.
+/// The CPU and memory of a node that pods can request (`allocatable`); zero without a readable
+/// value.
 pub fn host_offer<'a>(allocatable: impl Fn(&str) -> Option<&'a str>) -> HostAmount {
     HostAmount {
         cpu: allocatable("cpu")
@@ -27,13 +27,13 @@ pub fn host_offer<'a>(allocatable: impl Fn(&str) -> Option<&'a str>) -> HostAmou
     }
 }
 
-/// What `spec` asks of its node: the sum over regular containers and sidecars, or the largest moment
-/// of the start-up sequence where that is more, plus the overhead of the runtime class.
-/// `spec.resources` overrides the containers where it names an amount.
+/// What `spec` requests of its node: the sum over regular containers and sidecars, or the maximum
+/// during the start-up sequence if that is more, plus the overhead of the RuntimeClass.
+/// `spec.resources` overrides the containers for the amounts that it names.
 ///
-/// After `PodRequests` of `k8s.io/component-helpers/resource` v0.36, without its look at
-/// `status` during a resize in place. A quantity that cannot be read counts as zero, an
-/// absurd one as the most that is believed.
+/// After `PodRequests` of `k8s.io/component-helpers/resource` v0.36, but without `status` during a
+/// resize in place. A quantity that cannot be read counts as zero, one above the accepted maximum
+/// counts as that maximum.
 pub fn host_amount(spec: &PodSpec) -> HostAmount {
     let mut running = sum(spec.containers.iter().map(container_amount));
     let mut sidecars = HostAmount::ZERO;
@@ -58,7 +58,7 @@ pub fn host_amount(spec: &PodSpec) -> HostAmount {
     add(asked, overhead(spec))
 }
 
-/// Whether an init container keeps running beside the regular ones.
+/// Whether an init container keeps running with the regular ones.
 fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
@@ -77,12 +77,12 @@ fn overhead(spec: &PodSpec) -> HostAmount {
     }
 }
 
-/// The requested processor time; where only a limit is named, the API server takes it as request.
+/// The requested CPU. If only a limit is set, the API server uses it as the request.
 fn cpu(resources: &ResourceRequirements) -> Option<MilliCpu> {
     cpu_of(resources.requests.as_ref()).or_else(|| cpu_of(resources.limits.as_ref()))
 }
 
-/// The requested memory; where only a limit is named, the API server takes it as request.
+/// The requested memory. If only a limit is set, the API server uses it as the request.
 fn memory(resources: &ResourceRequirements) -> Option<MemMib> {
     memory_of(resources.requests.as_ref()).or_else(|| memory_of(resources.limits.as_ref()))
 }
@@ -109,7 +109,7 @@ fn sum(amounts: impl Iterator<Item = HostAmount>) -> HostAmount {
     amounts.fold(HostAmount::ZERO, add)
 }
 
-/// The sum. Each part is at most [`MAX_AMOUNT`] and an API object of a few MiB holds far fewer than
+/// The sum. Each part is at most [`MAX_AMOUNT`], and an API object of a few MiB has far fewer than
 /// 2^20 containers.
 fn add(a: HostAmount, b: HostAmount) -> HostAmount {
     a.checked_add(b).expect("a pod has fewer than a million containers")

@@ -1,10 +1,10 @@
-//! What a Node object says of its GPUs before any agent has looked at them.
+//! What a Node object says about its GPUs before an agent reports them.
 
 use crate::hardware::device::ModelName;
 use crate::hardware::units::MemMib;
 use crate::kube_api::request::quantity::{parse_count, parse_whole};
 
-/// Count of GPUs in a node's allocatable resources.
+/// Number of GPUs in a node's allocatable resources.
 const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
 /// Label of GPU feature discovery: number of GPUs.
@@ -13,18 +13,18 @@ const COUNT_LABEL: &str = "nvidia.com/gpu.count";
 /// Label of GPU feature discovery: memory of each GPU in MiB.
 const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
 
-/// Label of GPU feature discovery: product name, blanks written as `-`.
+/// Label of GPU feature discovery: product name, with `-` for blanks.
 const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
 
-/// Most GPUs that a label is believed; more than any node has.
+/// Most GPUs that are accepted from a label; no node has more.
 const MAX_GPUS: u32 = 64;
 
-/// Whether a label or a resource says something of GPUs.
+/// Whether the name of a label or resource concerns GPUs.
 pub fn is_of_gpus(key: &str) -> bool {
     [GPU_RESOURCE, COUNT_LABEL, MEMORY_LABEL, PRODUCT_LABEL].contains(&key)
 }
 
-/// The GPUs that a Node object names; all alike.
+/// The GPUs that a Node object names; all are equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelledGpus {
     /// How many, at most 64.
@@ -35,7 +35,7 @@ pub struct LabelledGpus {
     pub model: ModelName,
 }
 
-/// The GPUs that allocatable resources and the labels of GPU feature discovery name; `None` where they
+/// The GPUs that allocatable resources and labels of GPU feature discovery name; `None` if they
 /// name no GPU or no memory.
 pub fn labelled_gpus<'a>(
     label: impl Fn(&str) -> Option<&'a str>,

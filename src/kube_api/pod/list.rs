@@ -1,5 +1,5 @@
-//! All nodes and pods of a cluster, read once: for commands that look and end. Whoever stays uses
-//! [`crate::kube_api::pod::watch`].
+//! All nodes and pods of a cluster, read once, for commands that end. Processes that keep running
+//! use [`crate::kube_api::pod::watch`].
 
 use std::fmt::Debug;
 
@@ -13,22 +13,22 @@ use crate::kube_api::pod::host::host_offer;
 use crate::kube_api::pod::labels::{LabelledGpus, labelled_gpus};
 use crate::kube_api::pod::seen_pod::SeenPod;
 
-/// Objects per request, as `kubectl` asks for them.
+/// Objects per page, the same as `kubectl` uses.
 const PAGE: u32 = 500;
 
-/// What matters of a node.
+/// What gpupack needs of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenNode {
     /// Its name.
     pub name: String,
-    /// What it offers to pods.
+    /// The CPU and memory that pods can request.
     pub host: HostAmount,
     /// The GPUs that its labels name.
     pub gpus: Option<LabelledGpus>,
 }
 
 impl SeenNode {
-    /// Reads a node of the API server. Fields that are missing are empty.
+    /// Reads a Node object. Missing fields are empty.
     pub fn from_api(node: &Node) -> Self {
         let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
         let amount =
@@ -46,15 +46,15 @@ impl SeenNode {
 /// All nodes.
 ///
 /// # Errors
-/// What the API server or the way to it says.
+/// Errors of the API server or of the connection.
 pub async fn nodes(client: Client) -> Result<Vec<SeenNode>, kube::Error> {
     all(Api::<Node>::all(client), SeenNode::from_api).await
 }
 
-/// All pods, those that have ended as well.
+/// All pods, also those that have ended.
 ///
 /// # Errors
-/// What the API server or the way to it says.
+/// Errors of the API server or of the connection.
 pub async fn pods(client: Client) -> Result<Vec<SeenPod>, kube::Error> {
     all(Api::<Pod>::all(client), SeenPod::from_api).await
 }

@@ -1,6 +1,6 @@
-//! The fields of a pod's JSON that [`SeenPod`](crate::kube_api::pod::seen_pod::SeenPod) is made of. kube-scheduler sends the
-//! whole pod with every question, the API server the pods of the whole cluster; reading all of one takes
-//! twice as long.
+//! The fields of a pod's JSON that [`SeenPod`](crate::kube_api::pod::seen_pod::SeenPod) needs.
+//! kube-scheduler sends the whole pod with every call, and the API server sends all pods of the
+//! cluster. To read all fields takes twice as long.
 
 use std::fmt;
 
@@ -16,17 +16,18 @@ use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
 use crate::kube_api::containers::injection::is_of_devices;
 use crate::kube_api::request::bounded::{Bounded, BoundedMap};
 
-/// Most containers, statuses or scheduling gates in a list of a pod that anybody may have sent. The objects
-/// of the API server have no such bound: it holds them to a size, and a watch must not stop at an odd pod.
+/// Most containers, statuses or scheduling gates in one list of a pod that any client may have
+/// sent. Objects of the API server have no such limit: it limits their size, and one odd pod must
+/// not stop a watch.
 const MOST_ITEMS: usize = 1_000;
 
-/// Most annotations or labels of such a pod. The shipped policy allows 1,000, and gpupack adds its own.
+/// Most annotations or labels of such a pod. Shipped policies allow 1,000; gpupack adds some.
 const MOST_KEYS: usize = 1_200;
 
-/// Most resources in one list of amounts of such a pod: containers have a handful.
+/// Most resources in one list of amounts of such a pod; real containers have a few.
 const MOST_RESOURCES: usize = 64;
 
-/// A pod without what nobody looks at: a [`Pod`] is made of it. Absent and `null` are the same, as in Go.
+/// The fields of a pod that gpupack reads, to make a [`Pod`]. Absent and `null` are the same.
 #[derive(Deserialize)]
 pub(crate) struct PodFields {
     #[serde(default, deserialize_with = "pod_kind", rename = "kind")]
@@ -36,7 +37,7 @@ pub(crate) struct PodFields {
     status: Option<Status<MOST_ITEMS>>,
 }
 
-/// The metadata of a pod or a node, as far as anything looks at it, with at most so many annotations and labels.
+/// Metadata of a pod or node that gpupack reads: at most `MOST` annotations and `MOST` labels.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Metadata<const MOST: usize = { usize::MAX }> {
@@ -50,7 +51,7 @@ pub(crate) struct Metadata<const MOST: usize = { usize::MAX }> {
     uid: Option<String>,
 }
 
-/// The specification of a pod, likewise, with at most so many items in each list, and so many resources.
+/// The same of the specification: at most `MOST` items per list, `KEYS` resources per amounts.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Spec<const MOST: usize, const KEYS: usize = { usize::MAX }> {
@@ -80,10 +81,10 @@ struct ResourceFields<const KEYS: usize> {
     requests: Option<BoundedMap<Quantity, KEYS>>,
 }
 
-/// The first variable of a container that takes the devices: no other is looked at, and there may be many.
+/// The first variable of a container that takes the devices. No other is read; there may be many.
 struct DevicesVariable(Option<EnvVar>);
 
-/// The status of a pod, likewise.
+/// The same of the status.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Status<const MOST: usize> {
@@ -125,7 +126,7 @@ impl<'de> Visitor<'de> for DevicesVisitor {
     }
 }
 
-/// Refuses an object of another kind.
+/// Refuses an object that is not a pod.
 fn pod_kind<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
     let kind = Option::<String>::deserialize(deserializer)?;
     match kind.as_deref() {
@@ -231,7 +232,7 @@ mod tests {
     use crate::kube_api::pod::seen_pod::SeenPod;
     use serde_json::{Value, json};
 
-    /// A pod with everything that is looked at, and some things that are not.
+    /// A pod with every field that is read, and some that are not.
     fn pod() -> Value {
         let amounts = json!({"cpu": "2", "memory": "3Gi", "nvidia.com/gpu": "1"});
         let variable = json!({
@@ -277,7 +278,7 @@ mod tests {
         })
     }
 
-    /// Every place in a value, as a JSON pointer.
+    /// The path of every value, as a JSON pointer.
     fn places(value: &Value, at: &str, found: &mut Vec<String>) {
         found.push(at.to_owned());
         let within: Vec<(String, &Value)> = match value {
@@ -360,7 +361,7 @@ mod tests {
             let fault = SeenPod::from_json(&meta(1_201)).unwrap_err().to_string();
             assert!(fault.contains("an object with more than 1200 keys"), "{part}: {fault}");
         }
-        // What nobody looks at is not kept, however much there is of it.
+        // What gpupack does not read is not kept, in any amount.
         let empty = many("{}", 100_000);
         let kept = r#"{"name":"A","valueFrom":{"fieldRef":{"fieldPath":"metadata.annotations['placed.gpupack.dev/devices']"}}}"#;
         let container =

@@ -1,5 +1,5 @@
-//! A pod as gpupack sees it: read from the watch, from a kube-scheduler body or from the webhook,
-//! always by the same conversion.
+//! A pod as gpupack sees it. One conversion reads it from the watch, from a kube-scheduler body and
+//! from the webhook.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,30 +26,30 @@ use crate::ledger::change::facts::PodFact;
 use crate::model::request::GpuRequest;
 use crate::model::reservation::{Placement, PodRef};
 
-/// The scheduler of pods that name none. Not all of its pods are meant for gpupack.
+/// The scheduler of pods that name none. It may also serve pods that gpupack does not.
 pub(crate) const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
-/// Longest name of an object, by Kubernetes (a DNS subdomain).
+/// Longest name of an object in Kubernetes (a DNS subdomain).
 pub const LONGEST_NAME: usize = 253;
 
-/// Longest name of a namespace, by Kubernetes (a DNS label).
+/// Longest name of a namespace in Kubernetes (a DNS label).
 pub const LONGEST_NAMESPACE: usize = 63;
 
-/// Longest UID that is believed: those that the API server makes have 36 bytes.
+/// Longest UID that is accepted; those of the API server have 36 bytes.
 pub const LONGEST_UID: usize = 64;
 
-/// Most bytes of all annotations of an object, by Kubernetes.
+/// Most bytes of all annotations of an object in Kubernetes.
 const MOST_ANNOTATIONS: usize = 256 << 10;
 
-/// Most that a pod may have with those of a Binding: there is room left for the key that
-/// [`touch`](crate::kube_api::write::writer::ApiWriter::touch) writes.
+/// Most bytes of a pod's annotations with those of a Binding. The rest is room for the annotation
+/// that [`touch`](crate::kube_api::write::writer::ApiWriter::touch) writes.
 pub(crate) const MAX_ANNOTATION_BYTES: usize = MOST_ANNOTATIONS - 1024;
 
-/// Most annotations that a pod may have beside gpupack's own. The shipped policies allow no more, and refuse
-/// even gpupack's writes on a pod with more than 1,100 in all.
+/// Most annotations of a pod that are not gpupack's own. The shipped policies allow no more, and
+/// refuse even gpupack's writes on a pod with more than 1,100 in total.
 pub const MAX_ANNOTATIONS: usize = 1_000;
 
-/// What matters of a pod.
+/// What gpupack needs of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenPod {
     /// UID and `namespace/name`.
@@ -58,62 +58,62 @@ pub struct SeenPod {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// The node it is bound to.
+    /// The node to which it is bound.
     pub node: Option<NodeName>,
-    /// The scheduler that it is meant for.
+    /// The scheduler that it names, or the default one.
     pub scheduler_name: String,
-    /// What it asks of the node outside its GPUs.
+    /// The CPU and host memory that it requests.
     pub host: HostAmount,
-    /// What it asks of GPUs; none for a pod that wants no GPU.
+    /// Its GPU request; `None` for a pod that requests no GPU.
     pub request: Result<Option<GpuRequest>, RequestError>,
-    /// Keys of its that ask another scheduler for a GPU.
+    /// Its keys that concern GPUs of another scheduler.
     pub other_keys: Vec<OtherKey>,
-    /// Whether a container of it takes its devices from the placement, as the admission webhook or its
-    /// own template has it. Without that it runs, and sees no GPU by its placement.
+    /// Whether a container takes its devices from the placement, as the admission webhook or the
+    /// pod's template says. Otherwise it runs without the GPU of its placement.
     pub takes_devices: bool,
-    /// Where it was placed; none for a pod without a node, whatever its annotations say.
+    /// Its placement; `None` for a pod without a node, whatever its annotations say.
     pub placement: Result<Option<Placement>, PlacementError>,
-    /// All that gpupack wrote on it with its placement, where it has a node.
+    /// What gpupack wrote with its placement, if it has a node.
     pub written: Written,
-    /// The container that could not be started with its device, if there is one.
+    /// The container that could not be started with its device, if any.
     pub start_failure: Option<StartFailure>,
-    /// Whether it has ended: all its containers stopped and none will start again.
+    /// Whether it has ended: all its containers have stopped and none will start again.
     pub is_terminal: bool,
-    /// Whether its deletion was asked for. It may still run, and still hold its GPU.
+    /// Whether its deletion was requested. It may still run and hold its GPU.
     pub is_deleting: bool,
-    /// Whether a scheduling gate keeps it from being scheduled.
+    /// Whether a scheduling gate prevents its scheduling.
     pub is_gated: bool,
     /// Its priority; zero where none is set.
     pub priority: i32,
-    /// Its priority class; empty where it has none.
+    /// Its priority class; empty without one.
     pub priority_class: String,
-    /// When it was created, in seconds since 1970; zero where that is not known.
+    /// When it was created, in seconds since 1970; zero if unknown.
     pub created_unix_seconds: i64,
     /// The version of the object that this was read from.
     pub resource_version: String,
-    /// The process of gpupack that touched or bound it last, if one did.
+    /// The process of gpupack that last requeued, fenced or bound it, if any.
     pub touched_by: Option<TouchMaker>,
-    /// Digest of that touch, which tells it from others; the same in every process.
+    /// Digest of that write, different for each; the same in every process.
     pub touch: u64,
-    /// The node that a preemption cleared for it.
+    /// The node on which a preemption made room for it.
     pub nominated: Option<NodeName>,
-    /// Bytes of all its annotations, keys and values: the API server allows 256 KiB, and a Binding
+    /// Bytes of all its annotations, keys and values. The API server allows 256 KiB, and a Binding
     /// that exceeds them makes the pod unwritable for ever.
     pub annotation_bytes: usize,
-    /// How many annotations it has beside gpupack's own.
+    /// The number of its annotations that are not gpupack's own.
     pub annotation_count: usize,
 }
 
 /// Why a JSON text is not a pod that can be scheduled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PodFault {
-    /// Not a pod at all.
+    /// Not the JSON of a pod.
     #[error("the pod cannot be read: {fault}")]
     Json {
-        /// What the JSON parser says, with line and column.
+        /// The error of the JSON parser, with line and column.
         fault: String,
     },
-    /// A field that every pod has is missing or empty.
+    /// A required field is missing or empty.
     #[error("the pod has no `{field}`")]
     Missing {
         /// The field.
@@ -126,16 +126,16 @@ pub enum PodFault {
     TooLong {
         /// The field.
         field: &'static str,
-        /// Its length.
+        /// Its length, in bytes.
         bytes: usize,
-        /// The longest that is allowed.
+        /// The maximum, in bytes.
         most: usize,
     },
 }
 
 impl SeenPod {
-    /// Reads a pod of the API server. Fields that are missing are empty, never a fault: a watch
-    /// must not stop at one odd pod.
+    /// Reads a pod of the API server. Missing fields are empty, never an error: one odd pod must
+    /// not stop a watch.
     pub fn from_api(pod: &Pod) -> Self {
         let metadata = &pod.metadata;
         let spec = pod.spec.as_ref();
@@ -190,8 +190,8 @@ impl SeenPod {
         }
     }
 
-    /// The pod as a fact for the ledger, in the one form for every reader; `request` is the pod's own,
-    /// which equal pods may share. Which process bound it, the pod alone does not tell.
+    /// The pod as a fact for the ledger, the same for every reader. `request` is the pod's own,
+    /// which equal pods may share. The pod alone does not say which process bound it.
     pub fn fact(&self, request: Option<Arc<GpuRequest>>) -> PodFact {
         PodFact {
             pod: self.pod.clone(),
@@ -205,10 +205,10 @@ impl SeenPod {
         }
     }
 
-    /// Reads a pod from JSON, as kube-scheduler or the webhook hands it over.
+    /// Reads a pod from the JSON that kube-scheduler or the webhook sends.
     ///
     /// # Errors
-    /// [`PodFault`] where it is no pod, or has no UID, namespace or name to book it under.
+    /// [`PodFault`] if it is not a pod, or has no UID, namespace or name for the ledger.
     pub fn from_json(json: &str) -> Result<Self, PodFault> {
         let fields: PodFields = serde_json::from_str(json)
             .map_err(|error| PodFault::Json { fault: error.to_string() })?;
@@ -232,8 +232,8 @@ impl SeenPod {
         seen
     }
 
-    /// Refuses its request where the operator's rules do, on a pod that waits: what has its node keeps
-    /// what it was given.
+    /// Refuses its request if its annotations are full or the operator's rules forbid it, but only
+    /// while it waits: a pod with a node keeps what it got.
     pub fn judge(&mut self, rules: &RequestRules) {
         let Ok(request) = &self.request else { return };
         if request.is_some()
@@ -243,7 +243,7 @@ impl SeenPod {
             self.request = Err(full);
             return;
         }
-        // Where the cluster's own scheduler serves all pods, one that asks us for nothing is not ours.
+        // The cluster's own scheduler also serves pods that request nothing from gpupack.
         let is_ours = request.is_some() || self.scheduler_name != DEFAULT_SCHEDULER;
         if self.node.is_none()
             && is_ours
@@ -253,8 +253,8 @@ impl SeenPod {
         }
     }
 
-    /// Why its annotations leave no room for a placement, where they do not: then no process of gpupack with
-    /// these limits posts a Binding with a placement for this version of it.
+    /// The error if its annotations leave no room for a placement. No process of gpupack with these
+    /// limits then posts a Binding with a placement for this version of it.
     pub fn full_annotations(&self) -> Option<RequestError> {
         let (count, bytes) = (self.annotation_count, self.annotation_bytes);
         if count > MAX_ANNOTATIONS {
@@ -264,7 +264,7 @@ impl SeenPod {
         (bytes > most).then_some(RequestError::FullAnnotations { bytes, most })
     }
 
-    /// Checks everything that is kept of a pod which anybody may have sent.
+    /// Checks the length of all fields that are kept, because any client may have sent the pod.
     fn refuse_long_fields(&self) -> Result<(), PodFault> {
         let node = |node: &Option<NodeName>| node.as_ref().map_or(0, |node| node.as_str().len());
         let fields = [
@@ -283,7 +283,7 @@ impl SeenPod {
     }
 }
 
-/// The scheduler that a pod is meant for.
+/// The scheduler that a pod names, or the default one.
 pub(crate) fn scheduler_of(spec: &PodSpec) -> &str {
     spec.scheduler_name.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_SCHEDULER)
 }
@@ -293,7 +293,7 @@ pub(crate) fn class_of(spec: &PodSpec) -> Option<&str> {
     spec.runtime_class_name.as_deref().filter(|class| !class.is_empty())
 }
 
-/// The containers of a pod as the request parser wants them: regular ones first, in their order.
+/// The containers of a pod for the request parser: regular ones first, in their order.
 pub fn container_asks(spec: &PodSpec) -> Vec<ContainerAsk> {
     let regular = spec.containers.iter().map(|c| container_ask(c, ContainerKind::Regular));
     let init = spec.init_containers.iter().flatten();
@@ -303,7 +303,7 @@ pub fn container_asks(spec: &PodSpec) -> Vec<ContainerAsk> {
 fn container_ask(container: &Container, kind: ContainerKind) -> ContainerAsk {
     let mut asked = BTreeMap::new();
     if let Some(resources) = &container.resources {
-        // For an extended resource the API server lets request and limit not differ.
+        // The API server requires that request and limit of an extended resource are equal.
         let lists: [Option<&BTreeMap<String, Quantity>>; 2] =
             [resources.requests.as_ref(), resources.limits.as_ref()];
         for (resource, amount) in lists.into_iter().flatten().flatten() {

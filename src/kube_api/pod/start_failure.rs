@@ -1,29 +1,29 @@
-//! Containers that could not be started with their GPU, as kubelet tells it in the status of the pod.
+//! Containers that could not be started with their GPU, as kubelet reports in the pod's status.
 //!
-//! Whether a container gets the device that the placement names is found out on the node, after every
-//! decision: by NVIDIA's runtime. Where it refuses, kubelet tries again for ever and tells the reason in
-//! words. Known here are the words of NVIDIA's container toolkit 1.20 about devices and memory limits, as
-//! they were seen; a container that fails for another reason is none of gpupack's business.
+//! NVIDIA's runtime gives a container the device of its placement, on the node, after every
+//! decision. If it refuses, kubelet tries again for ever and reports the reason as text. This file
+//! knows the texts of NVIDIA's container toolkit 1.20 about devices and memory limits, as they were
+//! seen. It ignores containers that fail for other reasons.
 
 use std::fmt;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 
-/// Longest part of the runtime's words that is told, in bytes.
+/// Longest part of the runtime's text that is shown, in bytes.
 const MAX_WORDS_BYTES: usize = 280;
 
-/// Reasons for which kubelet has a container wait that the runtime refused.
+/// Reasons of a waiting container that the runtime refused to start.
 const REFUSED: [&str; 2] = ["RunContainerError", "CreateContainerError"];
 
-/// Reason with which such a container ends, until it is tried again.
+/// Reason of the end of such a container, until the next attempt.
 const ENDED: &str = "StartError";
 
-/// What the runtime could not do.
+/// Why the runtime refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartFault {
     /// The driver of the node does not know the device.
     UnknownDevice,
-    /// The runtime cannot make a device of the name: it is none of NVIDIA's, or an old one.
+    /// The runtime cannot resolve the name to a device: it is old, or not one of NVIDIA's.
     UnresolvedName,
     /// The runtime finds no driver.
     NoDriver,
@@ -31,7 +31,7 @@ pub enum StartFault {
     MemoryLimit,
 }
 
-/// Words of the runtime, and what they mean; the first that is found counts.
+/// Texts of the runtime and what they mean. The first that matches applies.
 const KNOWN: [(&str, StartFault); 8] = [
     ("GPU memory limits", StartFault::MemoryLimit),
     ("set memory limits for gpu", StartFault::MemoryLimit),
@@ -44,7 +44,7 @@ const KNOWN: [(&str, StartFault); 8] = [
 ];
 
 impl StartFault {
-    /// What is wrong, as the end of a sentence about a container.
+    /// The cause, as the end of a sentence about a container.
     fn cause(self) -> &'static str {
         match self {
             Self::UnknownDevice => {
@@ -58,7 +58,7 @@ impl StartFault {
         }
     }
 
-    /// What would help.
+    /// What the reader can do.
     pub fn mend(self) -> &'static str {
         match self {
             Self::UnknownDevice => {
@@ -88,8 +88,7 @@ pub struct StartFailure {
 }
 
 impl StartFailure {
-    /// The first container that could not be started for a reason that is known here, as kubelet told
-    /// it last; none where it runs by now.
+    /// The first container whose latest attempt failed for a known reason; `None` if it now runs.
     pub fn of(pod: &Pod) -> Option<Self> {
         let status = pod.status.as_ref()?;
         let init = status.init_container_statuses.iter().flatten();
@@ -97,12 +96,12 @@ impl StartFailure {
         init.chain(regular).find_map(of_container)
     }
 
-    /// What the runtime could not do.
+    /// Why the runtime refused.
     pub fn fault(&self) -> StartFault {
         self.fault
     }
 
-    /// What is wrong, the mend, and the words of the runtime.
+    /// The cause, the fix, and the text of the runtime.
     pub fn note(&self) -> String {
         format!("{self}: {}. The runtime says: {}", self.fault.mend(), self.words)
     }
@@ -125,7 +124,7 @@ fn of_container(status: &ContainerStatus) -> Option<StartFailure> {
     })
 }
 
-/// What the runtime said, where it refused the container the last time.
+/// The text of the runtime, if it refused the container in the latest attempt.
 fn refusal(status: &ContainerStatus) -> Option<&str> {
     let state = status.state.as_ref()?;
     if state.running.is_some() {
@@ -141,15 +140,15 @@ fn refusal(status: &ContainerStatus) -> Option<&str> {
     ended.message.as_deref().filter(|_| ended.reason.as_deref() == Some(ENDED))
 }
 
-/// The part of a message around what was found in it: messages begin with the names of everybody who
-/// passed them on. Whatever is no letter of a text becomes a blank.
+/// The part of a message around `found`: messages begin with the names of all programs that passed
+/// them on. Control characters become blanks.
 fn around(message: &str, found: &str) -> String {
     let at = message.find(found).unwrap_or(0);
     let end = message.len().min(at + found.len() + MAX_WORDS_BYTES / 2);
     let end = message.floor_char_boundary(end);
     let start = message.ceil_char_boundary(end.saturating_sub(MAX_WORDS_BYTES));
     let part = &message[start..end];
-    // From the next step of the chain on, where there is one in front of what was found.
+    // Begin at the next step of the chain, if one is in front of `found`.
     let step = part.find(": ").map_or(0, |colon| colon + 2);
     let part = if start == 0 || start + step > at { part } else { &part[step..] };
     part.replace(char::is_control, " ")
@@ -160,7 +159,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// As kubelet 1.36 and containerd 1.6 put it, with NVIDIA's toolkit 1.20.1.
+    /// Text of kubelet 1.36 and containerd 1.6 with NVIDIA's toolkit 1.20.1.
     const LOST: &str = "failed to create containerd task: failed to create shim task: OCI runtime \
         create failed: could not apply required modification to OCI specification: error modifying OCI \
         spec: failed to create the automatic CDI modifier: failed to generate CDI spec for mode \

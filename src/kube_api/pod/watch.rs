@@ -1,7 +1,7 @@
-//! Facts from the API server: pods and nodes, as they are and as they change.
+//! Facts from the API server: pods and nodes, their state and their changes.
 //!
-//! The watch only translates. What a fact means is the ledger's business; what follows from it beyond
-//! the books (a waiting pod to wake, an event to write) is returned to the caller's sink.
+//! The watch only translates. The ledger decides what a fact means. What follows outside the ledger
+//! (a waiting pod to requeue, an event to write) goes to the caller's sink.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,36 +23,36 @@ use crate::model::event::LedgerEvent;
 use crate::model::request::GpuRequest;
 use crate::waste::request_mix::{RequestType, WINDOW};
 
-/// Most requests that are kept to be shared; clusters have some hundred.
+/// Most different requests that are shared; clusters have some hundred.
 const MAX_REQUESTS: usize = 10_000;
 
-/// Objects of one page of a list. The text of a page is held up to three times, by each thread that reads
-/// one: 500 pods of a busy cluster are 6 MB.
+/// Objects per page of a list. Each thread that reads one has the text of a page up to three times
+/// in memory: 500 pods of a busy cluster are 6 MB.
 const PAGE: u32 = 100;
 
-/// What the watch tells beyond the books.
+/// What the watch reports outside the ledger.
 pub trait Sink: Send + Sync {
-    /// A change has these effects.
+    /// A change caused these events.
     fn effects(&self, effects: Vec<LedgerEvent>);
 
-    /// Whether this process wrote the Binding of a bound pod, as far as the pod tells.
+    /// Whether this process wrote the Binding of a bound pod, as far as the pod shows.
     fn is_bound_by_us(&self, pod: &SeenPod) -> bool;
 
-    /// A pod was seen; `None` for its node means that it waits.
+    /// A pod was seen; without a node it waits.
     fn pod(&self, pod: &SeenPod);
 
-    /// A pod that was placed has a container that could not be started; told anew at each change of the
-    /// pod, also at its end.
+    /// A container of a placed pod could not be started; reported again at each change of the pod,
+    /// also at its end.
     fn start_failed(&self, pod: &SeenPod, failure: &StartFailure);
 
-    /// A pod is gone or terminal.
+    /// A pod is deleted or has ended.
     fn pod_ended(&self, uid: &PodUid);
 
-    /// The watch of `pods` or `nodes` brought something, or failed and begins anew.
+    /// The watch of `pods` or `nodes` received something, or failed and starts again.
     fn watched(&self, resource: &'static str, is_failure: bool);
 }
 
-/// The labels of nodes that are looked at.
+/// The labels of nodes that gpupack reads.
 #[derive(Clone, Debug)]
 pub struct NodeLabels {
     /// Its value is the node's pool.
@@ -61,7 +61,7 @@ pub struct NodeLabels {
     pub domain: String,
 }
 
-/// Watches pods and nodes until `stop`; the ledger counts as listed once both lists are complete.
+/// Watches pods and nodes until `stop`. The ledger counts as listed when both lists are complete.
 pub async fn run(
     client: Client,
     ledger: Arc<Ledger>,
@@ -112,9 +112,9 @@ struct PodWatch {
     clock: Clock,
     known: BTreeSet<PodUid>,
     relisted: Option<BTreeSet<PodUid>>,
-    /// The requests of the pods, each once: thousands of pods ask for the same.
+    /// The requests of the pods, each once: thousands of pods have the same.
     requests: BTreeSet<Arc<GpuRequest>>,
-    /// While the first list is read: what the pods ask for that were created last, by when that was.
+    /// During the first list: the requests of the pods that were created last, by their creation.
     recalled: Option<BTreeMap<(i64, PodUid), (RequestType, MemMib)>>,
 }
 
@@ -145,8 +145,8 @@ impl PodWatch {
         }
     }
 
-    /// Lets the ledger learn from the pods of the first list what is asked for in this cluster. Pods that
-    /// stay for long are many among them; those that come will put that right.
+    /// Gives the ledger the requests of the pods of the first list. Long-lived pods are frequent
+    /// among them; new pods correct that.
     fn recall(&mut self) {
         let recalled = self.recalled.take().into_iter().flatten();
         let requests: Vec<_> =
@@ -183,7 +183,7 @@ impl PodWatch {
         } else {
             self.sink.pod(seen);
         }
-        // Of pods that had ended before they were listed this is no news.
+        // A pod that had already ended when it was listed is not news.
         let is_news = !seen.is_terminal || self.relisted.is_none();
         if let (true, Ok(Some(_)), Some(failure)) = (is_news, &seen.placement, &seen.start_failure)
         {
@@ -192,7 +192,7 @@ impl PodWatch {
         self.sink.effects(effects);
     }
 
-    /// The request, as the pods before had it.
+    /// The request, shared with earlier pods that have an equal one.
     fn shared(&mut self, request: &GpuRequest) -> Arc<GpuRequest> {
         if let Some(known) = self.requests.get(request) {
             return Arc::clone(known);

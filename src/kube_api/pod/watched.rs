@@ -1,8 +1,9 @@
-//! Pods and nodes as the watch has them: read as soon as they are decoded.
+//! Pods and nodes of the watch, converted as soon as each is decoded.
 //!
-//! A list comes in pages of hundreds, and the whole page is decoded before its first object is looked at. A
-//! `Pod` takes a hundred times what matters of it, so that a page would be most of the memory of the process.
-//! Who wrote which field (`managedFields`), a third of the text, is not even decoded.
+//! A list comes in pages of 100, and `kube` decodes a whole page before it returns the first
+//! object. A `Pod` takes a hundred times the memory of what gpupack needs of it: a page would be
+//! most of the process. The writers of fields (`managedFields`), a third of the text, are not
+//! decoded.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,9 +22,9 @@ use crate::kube_api::pod::host::host_offer;
 use crate::kube_api::pod::pod_fields::{Metadata, Spec, Status};
 use crate::kube_api::pod::seen_pod::SeenPod;
 
-/// What matters of an object of the API server.
+/// What gpupack needs of an object of the API server.
 pub(crate) trait Facts: Clone + Debug + Send + 'static {
-    /// The object.
+    /// The type of the object.
     type Object: Resource<DynamicType = ()>;
     /// The part of its `spec` that is decoded.
     type Spec: DeserializeOwned;
@@ -34,21 +35,19 @@ pub(crate) trait Facts: Clone + Debug + Send + 'static {
     fn of(metadata: ObjectMeta, spec: Option<Self::Spec>, status: Option<Self::Status>) -> Self;
 }
 
-/// An object of a list or a watch, of which only what matters is kept.
+/// An object of a list or a watch, of which only the facts are kept.
 #[derive(Clone, Debug)]
 pub(crate) struct Watched<F> {
-    /// The version alone: a watch goes on from it.
+    /// Only the version, from which a watch continues.
     metadata: ObjectMeta,
-    /// What matters.
     pub(crate) facts: F,
 }
 
-/// What matters of a node.
+/// What gpupack needs of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeFacts {
-    /// Its name.
     pub(crate) name: NodeName,
-    /// What it offers to pods.
+    /// The CPU and memory that pods can request.
     pub(crate) host: HostAmount,
     /// Whether it takes no new pods (`kubectl cordon`).
     pub(crate) is_unschedulable: bool,
@@ -56,7 +55,7 @@ pub(crate) struct NodeFacts {
 }
 
 impl NodeFacts {
-    /// The value of a label; empty where it has none.
+    /// The value of a label; empty without one.
     pub(crate) fn label(&self, key: &str) -> &str {
         self.labels.get(key).map_or("", String::as_str)
     }
@@ -70,13 +69,13 @@ struct Parts<Spec, Status> {
     status: Option<Status>,
 }
 
-/// The part of a node's specification that is looked at.
+/// The part of a node's specification that is decoded.
 #[derive(Deserialize)]
 pub(crate) struct NodeSpec {
     unschedulable: Option<bool>,
 }
 
-/// The part of a node's status that is looked at.
+/// The part of a node's status that is decoded.
 #[derive(Deserialize)]
 pub(crate) struct Offer {
     allocatable: Option<BTreeMap<String, Quantity>>,

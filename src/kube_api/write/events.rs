@@ -1,8 +1,8 @@
-//! Events on pods: what was decided about a pod, where `kubectl describe` shows it.
+//! Events on pods: they show in `kubectl describe` what was decided about a pod.
 //!
-//! A verb offers a notice and goes on: the queue is bounded, a full one drops and counts. The same
-//! notice about the same pod goes out at most once a minute, and repeats of the same text within some
-//! minutes are counted up in one Event object (the recorder of `kube` does that).
+//! A verb queues a notice and goes on. A full queue drops notices and counts them. The same notice
+//! about the same pod is sent at most once a minute. The recorder of `kube` counts repeats of a
+//! text within some minutes in one Event object.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::write::target::PodKey;
 
-/// Who reports.
+/// The reporting controller.
 pub const CONTROLLER: &str = "gpupack.dev/extender";
 
-/// The same notice about the same pod is muted for this long.
+/// After a notice, the same notice about the same pod is muted for this long.
 const MUTE: Duration = Duration::from_secs(60);
 
-/// Notices that are remembered for muting. Beyond it the oldest are forgotten, so that a burst costs
-/// repeats, not memory.
+/// Most notices that are kept for muting. The oldest are dropped first, so that a burst causes
+/// repeats and does not grow the memory.
 const MAX_REMEMBERED: usize = 16_384;
 
-/// Events that may be counted up, some kilobytes each: beyond it the oldest are not counted up any more.
+/// Most Events that can still be counted up, some kilobytes each. The oldest are dropped first.
 const MAX_RECORDERS: usize = 2_048;
 
-/// After this time a repeat is an Event of its own: the recorder of `kube` forgets its own as early.
+/// A later repeat is a new Event: the recorder of `kube` drops its own after the same time.
 const COUNTED_FOR: Duration = Duration::from_secs(360);
 
 /// Time between two Events: at most 50 a second, far below what an API server takes.
@@ -41,36 +41,36 @@ const PACE: Duration = Duration::from_millis(20);
 /// Longest note of an Event that the API server accepts, in bytes.
 const MAX_NOTE_BYTES: usize = 1024;
 
-/// What is told about a pod.
+/// What a notice is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NoticeReason {
     /// The pod is bound, with its devices.
     GpuPlaced,
     /// It is bound with so little memory that a CUDA program can hardly start.
     GpuMemorySmall,
-    /// Its way of asking for a GPU is wrong.
+    /// Its GPU request is invalid.
     GpuRequestRefused,
     /// No node has room for it now.
     NoGpuFits,
-    /// It is bound, but not by us, and its annotations place it nowhere.
+    /// Another client bound it, and its annotations have no placement.
     PlacedByOthers,
-    /// Its GPU holds more than it has.
+    /// Its GPU is overallocated.
     Overbooked,
-    /// Its placement annotations cannot be believed.
+    /// Its placement annotations cannot be trusted.
     PlacementUnreadable,
-    /// Somebody else changed or removed its placement annotations.
+    /// Another client changed or removed its placement annotations.
     PlacementEdited,
-    /// A device that it is placed on has vanished or is unhealthy.
+    /// A device of its placement is missing or unhealthy.
     DeviceLost,
     /// It uses more of a device than it may.
     GpuOveruse,
-    /// Its device is used by others that hold nothing there.
+    /// Processes that hold nothing on its device use it.
     GpuForeignUse,
-    /// A container of it could not be started with its device.
+    /// A container could not be started with its device.
     GpuStartFailed,
-    /// Its memory was meant to be protected, and is not known to be.
+    /// It requested isolation of its memory, which is not verified.
     ProtectionNotVerified,
-    /// It was evicted, because it used more than it may.
+    /// It was evicted because it used more than it may.
     GpuEvicted,
 }
 
@@ -95,7 +95,7 @@ impl NoticeReason {
         }
     }
 
-    /// What was being done.
+    /// The action that the Event shows.
     fn action(self) -> &'static str {
         match self {
             Self::GpuPlaced | Self::GpuMemorySmall | Self::NoGpuFits => "Scheduling",
@@ -131,27 +131,27 @@ impl NoticeReason {
     }
 }
 
-/// One thing to tell about one pod.
+/// One notice about one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// The pod.
     pub key: PodKey,
     /// Its UID.
     pub uid: PodUid,
-    /// What is told.
+    /// The reason.
     pub reason: NoticeReason,
-    /// The values, for people; cut to 1 KiB.
+    /// The text with its values, for people; cut to 1 KiB.
     pub note: String,
 }
 
-/// What became of the notices, since the start.
+/// What happened to the notices, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NoticeCounts {
     /// Written to the API server.
     pub written: u64,
-    /// Not written, since the same was told within the minute.
+    /// Not sent: the same notice was sent within the last minute.
     pub muted: u64,
-    /// Lost to a full queue.
+    /// Dropped because the queue was full.
     pub dropped: u64,
     /// Refused by the API server, or not answered in time.
     pub failed: u64,
@@ -165,7 +165,7 @@ struct Counters {
     failed: AtomicU64,
 }
 
-/// Takes notices without ever waiting. Cheap to clone.
+/// Takes notices and never waits. Cheap to clone.
 #[derive(Clone)]
 pub struct NoticeSender {
     queue: mpsc::Sender<(Notice, Timestamp)>,
@@ -174,7 +174,7 @@ pub struct NoticeSender {
 }
 
 impl NoticeSender {
-    /// Queues a notice, unless the same was told within the minute or the queue is full.
+    /// Queues a notice, unless it is muted or the queue is full.
     pub fn offer(&self, notice: Notice, now: Timestamp) {
         let mut told = self.told.lock();
         let key = (notice.uid.clone(), notice.reason);
@@ -195,13 +195,13 @@ impl NoticeSender {
         told.insert(key, now);
     }
 
-    /// Whether the same was told within the minute, so that the notice would not go out.
+    /// Whether the same notice was sent within the last minute, so that `offer` would drop it.
     pub fn is_muted(&self, uid: &PodUid, reason: NoticeReason, now: Timestamp) -> bool {
         let told = self.told.lock();
         told.get(&(uid.clone(), reason)).is_some_and(|at| now.since(*at) < MUTE)
     }
 
-    /// How many notices are remembered for muting, at most 16,384.
+    /// The number of notices that are kept for muting, at most 16,384.
     pub fn remembered(&self) -> usize {
         self.told.lock().len()
     }
@@ -218,7 +218,7 @@ impl NoticeSender {
     }
 }
 
-/// Writes the queued notices, one after the other.
+/// Writes the queued notices, one after another.
 pub struct NoticeWriter {
     queue: mpsc::Receiver<(Notice, Timestamp)>,
     recorders: Recorders,
@@ -226,7 +226,7 @@ pub struct NoticeWriter {
     counters: Arc<Counters>,
 }
 
-/// What was written last about a pod for a reason, with the recorder that counts it up.
+/// The last text about a pod for a reason, with the recorder that counts it up.
 struct Recorders {
     client: Client,
     reporter: Reporter,
@@ -259,8 +259,8 @@ pub fn notices(
 }
 
 impl NoticeWriter {
-    /// Writes until every sender is gone. An Event that fails is counted and lost: it is news, not
-    /// truth.
+    /// Writes until all senders are dropped. An Event that fails is counted and lost: no decision
+    /// depends on it.
     pub async fn run(mut self) {
         loop {
             let Ok(next) = tokio::time::timeout(COUNTED_FOR, self.queue.recv()).await else {
@@ -286,9 +286,9 @@ impl NoticeWriter {
 }
 
 impl Recorders {
-    /// The recorder that counts repeats of this very text: an Event cannot change its text, and to count
-    /// up an old one would show what is no longer true. Each keeps its whole Event, so few are kept: none of
-    /// a pod that is placed, which happens once, and none for longer than it would count up.
+    /// The recorder that counts repeats of exactly this text. An Event cannot change its text, and
+    /// an old text may no longer be true. Each recorder keeps its whole Event, so only few are
+    /// kept: none for a placed pod, which happens once, and none for longer than it counts.
     fn of(&mut self, notice: &Notice, now: Timestamp) -> Recorder {
         let key = (notice.uid.clone(), notice.reason);
         if let Some(written) = self.written.get_mut(&key)
@@ -336,7 +336,7 @@ fn regarding(notice: &Notice) -> ObjectReference {
     }
 }
 
-/// The beginning of a note that fits into an Event, cut between two characters.
+/// The beginning of a note that fits into an Event, cut at a character boundary.
 fn cut(note: &str) -> String {
     note[..note.floor_char_boundary(MAX_NOTE_BYTES)].to_owned()
 }
@@ -354,7 +354,7 @@ mod tests {
         Recorders { client, reporter, written: BTreeMap::new() }
     }
 
-    /// Notices about so many pods, one a second; how many Events could be counted up then.
+    /// The number of recorders that are kept after notices about `pods` pods, one each second.
     fn kept_after(reason: NoticeReason, pods: u64) -> usize {
         let mut recorders = recorders();
         for second in 0..pods {

@@ -1,4 +1,4 @@
-//! Evictions: the polite way to end a pod, which disruption budgets can refuse. Nothing here deletes.
+//! Evictions: they end a pod only if disruption budgets allow it. gpupack never deletes a pod.
 
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
@@ -9,34 +9,34 @@ use crate::kube_api::write::outcome::Cause;
 use crate::kube_api::write::target::PodKey;
 use crate::kube_api::write::writer::{ApiWriter, is_definite, pods};
 
-/// What came of an eviction.
+/// The outcome of an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EvictOutcome {
-    /// The pod is being ended.
+    /// The API server ends the pod.
     Evicted,
-    /// A disruption budget does not allow it now, or the API server wants to be left alone (429).
+    /// A disruption budget forbids it now, or the API server limits requests (429).
     Blocked {
         /// The API server's message.
         message: String,
     },
-    /// There is no such pod (404), or another one has its name (409).
+    /// There is no such pod (404), or another pod has its name (409).
     Gone,
-    /// Refused for good (any other 4xx).
+    /// Refused for good (4xx, except those above and 408).
     Refused {
         /// HTTP status.
         code: u16,
         /// The API server's message.
         message: String,
     },
-    /// It may have been evicted, or may yet be.
+    /// It may have been evicted, or may still be.
     Undecided {
-        /// Why that is not known.
+        /// Why the outcome is not known.
         cause: Cause,
     },
 }
 
 impl ApiWriter {
-    /// Asks the API server to evict a pod, once, with the pod's own grace period.
+    /// Requests an eviction once, with the pod's own grace period.
     pub async fn evict(&self, key: &PodKey, uid: &PodUid) -> EvictOutcome {
         let reply = match self.exchange(eviction_request(key, uid)).await {
             Ok(reply) => reply,

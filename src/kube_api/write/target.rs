@@ -1,8 +1,8 @@
-//! What a Binding is written for: checked before anything leaves the process.
+//! What a Binding is written for, checked before it leaves the process.
 //!
-//! The API server validates nothing of a Binding's metadata, and an annotation that it would not
-//! accept elsewhere makes the pod unwritable for ever. So every part is checked here, and a value of
-//! these types cannot be made otherwise.
+//! The API server checks nothing in a Binding's metadata. An annotation that it would not accept
+//! elsewhere makes the pod unwritable for ever. So all parts are checked here, and these types have
+//! no other constructors.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,10 +16,10 @@ use crate::kube_api::request::placement::{PlacementError, encode};
 use crate::kube_api::request::request_error::{RequestError, shown};
 use crate::model::reservation::{Placement, PodRef};
 
-/// Why nothing may be written for a pod.
+/// Why nothing can be written for a pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// A name that Kubernetes does not give, and that would mean another path in a URL.
+    /// A name that is invalid in Kubernetes and could change the path of a URL.
     #[error("{kind} `{name}` is not a name of Kubernetes: lower-case letters, digits, `-` and `.`")]
     Name {
         /// Namespace, pod or node.
@@ -27,30 +27,30 @@ pub enum TargetError {
         /// The offending name, cut.
         name: String,
     },
-    /// A precondition that is not known: without it a late Binding could not be told apart.
+    /// An unknown precondition, without which a late Binding could not be detected.
     #[error("the pod has no `{field}` to bind it by")]
     Missing {
         /// The field.
         field: &'static str,
     },
-    /// A placement that would not be believed when read back.
+    /// A placement that gpupack would not trust when it reads it back.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// The pod's annotations are full without the placement.
+    /// The pod's annotations leave no room, even without the placement.
     #[error(transparent)]
     Full(RequestError),
-    /// No room for the placement in the pod's annotations.
+    /// The pod's annotations would be too long with the placement.
     #[error(
         "the pod would carry `{bytes}` bytes of annotations, at most {MAX_ANNOTATION_BYTES} may be \
          written: remove some of its own"
     )]
     AnnotationBytes {
-        /// How many there would be.
+        /// Their total length.
         bytes: usize,
     },
 }
 
-/// Namespace and name of a pod, as they may stand in a URL.
+/// Namespace and name of a pod, safe in a URL.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodKey {
     namespace: String,
@@ -67,7 +67,7 @@ impl PodKey {
         Ok(Self { namespace, name: checked_name("pod", name)? })
     }
 
-    /// The key of a pod as gpupack knows it.
+    /// The key of a pod that gpupack knows.
     ///
     /// # Errors
     /// [`TargetError::Name`].
@@ -93,7 +93,7 @@ impl fmt::Display for PodKey {
     }
 }
 
-/// One pod in the version that was decided on, its node, and what is written with them.
+/// One pod in the version that was decided on, its node, and the annotations to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BindTarget {
     pub(crate) key: PodKey,
@@ -104,16 +104,16 @@ pub struct BindTarget {
 }
 
 impl BindTarget {
-    /// What is written on the pod.
+    /// The annotations that it writes.
     pub fn annotations(&self) -> &BTreeMap<String, String> {
         &self.annotations
     }
 
-    /// The Binding of `pod` to the node and devices of `placement`, with the `limits` that its
-    /// containers are to get.
+    /// The Binding of `pod` to the node and devices of `placement`, with the `limits` of its
+    /// containers.
     ///
     /// # Errors
-    /// [`TargetError`] where any part could not be written safely.
+    /// [`TargetError`] if any part cannot be written safely.
     pub fn new(
         pod: &SeenPod,
         placement: &Placement,
@@ -132,7 +132,7 @@ impl BindTarget {
         Ok(Self { annotations, ..Self::without_gpu(pod, &placement.node)? })
     }
 
-    /// The Binding of a pod that asks for no GPU: the node alone.
+    /// The Binding of a pod that requests no GPU: only the node.
     ///
     /// # Errors
     /// [`TargetError::Name`], [`TargetError::Missing`].
@@ -168,7 +168,7 @@ impl BindTarget {
         &self.node
     }
 
-    /// What `pod` shows of this Binding.
+    /// What `pod` shows about this Binding.
     pub(crate) fn trace_in(&self, pod: &Pod) -> Trace {
         let metadata = &pod.metadata;
         if metadata.uid.as_deref() != Some(self.uid.as_str()) {
@@ -193,14 +193,14 @@ impl BindTarget {
     }
 }
 
-/// What a pod, as just read, says about a Binding of it that may still be on its way.
+/// What a pod that was just read shows about a Binding that may still arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trace {
     /// It succeeded.
     Ours,
-    /// The pod is bound, but not by this Binding: it can no longer succeed.
+    /// The pod is bound, but not by this Binding, which can no longer succeed.
     OtherBinding,
-    /// Not bound, in the version that the Binding asks for: it may still succeed.
+    /// Not bound, in the version that the Binding requires: it may still succeed.
     Unchanged,
     /// Not bound, in another version: it can no longer succeed.
     Fenced,
@@ -208,7 +208,7 @@ pub(crate) enum Trace {
     OtherPod,
 }
 
-/// A DNS subdomain: what namespaces, pods and nodes are called. Nothing else goes into a URL.
+/// A DNS subdomain: the form of names of namespaces, pods and nodes. Only these go into a URL.
 fn checked_name(kind: &'static str, name: &str) -> Result<String, TargetError> {
     let legal = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
     let labels =

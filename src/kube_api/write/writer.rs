@@ -1,10 +1,10 @@
-//! The only writer of pods: Bindings, the touch that wakes a pod or fences a late Binding, and placements
-//! that somebody else edited.
+//! The only writer of pods: it posts Bindings, requeues and fences pods, and writes placements
+//! edited.
 //!
-//! A Binding carries the pod's UID and version as preconditions and its placement as annotations, so
-//! that device and node become true in one write or not at all. What the API server did with it is
-//! not always known: a timeout, a reset, a 429 or a 5xx leave it open, and only [`ApiWriter::settle`]
-//! finds out. Nothing is tried twice here: the caller knows when that is worth it.
+//! A Binding carries the pod's UID and version as preconditions and its placement as annotations.
+//! So device and node become true in one write or not at all. The outcome is not always known: a
+//! timeout, a reset, a 429 or a 5xx leave it undecided, and only [`ApiWriter::settle`] finds it.
+//! Nothing is tried twice here: the caller decides when that is useful.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ pub struct ApiWriter {
     maker: TouchMaker,
 }
 
-/// The head of an answer, with its body where that arrived.
+/// Status of an answer, with its body if that arrived.
 pub(crate) struct Reply {
     /// HTTP status.
     pub(crate) status: u16,
@@ -42,30 +42,31 @@ pub(crate) struct Reply {
 }
 
 impl ApiWriter {
-    /// A writer on a connection of its own, without the retries that `kube` makes by default: they
-    /// repeat a Binding after a 503 or 504, for minutes, behind the caller's back.
+    /// A writer on its own connection, without the default retries of `kube`: they repeat a Binding
+    /// after a 503 or 504, for minutes, and the caller does not see it.
     ///
     /// # Errors
+    /// [`kube::Error`] if `config` makes no client.
     /// [`kube::Error`] where `config` makes no client.
     pub fn connect(mut config: Config, timeout: Duration) -> Result<Self, kube::Error> {
         config.default_retry = false;
         Ok(Self::new(Client::try_from(config)?, timeout))
     }
 
-    /// A writer on `client`, which must not repeat requests by itself; `timeout` is for one request
-    /// and its whole answer.
+    /// A writer on `client`, which must not repeat requests automatically; `timeout` is for one
+    /// request and its whole answer.
     pub fn new(client: Client, timeout: Duration) -> Self {
         let maker = TouchMaker::new(Clock::start().unix_seconds());
         Self { client, timeout, maker }
     }
 
-    /// Who touched or bound this version of the pod last: `Equal` for this process or none, `Less` for one that
-    /// started before, `Greater` for one that started after it.
+    /// The process that last wrote [`TOUCH`] on this version of the pod: `Equal` for this process
+    /// or none, `Less` for one that started earlier, `Greater` for one that started later.
     pub fn touched(&self, pod: &SeenPod) -> Ordering {
         pod.touched_by.map_or(Ordering::Equal, |maker| maker.cmp(&self.maker))
     }
 
-    /// Binds a pod. With a placement the Binding says who made it, as a touch does.
+    /// Binds a pod. A Binding with a placement also writes [`TOUCH`], which names this process.
     pub async fn bind(&self, target: &BindTarget) -> BindOutcome {
         let mut annotations = target.annotations.clone();
         if !annotations.is_empty() {
@@ -84,10 +85,10 @@ impl ApiWriter {
         }
     }
 
-    /// The pod as the API server has it at this moment; `None` where there is none.
+    /// The pod as the API server has it now; `None` if there is none.
     ///
     /// # Errors
-    /// [`Cause`] where it cannot be read.
+    /// [`Cause`] if it cannot be read.
     pub async fn read_back(&self, key: &PodKey) -> Result<Option<Pod>, Cause> {
         let request = pods(key).get(key.name(), &GetParams::default());
         let reply = self.exchange(request).await?;
@@ -98,11 +99,11 @@ impl ApiWriter {
         }
     }
 
-    /// Changes one annotation that means nothing, which wakes a pod that kube-scheduler has parked
-    /// and makes every Binding for an older version conflict.
+    /// Changes an annotation that has no other meaning. This requeues a pod that kube-scheduler has
+    /// parked, and every Binding for an older version will conflict.
     ///
-    /// `value` must differ from the one before: an equal one writes nothing. Who made the touch stands
-    /// before it. With a version the touch succeeds only on that version.
+    /// `value` must differ from the last one: an equal value writes nothing. The name of this
+    /// process is put in front of it. With a version the write succeeds only on that version.
     pub async fn touch(
         &self,
         key: &PodKey,
@@ -114,8 +115,8 @@ impl ApiWriter {
         self.annotate(key, uid, resource_version, json!({TOUCH: value})).await
     }
 
-    /// Writes the annotations of a placement again on the pod with this UID, in this version alone; none:
-    /// takes the key away.
+    /// Writes annotations of a placement again, on the pod with this UID in this version; `None`
+    /// removes an annotation.
     pub async fn write_placement(
         &self,
         key: &PodKey,
@@ -155,8 +156,8 @@ impl ApiWriter {
         }
     }
 
-    /// Touches a pod, so that no Binding that was sent before can land any more, and tells what the
-    /// pod is then. With a version only that one is touched.
+    /// Fences a pod: no Binding that was sent earlier can succeed. The answer says what the pod is
+    /// then. With a version only that version is fenced.
     pub async fn fence_pod(
         &self,
         key: &PodKey,
@@ -189,10 +190,10 @@ impl ApiWriter {
         }
     }
 
-    /// Finds out what became of a Binding, and makes sure that it stays so.
+    /// Finds the outcome of a Binding, and makes sure that it stays.
     ///
-    /// Reads the pod back. Where it is not bound and still in the version of the Binding, that may
-    /// yet arrive: a touch makes it conflict, and the touch's own answer shows who came first.
+    /// Reads the pod back. If it is unbound and in the version of the Binding, the Binding may
+    /// still arrive: a fence makes it conflict, and the fence's own answer shows which came first.
     pub async fn settle(&self, target: &BindTarget) -> Settled {
         match self.read_trace(target).await {
             Err(settled) => settled,
@@ -200,8 +201,8 @@ impl ApiWriter {
         }
     }
 
-    /// Touches a pod that was seen unbound in the version of the Binding, and only in that one: a touch
-    /// of another process that comes first must stay to be seen.
+    /// Fences a pod that is unbound, only in the version of the Binding: an earlier write of
+    /// [`TOUCH`] by another process must stay visible.
     async fn fence(&self, target: &BindTarget) -> Settled {
         let version = target.resource_version.as_str();
         let value = format!("fence-{version}");
@@ -221,7 +222,7 @@ impl ApiWriter {
         }
     }
 
-    /// Reads the pod. The conclusion is the error, so that only an open question goes on.
+    /// Reads the pod. A conclusion is the error: only an undecided Binding goes on.
     async fn read_trace(&self, target: &BindTarget) -> Result<(), Settled> {
         match self.read_back(&target.key).await {
             Ok(Some(pod)) => concluded(target, Box::new(pod)),
@@ -248,7 +249,7 @@ impl ApiWriter {
             Ok(body) => body.map_err(|error| transport(&error))?.map(Into::into),
             Err(_) => None,
         };
-        // The status alone says what was done; a body that does not come only costs its contents.
+        // The status says what was done. Without a body only its contents are lost.
         Ok(Reply { status: status.ok_or(Cause::Timeout)?, body })
     }
 }
@@ -259,7 +260,7 @@ impl Reply {
         serde_json::from_slice(body).map_err(|error| Cause::Body { fault: error.to_string() })
     }
 
-    /// The message of a failure, or the beginning of whatever was answered.
+    /// The message of a failure, or the beginning of another body.
     pub(crate) fn message(&self) -> String {
         let body = self.body.as_deref().unwrap_or_default();
         let status = serde_json::from_slice::<Status>(body).ok().and_then(|status| status.message);
@@ -267,13 +268,13 @@ impl Reply {
         message.chars().take(512).collect()
     }
 
-    /// The status as the reason why an outcome is open.
+    /// The status as the cause of an undecided outcome.
     pub(crate) fn cause(&self) -> Cause {
         Cause::Status { code: self.status, message: self.message() }
     }
 }
 
-/// Whether a status other than success says for certain that nothing was done.
+/// Whether a status that is no success means that nothing was done.
 pub(crate) fn is_definite(code: u16) -> bool {
     (400..=499).contains(&code) && code != 408 && code != 429
 }
@@ -282,7 +283,7 @@ fn met_another_write() -> Cause {
     Cause::Status { code: 409, message: "the touch met another write".to_owned() }
 }
 
-/// What `pod`, as just read, settles; the question is open where this is `Ok`.
+/// What `pod`, as just read, settles; `Ok` if the Binding is still undecided.
 fn concluded(target: &BindTarget, pod: Box<Pod>) -> Result<(), Settled> {
     match target.trace_in(&pod) {
         Trace::Ours => Err(Settled::Bound { pod }),
@@ -293,7 +294,6 @@ fn concluded(target: &BindTarget, pod: Box<Pod>) -> Result<(), Settled> {
     }
 }
 
-/// The pods of the namespace of `key`.
 pub(crate) fn pods(key: &PodKey) -> kube::core::Request {
     kube::core::Request::new(format!("/api/v1/namespaces/{}/pods", key.namespace()))
 }

@@ -1,4 +1,4 @@
-//! What a pod may have beside a GPU.
+//! What a pod may set besides a GPU.
 
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ fn a_pod_without_a_gpu_for_our_scheduler_alone_is_held_to_the_same() {
     assert_eq!(admitted(&in_place, &plain), Ok(plain));
 }
 
-/// What goes beyond *baseline*, as changes of a container or of the pod's `spec`, and what the refusal says.
+/// Changes of a container or of the pod's `spec` beyond *baseline*, and what the refusal says.
 #[test]
 fn what_goes_beyond_baseline_is_refused_in_every_kind_of_container() {
     let in_container = [
@@ -163,7 +163,7 @@ fn what_baseline_allows_and_what_the_operator_lists_is_admitted() {
         admitted(&listed, &below).unwrap_err().contains("`subPath`"),
         "it may be a link to `/`"
     );
-    // No list opens a way to GPUs.
+    // No list allows access to GPUs.
     let everything = rules(|settings| {
         settings.allowed.host_paths = vec!["/dev".parse().unwrap(), "/run".parse().unwrap()];
         settings.allowed.capabilities = vec!["SYS_ADMIN".to_owned()];
@@ -214,7 +214,7 @@ fn keys_of_other_schedulers_are_refused_on_our_pods_and_left_on_others() {
         (&limits["nvidia.com/hostdev"], &limits["nvidia.com/gpu"]),
         (&json!("4096"), &Value::Null)
     );
-    // Another scheduler serves these, or kubelet's device plugin does.
+    // Another scheduler or kubelet's device plugin serves these.
     for scheduler in ["hami-scheduler", "default-scheduler"] {
         let annotations = json!({"nvidia.com/use-gpuuuid": "GPU-a"});
         let theirs = asks(scheduler, annotations, "nvidia.com/gpumem");

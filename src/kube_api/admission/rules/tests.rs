@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Rules with the shipped settings, changed.
+/// Rules with changes of the shipped settings.
 pub(crate) fn rules(change: impl FnOnce(&mut WebhookConfig)) -> Admission {
     let mut settings = WebhookConfig::default();
     change(&mut settings);
@@ -27,7 +27,7 @@ pub(crate) fn review(object: &Value, sub_resource: &str, old: Option<&Value>) ->
     })
 }
 
-/// What the API server makes of the answer: the pod as it is stored, or why it is refused.
+/// What the API server does with the answer: the pod as stored, or why it is refused.
 pub(crate) fn answered(rules: &Admission, review: &Value) -> Result<Value, String> {
     let answer = rules.review(review.to_string().as_bytes()).unwrap();
     let text: Value = serde_json::from_slice(&answer.review).unwrap();
@@ -52,7 +52,7 @@ pub(crate) fn answered(rules: &Admission, review: &Value) -> Result<Value, Strin
     Ok(pod)
 }
 
-/// Admits the pod, and once more what came out of it, which must change nothing.
+/// Admits the pod, and then the result, which must not change again.
 pub(crate) fn admitted(rules: &Admission, pod: &Value) -> Result<Value, String> {
     let once = answered(rules, &review(pod, "", None))?;
     let twice = answered(rules, &review(&once, "", None)).unwrap();
@@ -60,7 +60,7 @@ pub(crate) fn admitted(rules: &Admission, pod: &Value) -> Result<Value, String> 
     Ok(once)
 }
 
-/// A pod of two containers and an init container, with these annotations, changed.
+/// A pod of two containers and an init container with these annotations, and changes.
 pub(crate) fn pod(annotations: Value, change: impl FnOnce(&mut Value)) -> Value {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -163,14 +163,14 @@ fn the_memory_limit_is_set_for_shares_alone_and_only_where_configured() {
     assert_eq!(env(&done["spec"]["containers"][1]), [VOID]);
     let whole = admitted(&driver, &pod(json!({"gpu-fraction": "1"}), |_| ())).unwrap();
     assert!(!env(&whole["spec"]["containers"][0]).contains(&LIMIT.to_owned()));
-    // It gets a MIG instance, of which the driver takes no limit.
+    // It gets a MIG instance, for which the driver takes no limit.
     let instance = json!({"gpu-memory": "4096", "gpupack.dev/isolation": "hardware"});
     let instance = admitted(&driver, &pod(instance, |_| ())).unwrap();
     assert_eq!(env(&instance["spec"]["containers"][0])[..3], [DEVICES, UUIDS, MEMORY]);
     assert!(!instance.to_string().contains("NVIDIA_GPU_MEMORY"), "{instance}");
     let plain = admitted(&shipped(), &half(|_| ())).unwrap();
     assert!(!env(&plain["spec"]["containers"][0]).contains(&LIMIT.to_owned()));
-    // A slot is a share like any other: the books count on its being held.
+    // A slot is a share like any other: the ledger relies on its limit.
     let slot = pod(json!({}), |pod| {
         pod["spec"]["schedulerName"] = json!("gpupack");
         let one = json!({"limits": {"nvidia.com/gpu.shared": "1"}});
@@ -189,7 +189,7 @@ fn markers_of_a_user_become_those_of_the_request() {
             json!({"limits": {"gpupack.dev/gpu-memory": "7"}});
     });
     let marked = {
-        // As strings: the API server hands quantities over in no other way.
+        // As strings: the API server sends quantities in no other form.
         let text = marked.to_string().replace("gpu-share\":0", "gpu-share\":\"0\"");
         serde_json::from_str(&text).unwrap()
     };
@@ -288,7 +288,7 @@ fn nvidias_runtime_without_a_request_is_refused_blanked_or_left_as_configured() 
     }
     // With `nvproxy` it hands out GPUs by the same variable.
     assert!(admitted(&shipped(), &plain("gvisor")).is_err());
-    // Whoever made a RuntimeClass named it as he liked.
+    // The name of a RuntimeClass says nothing about its runtime.
     let message = admitted(&shipped(), &plain("fast")).unwrap_err();
     assert!(
         message.contains("`fast`") && message.contains("runtime_classes_without_gpus"),
@@ -316,7 +316,7 @@ fn pods_of_others_are_left_alone_but_for_our_own_keys() {
     assert!(admitted(&shipped(), &forged).unwrap_err().contains("written by gpupack alone"));
 }
 
-/// A change of a pod with half a GPU, and what the refusal must say: what is wrong, and the mend.
+/// A change of a pod with half a GPU, and what the refusal must name: the fault and the fix.
 type Bad = (fn(&mut Value), [&'static str; 2]);
 
 const REFUSED: &[Bad] = &[

@@ -1,27 +1,27 @@
-//! What a report may hold at most, and why one is refused.
+//! Limits of a report, and why one is refused.
 
 use crate::hardware::device::{DeviceId, InventoryError, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
 use crate::hardware::units::MemMib;
 use crate::report::wire::{Kind, SCHEMA_VERSION};
 
-/// Most processes of one device that are believed in one report.
+/// Most processes of one device in a report.
 pub const MAX_PROCESSES_PER_DEVICE: usize = 4096;
 
-/// Longest instance id of an agent, pod UID and MIG profile.
+/// Longest instance id of an agent, pod UID or MIG profile, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 64;
 
-/// Why a report is not believed.
+/// Why a report is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// Not JSON, or not a report.
+    /// Not the JSON of a report.
     #[error("the report cannot be read at `{at}`: {cause}")]
     Malformed {
-        /// Where in the document.
+        /// The path in the document.
         at: String,
-        /// What the parser says.
+        /// The error of the parser.
         cause: serde_json::Error,
     },
-    /// Another generation of the schema.
+    /// A schema version that is too old or too new.
     #[error(
         "schema version `{version}` is not understood, only {SCHEMA_VERSION} and its neighbours: \
          bring agent and extender within one version of each other"
@@ -30,20 +30,20 @@ pub enum ReportError {
         /// The version of the report.
         version: u32,
     },
-    /// A name that cannot be one.
+    /// An empty or long name, or one with control characters.
     #[error("`{field}` has {bytes} bytes; 1 to {max} printable characters are allowed")]
     Text {
-        /// Which name.
+        /// The name of the field.
         field: &'static str,
-        /// Its length.
+        /// Its length, in bytes.
         bytes: usize,
-        /// The longest that is allowed.
+        /// The maximum, in bytes.
         max: usize,
     },
     /// A report without a session must carry the inventory.
     #[error("a report without a session says hello and must carry the inventory")]
     HelloWithoutInventory,
-    /// An instance without parent or profile, or a GPU with them.
+    /// A MIG instance without parent or profile, or a GPU with them.
     #[error(
         "device `{uuid}` of kind `{kind:?}`: parent and profile belong to instances, and to each"
     )]
@@ -53,16 +53,16 @@ pub enum ReportError {
         /// Its kind.
         kind: Kind,
     },
-    /// An inventory that cannot be one.
+    /// An inventory that is not possible.
     #[error(transparent)]
     Inventory(#[from] InventoryError),
-    /// Use of more devices than a node can hold.
+    /// More devices, or neighbors of a device, than a node can have.
     #[error("use of `{count}` devices is reported, at most {MAX_DEVICES_PER_NODE} are believed")]
     TooManyDevices {
-        /// How many.
+        /// The number of them.
         count: usize,
     },
-    /// Use of one device, twice.
+    /// The same device twice.
     #[error("use of device `{uuid}` is reported twice")]
     Twice {
         /// The device.
@@ -76,32 +76,32 @@ pub enum ReportError {
         /// The amount.
         mib: u64,
     },
-    /// More than all the time.
+    /// A percentage above 100.
     #[error("device `{uuid}` is busy `{percent}` percent of the time")]
     Busy {
         /// The device.
         uuid: DeviceId,
-        /// The amount.
+        /// The percentage.
         percent: u8,
     },
-    /// A number that belongs to no device.
+    /// A number outside the range of a device.
     #[error("device `{uuid}`: `{value}` is no {field}")]
     Detail {
         /// The device.
         uuid: DeviceId,
-        /// What it should be.
+        /// What the number should be.
         field: &'static str,
         /// The number.
         value: u32,
     },
-    /// More processes than a GPU can serve.
+    /// More processes on a device than are allowed.
     #[error(
         "`{count}` processes on device `{uuid}`, at most {MAX_PROCESSES_PER_DEVICE} are believed"
     )]
     TooManyProcesses {
         /// The device.
         uuid: DeviceId,
-        /// How many.
+        /// The number of them.
         count: usize,
     },
 }
@@ -114,7 +114,7 @@ pub(crate) fn text(field: &'static str, value: &str, max: usize) -> Result<(), R
     Ok(())
 }
 
-/// Checks an amount of memory on the device `id`.
+/// Checks that an amount of memory on the device `id` is possible.
 pub(crate) fn memory(id: &DeviceId, mib: u64) -> Result<MemMib, ReportError> {
     let memory = MemMib::new(mib);
     if memory > MAX_DEVICE_MEMORY {

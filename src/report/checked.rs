@@ -1,7 +1,7 @@
-//! A report in the words of the core, and everything that is not believed.
+//! Checks a report and converts it into the types of [`crate::model`].
 //!
-//! [`Report::from_json`] is the only way in; the extender calls it for each report and hands the
-//! result to the ledger. Nothing here looks at what was reported before: that is the ledger's business.
+//! [`Report::from_json`] is the only way in. The extender calls it for each report and passes the
+//! result to the ledger. Nothing here depends on earlier reports: the ledger compares them.
 
 use std::collections::BTreeMap;
 
@@ -19,15 +19,15 @@ use crate::report::details::{device_use, health};
 use crate::report::wire::{DeviceReport, DeviceUse, Kind, Report, is_readable};
 use crate::usage::node_details::DetailsReport;
 
-/// Longest product name of a GPU; NVML's own buffer has 96 bytes.
+/// Longest product name of a GPU in bytes; NVML's own buffer has 96.
 const MAX_MODEL_BYTES: usize = 128;
 
-/// A report that is believed.
+/// A report that was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckedReport {
-    /// What the books are made of.
+    /// The part from which the ledger's state is derived.
     pub books: NodeReport,
-    /// What stands beside them.
+    /// The rest: topology and condition of devices, limits of tenants.
     pub details: DetailsReport,
 }
 
@@ -35,8 +35,8 @@ impl Report {
     /// Reads and checks the body of a report.
     ///
     /// # Errors
-    /// [`ReportError`] for the first fault found. A document of another generation of the schema is
-    /// named as such, even where it cannot be read.
+    /// [`ReportError`] for the first error found. A document of another schema version gets that
+    /// error, even if nothing else in it can be read.
     pub fn from_json(body: &[u8]) -> Result<CheckedReport, ReportError> {
         match parse::<Self>(body) {
             Ok(report) => report.checked(),
@@ -49,10 +49,10 @@ impl Report {
         }
     }
 
-    /// Checks every field and turns the report into the types of the core.
+    /// Checks every field and converts the report into the types of the core.
     ///
     /// # Errors
-    /// [`ReportError`] for the first fault found.
+    /// [`ReportError`] for the first error found.
     pub fn checked(self) -> Result<CheckedReport, ReportError> {
         if !is_readable(self.schema_version) {
             return Err(ReportError::Version { version: self.schema_version });
@@ -86,19 +86,18 @@ impl Report {
     }
 }
 
-/// What every generation of the schema has in common.
+/// The field that all schema versions have.
 #[derive(serde::Deserialize)]
 struct Header {
-    /// Version of the schema that the rest is written in.
     schema_version: u32,
 }
 
-/// Reads one JSON document and nothing after it; errors name the place.
+/// Reads one JSON document with nothing after it; an error has the path in the document.
 fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ReportError> {
     if let Ok(value) = serde_json::from_slice(body) {
         return Ok(value);
     }
-    // Once more, to learn the place: noting it on the way costs as much as the reading.
+    // Parse again to find the path: to record it the first time costs as much as the parsing.
     let mut document = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut document).map_err(|error| {
         ReportError::Malformed { at: error.path().to_string(), cause: error.into_inner() }
@@ -119,14 +118,14 @@ fn inventory(
     let mut devices = devices.into_iter().map(device).collect::<Result<Vec<_>, _>>()?;
     for device in &mut devices {
         if let Some((id, _)) = details.get_key_value(&device.id) {
-            device.id = id.clone(); // the same text, once
+            device.id = id.clone(); // share one copy of the text
         }
     }
     Ok(NodeInventory::placed(devices, details)?)
 }
 
 impl DeviceReport {
-    /// Whether an extender would believe what it says of name, kind and memory.
+    /// Whether an extender would accept its name, kind and memory.
     pub fn is_believable(&self) -> bool {
         let alone = device(self.clone()).map(|device| (device.reserved, device.total));
         alone.is_ok_and(|(reserved, total)| reserved <= total && total <= MAX_DEVICE_MEMORY)

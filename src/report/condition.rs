@@ -1,42 +1,43 @@
-//! How a device is: why it takes no new tenants, and how its daemon of MPS is.
+//! The condition of a device: why it takes no new tenants, and the state of its MPS daemon.
 
 use serde::{Deserialize, Serialize};
 
-/// Why a device takes no new tenants. Its bookings stay.
+/// Why a device takes no new tenants. What is allocated on it stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ailment {
-    /// The driver is away, in the middle of an upgrade or hangs: nothing is known of any device.
+    /// The driver is missing, is being upgraded or hangs: the state of all devices is unknown.
     DriverAway,
-    /// It has fallen off the bus.
+    /// It is no longer on the PCIe bus.
     Lost,
-    /// The driver wants it to be reset.
+    /// The driver requires a reset.
     ResetRequired,
-    /// The driver wants the node to be rebooted.
+    /// The driver requires a reboot of the node.
     RebootRequired,
-    /// The driver wants its traffic to other GPUs to end.
+    /// The driver requires that its traffic to other GPUs ends.
     DrainRequired,
     /// The driver says that it is not available.
     Unavailable,
-    /// An Xid that is no application's fault; the number is in [`DeviceUse::last_xid`](crate::report::wire::DeviceUse::last_xid).
+    /// An Xid that no application caused; its number is in
+    /// [`DeviceUse::last_xid`](crate::report::wire::DeviceUse::last_xid).
     Xid,
-    /// It does not answer, or not in full.
+    /// It does not answer, or only in part.
     NotAnswering,
     /// Another device has the same UUID.
     UuidTwice,
-    /// What it says of itself cannot be.
+    /// It reports impossible values.
     Absurd,
-    /// It has no memory of its own that could be shared.
+    /// It has no memory of its own to share.
     NoMemory,
-    /// Kubelet hands it out by itself.
+    /// Kubelet gives it to pods.
     KubeletOwned,
-    /// Something that only a newer agent knows.
+    /// A reason that only a newer agent knows.
     #[serde(other)]
     Other,
 }
 
 impl Ailment {
-    /// Its name, as on the wire.
+    /// The name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
             Self::DriverAway => "driver_away",
@@ -56,27 +57,27 @@ impl Ailment {
     }
 }
 
-/// How a control daemon of MPS is; what is worse for its clients is greater.
+/// The state of an MPS control daemon; greater is worse for its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MpsState {
-    /// It answers, and has no server: it has no clients.
+    /// It answers. It has no server, so no clients.
     Idle,
-    /// It answers, and each of its servers takes clients.
+    /// It answers, and all its servers take clients.
     Serving,
     /// A server is not ready yet.
     Starting,
-    /// A server takes no clients any more, or does not say.
+    /// A server no longer takes clients, or does not say.
     Faulted,
-    /// Nobody answers at its pipes.
+    /// Nothing answers at its pipes.
     Absent,
-    /// Something that only a newer agent knows.
+    /// A state that only a newer agent knows.
     #[serde(other)]
     Other,
 }
 
 impl MpsState {
-    /// Its name, as on the wire.
+    /// The name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",

@@ -1,5 +1,5 @@
-//! What a report says beside the books: where devices sit, what ails them. Checked like the rest, and
-//! handed to the ledger for people to read.
+//! What a report says beside amounts: topology and condition of devices, limits of tenants. It is
+//! checked like the rest. The ledger keeps it for people, and verifies isolation with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,38 +13,38 @@ use crate::report::wire::{DeviceReport, DeviceUse, DriverReport, Kind, ProcessUs
 use crate::usage::isolation::Told;
 use crate::usage::node_details::{Condition, Driver};
 
-/// Longest version of a driver; NVML's own buffer has 80 bytes.
+/// Longest version of a driver in bytes; NVML's own buffer has 80.
 const MAX_VERSION_BYTES: usize = 80;
 
-/// Largest minor number that Linux has.
+/// Largest minor number in Linux.
 const MAX_MINOR: u32 = (1 << 20) - 1;
 
-/// Largest NUMA node that Linux has, built for the most.
+/// Largest NUMA node in Linux with the largest kernel configuration.
 const MAX_NUMA_NODE: u32 = 1023;
 
-/// Longest axis of MIG instances that is believed; today's have 4, 8 or 12 units.
+/// Longest axis of MIG instances that is accepted; in 2026 GPUs have 4, 8 or 12 units.
 const MAX_AXIS: u32 = 64;
 
-/// Most streaming multiprocessors that are believed: a hundred times what GPUs of 2026 have.
+/// Most streaming multiprocessors (SMs) that are accepted: a hundred times those of GPUs of 2026.
 const MAX_SM_COUNT: u32 = 16_384;
 
-/// Most NVLinks between two GPUs that are believed; today's have 18 in all.
+/// Most NVLinks between two GPUs that are accepted; in 2026 a GPU has 18 in total.
 const MAX_LINKS: u32 = 1024;
 
 impl DriverReport {
-    /// Whether an extender would believe it.
+    /// Whether an extender would accept it.
     pub fn is_believable(&self) -> bool {
         driver(self.clone()).is_ok()
     }
 }
 
 impl DeviceReport {
-    /// Whether an extender would believe where it is said to sit.
+    /// Whether an extender would accept its topology and its other details.
     pub fn has_believable_details(&self) -> bool {
         DeviceId::new(&self.uuid).is_ok_and(|id| device(&id, self).is_ok())
     }
 
-    /// The same device, of which it is not known where it sits.
+    /// The same device without these details.
     pub fn without_details(self) -> Self {
         Self {
             memory_mib: self.memory_mib,
@@ -58,7 +58,7 @@ impl DeviceReport {
 }
 
 impl DeviceUse {
-    /// Whether an extender would believe it.
+    /// Whether an extender would accept it.
     pub fn is_believable(&self) -> bool {
         DeviceId::new(&self.uuid).is_ok_and(|id| device_use(id, self.clone()).is_ok())
             && tenants(std::slice::from_ref(self)).is_ok()
@@ -74,8 +74,8 @@ pub(crate) fn driver(report: DriverReport) -> Result<Driver, ReportError> {
     Ok(Driver { version: report.version, cuda: report.cuda })
 }
 
-/// Checks where each device of an inventory sits. A neighbour that the inventory does not have is left
-/// out: there is nobody to be close to.
+/// Checks the details of each device of an inventory. It drops neighbors that are not in the
+/// inventory.
 pub(crate) fn devices(
     inventory: &[DeviceReport],
 ) -> Result<BTreeMap<DeviceId, DeviceDetails>, ReportError> {
@@ -87,7 +87,7 @@ pub(crate) fn devices(
     }
     let ids: BTreeSet<DeviceId> = all.keys().cloned().collect();
     for details in all.values_mut() {
-        // With the texts that are there already: each of 8 GPUs names the 7 others.
+        // Share copies of the ids: each of 8 GPUs names the 7 others.
         let known = |(other, links)| Some((ids.get(&other)?.clone(), links));
         details.neighbours =
             std::mem::take(&mut details.neighbours).into_iter().filter_map(known).collect();
@@ -96,7 +96,7 @@ pub(crate) fn devices(
     Ok(all)
 }
 
-/// Checks where one device sits.
+/// Checks the details of one device.
 fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportError> {
     let within = |field: &'static str, value: Option<u32>, least: u32, most: u32| match value {
         Some(value) if !(least..=most).contains(&value) => {
@@ -133,7 +133,7 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
     })
 }
 
-/// What the driver tells of the tenants of each device whose processes were listed.
+/// What the driver says about the tenants of each device whose processes were listed.
 pub(crate) fn tenants(
     uses: &[DeviceUse],
 ) -> Result<BTreeMap<DeviceId, BTreeMap<PodUid, Told>>, ReportError> {
@@ -148,7 +148,7 @@ pub(crate) fn tenants(
             text("pod_uid", &tenant.pod_uid, MAX_NAME_BYTES)?;
             let limit = tenant.limit_mib.map(|mib| memory(&id, mib)).transpose()?;
             let mps_limit = tenant.mps_limit_mib.map(|mib| memory(&id, mib)).transpose()?;
-            // A limit of a client, without any client, says nothing.
+            // A limit without an MPS client means nothing.
             let mps_limit = mps_limit.filter(|_| tenant.is_mps_client);
             let (is_unlimited, is_mps_client) = (tenant.is_unlimited, tenant.is_mps_client);
             let busy_percent = tenant.busy_percent;
@@ -163,7 +163,7 @@ pub(crate) fn tenants(
     Ok(all)
 }
 
-/// What ails the devices, as far as anything does or did.
+/// The ailment, newest Xid and MPS state of the devices that have any of these.
 pub(crate) fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condition>, ReportError> {
     let mut all = BTreeMap::new();
     for seen in uses {
@@ -179,7 +179,6 @@ pub(crate) fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condit
     Ok(all)
 }
 
-/// The flag of the wire as a type.
 pub(crate) fn health(healthy: bool) -> Health {
     if healthy { Health::Healthy } else { Health::Unhealthy }
 }

@@ -1,28 +1,28 @@
-//! What an agent and the extender say to each other: `PUT /v1/nodes/{node}/report` and its reply.
+//! The messages between agent and extender: `PUT /v1/nodes/{node}/report` and its reply.
 //!
-//! The agent says what the node owns (inventory) and how it is used; the reply carries the node's
-//! bookings, so that the agent needs no watch of its own. Both sides import these types; the
-//! extender turns a report into the words of [`crate::model`] by
-//! [`Report::from_json`], and nothing unchecked goes further.
+//! The agent reports what the node has (inventory) and how it is used. The reply carries the node's
+//! allocations, so that the agent needs no watch. Both sides use these types; the extender converts
+//! a report into those of [`crate::model`] with [`Report::from_json`], and no unchecked value goes
+//! further.
 //!
-//! A conversation: the agent says hello (no session, full inventory), the reply issues a session
-//! number, later reports carry it and a sequence number that only grows. A report of an older
-//! session is refused with 409 and [`Refusal::SESSION_EXPIRED`], whereupon the agent says hello
-//! again; an absurd one with 422; 503 means *later*.
+//! The agent begins without a session, with the full inventory. The reply issues a session number;
+//! later reports carry it, and a sequence number that only grows. A report of an older session gets
+//! 409 and [`Refusal::SESSION_EXPIRED`], and the agent begins again. An impossible report gets 422;
+//! 503 means *later*.
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::reservation::{Reservation, ReservationState};
 use crate::report::condition::{Ailment, MpsState};
 
-/// The schema that this side writes. It reads one older and one newer: fields that it does not know
-/// are ignored, optional fields that are missing have their default.
+/// The schema version that this side writes. It also reads the previous and the next one: it
+/// ignores unknown fields, and missing optional fields have their default.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// Largest body of a report or of a reply: 16 full GPUs with 4,096 processes each come to 6 MiB.
+/// Largest body of a report or reply, in bytes: 16 full GPUs with 4,096 processes each need 6 MiB.
 pub const MAX_BODY_BYTES: usize = 8 << 20;
 
-/// Whether this side understands `version`.
+/// Whether this side can read `version`.
 pub fn is_readable(version: u32) -> bool {
     version.abs_diff(SCHEMA_VERSION) <= 1
 }
@@ -35,26 +35,26 @@ pub fn report_path(node: &str) -> String {
 /// One report of an agent about its node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Version of the schema it is written in.
+    /// Its schema version.
     pub schema_version: u32,
     /// Random id of this run of the agent, at most 64 characters.
     pub agent: String,
-    /// The session that the extender issued; none says hello and must carry the inventory.
+    /// The session that the extender issued. `None` begins a session and requires the inventory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<u64>,
-    /// Grows with the reports of one run of the agent. One that is sent again in place of a report without an
-    /// answer has the same: the extender takes in one of them.
+    /// Grows with the reports of one run of the agent. A report without an answer is sent again
+    /// with the same number: the extender accepts one of the two.
     pub sequence: u64,
-    /// Everything that the node owns: with hello, when it changed and when the extender asks.
+    /// All devices of the node: at the beginning, after a change, and if the extender requests it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inventory: Option<Vec<DeviceReport>>,
-    /// The driver, where it tells its version; goes with the inventory.
+    /// The driver, if it reports its version; sent with the inventory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverReport>,
-    /// The [`Reply::bookings_version`] of this session's last reply; none to be told the bookings anyway.
+    /// [`Reply::bookings_version`] of this session's last reply; `None` gets all allocations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bookings_version: Option<u64>,
-    /// Observed use, one entry per device that could be read.
+    /// Observed use, one entry for each device that could be read.
     #[serde(default)]
     pub devices: Vec<DeviceUse>,
 }
@@ -64,7 +64,7 @@ pub struct Report {
 pub struct DriverReport {
     /// Its version, for instance `580.95.05`.
     pub version: String,
-    /// Newest CUDA that it can run, for instance `13.0`; none where it cannot say.
+    /// Newest CUDA version that it supports, for instance `13.0`; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<String>,
 }
@@ -74,48 +74,48 @@ pub struct DriverReport {
 pub struct DeviceReport {
     /// NVML's UUID.
     pub uuid: String,
-    /// NVML's index (of the parent, for a MIG instance).
+    /// NVML's index; that of the parent for a MIG instance.
     pub index: u32,
     /// Product name.
     pub model: String,
-    /// Memory on the board or of the instance, before the driver's reserve.
+    /// Memory of the board or instance in MiB, before the driver's reserve.
     pub memory_mib: u64,
-    /// Memory that the driver keeps for itself.
+    /// Memory that the driver reserves for itself, in MiB.
     #[serde(default)]
     pub reserved_mib: u64,
     /// GPU, MIG parent or MIG instance.
     #[serde(default)]
     pub kind: Kind,
-    /// UUID of the GPU that a MIG instance is cut from.
+    /// UUID of the GPU that has this MIG instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
     /// Profile of a MIG instance, for instance `3g.40gb`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Whether it may take new tenants.
+    /// Whether it can take new tenants.
     pub healthy: bool,
-    /// Number of its device node, `/dev/nvidia<minor>`; not always its index.
+    /// Number of its device file, `/dev/nvidia<minor>`; not always equal to its index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minor: Option<u32>,
-    /// NUMA node of the host that it is attached to.
+    /// NUMA node of the host to which it is attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
-    /// GPUs of the same node that it reaches by NVLink, by UUID.
+    /// GPUs of the same node that it is connected to by NVLink.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub neighbours: Vec<Neighbour>,
-    /// Where a MIG instance lies on its GPU.
+    /// Position of a MIG instance on its GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Slot>,
     /// Streaming multiprocessors of a MIG instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
-    /// Whether the driver can hold containers to an amount of its memory, and tells of it.
+    /// Whether the driver can limit the memory of containers on it, and reports the limits.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub can_limit_memory: bool,
 }
 
 impl DeviceReport {
-    /// A healthy device of which nothing but its name is known.
+    /// A healthy device with nothing but a name, an index and a kind.
     pub fn new(uuid: String, index: u32, model: String, kind: Kind) -> Self {
         Self {
             uuid,
@@ -137,7 +137,7 @@ impl DeviceReport {
     }
 }
 
-/// A GPU that another one reaches by NVLink.
+/// A GPU that is connected to another one by NVLink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Neighbour {
     /// NVML's UUID.
@@ -146,20 +146,20 @@ pub struct Neighbour {
     pub links: u32,
 }
 
-/// Where a MIG instance lies on its GPU, in units of the axis: 4 on an A30, 8 on an A100 or H100.
+/// Position of a MIG instance on its GPU, in units of the axis: 4 on an A30, 8 on an A100 or H100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
-    /// The first unit.
+    /// Its first unit.
     pub start: u32,
-    /// How many units.
+    /// The number of its units.
     pub size: u32,
 }
 
-/// What kind of device it is.
+/// Kind of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// A GPU that can be shared or given away whole.
+    /// A GPU that can be shared or given to a pod as a whole.
     #[default]
     Gpu,
     /// A GPU in MIG mode.
@@ -173,59 +173,59 @@ pub enum Kind {
 pub struct DeviceUse {
     /// NVML's UUID.
     pub uuid: String,
-    /// Memory in use without the driver's reserve; none where the driver cannot say.
+    /// Used memory in MiB, without the driver's reserve; `None` if the driver cannot say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_mib: Option<u64>,
-    /// Percent of time in which a kernel ran; none where the driver cannot say (MIG).
+    /// Percent of time in which a kernel ran; `None` if the driver cannot say (MIG).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_percent: Option<u8>,
-    /// Whether the device may take new tenants now.
+    /// Whether the device can take new tenants now.
     pub healthy: bool,
-    /// Why it may not.
+    /// Why it cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ailment: Option<Ailment>,
-    /// Number of the newest Xid that the driver told about it, an application's fault or its own.
+    /// Number of the newest Xid that the driver reported, whatever its cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_xid: Option<u64>,
-    /// How its control daemon of MPS is; none where nobody looks after one.
+    /// State of its MPS control daemon; `None` if no agent runs one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsState>,
-    /// Processes on it. None: not looked for this time. Empty: looked for, there are none.
+    /// Its processes. `None`: not listed this time. Empty: listed, and there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<Vec<ProcessUse>>,
-    /// Pods with processes on it of which the driver tells more than their memory. Goes with the list.
+    /// Pods with processes on it about which the driver says more than their memory; with the list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<TenantReport>,
 }
 
-/// What the driver tells of a pod with processes on a device.
+/// What the driver says about a pod with processes on a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantReport {
     /// The pod.
     pub pod_uid: String,
-    /// What the driver holds it to, read back: the limits of its containers together. None: at least one
-    /// process of it has no limit that the driver confirms.
+    /// The memory limit that the driver applies, read back: the sum over the containers, in MiB.
+    /// `None`: the driver confirms no limit for at least one process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_mib: Option<u64>,
-    /// Whether a process of it is known to have no limit; where limits cannot be read, it is not known.
+    /// Whether a process is known to have no limit; `false` if limits cannot be read.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_unlimited: bool,
-    /// Whether a process of it is a client of MPS.
+    /// Whether one of its processes is an MPS client.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_mps_client: bool,
-    /// What MPS holds it to, by the environment of its processes: their limits together. None: at least one
-    /// is no client of the device's daemon, or has no limit that can be read, or the daemon does not serve.
+    /// The memory limit by MPS in MiB: the sum over the environments of its processes. `None`: one of
+    /// them is no client of the device's daemon or shows no limit, or the daemon does not serve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps_limit_mib: Option<u64>,
-    /// Percent of the time since the last list in which its kernels ran: of all its processes together, 100
-    /// at most. None where the driver does not say whose kernels run: in MIG mode, beside clients of MPS, of
-    /// the first list, and of older agents.
+    /// Percent of the time since the last list in which kernels of its processes ran, together at
+    /// most 100. `None` if the driver does not say whose kernels ran: in MIG mode, beside MPS
+    /// clients, in the first list, from older agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_percent: Option<u8>,
 }
 
 impl DeviceUse {
-    /// What is said of a device whose use cannot be read.
+    /// The report of a device whose use cannot be read.
     pub fn unread(uuid: String, ailment: Ailment) -> Self {
         Self {
             uuid,
@@ -246,42 +246,42 @@ impl DeviceUse {
 pub struct ProcessUse {
     /// Process id on the host.
     pub pid: u32,
-    /// Pod that it belongs to; none for a process of the host. Of a static pod this is the hash of
-    /// its manifest, the value of the annotation `kubernetes.io/config.hash` of its mirror pod.
+    /// Pod of the process; `None` for one of the host. For a static pod this is the hash of its
+    /// manifest: the annotation `kubernetes.io/config.hash` of its mirror pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    /// Its memory on the device; none where the driver cannot say, which is not zero.
+    /// Its memory on the device in MiB; `None` if the driver cannot say, which is not zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
 }
 
-/// The extender's answer to a report that it read.
+/// The extender's answer to a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {
-    /// Version of the schema it is written in.
+    /// Its schema version.
     pub schema_version: u32,
     /// The session to use from now on.
     pub session: u64,
-    /// Whether the report counted.
+    /// What became of the report.
     pub outcome: Outcome,
     /// Whether the next report must carry the inventory.
     #[serde(default)]
     pub send_inventory: bool,
-    /// Version of the bookings, for the next report of the session; none of older extenders.
+    /// Version of the allocations, for the next report of the session; older extenders send none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bookings_version: Option<u64>,
-    /// What is booked on this node; none where the version that the report names still stands.
+    /// Allocations on this node; `None` if the version that the report names is still current.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bookings: Option<Vec<Booking>>,
 }
 
-/// Whether a report counted.
+/// What became of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It is in the books.
+    /// It is in the ledger.
     Accepted,
-    /// It was repeated or came out of order, and changed nothing.
+    /// It was repeated or out of order, and changed nothing.
     Ignored,
 }
 
@@ -292,14 +292,14 @@ pub struct Booking {
     pub pod_uid: String,
     /// `namespace/name`, for people.
     pub pod: String,
-    /// How far the reservation has come.
+    /// State of the reservation.
     pub state: BookingState,
-    /// Amount of each device.
+    /// Amounts of its devices.
     pub devices: Vec<BookedDevice>,
 }
 
 impl Booking {
-    /// A reservation as the agent sees it.
+    /// The reservation as the agent gets it.
     pub fn from_reservation(reservation: &Reservation) -> Self {
         let devices = reservation.placement.devices.iter();
         Self {
@@ -321,24 +321,24 @@ impl Booking {
     }
 }
 
-/// How far a reservation has come; later states are greater.
+/// State of a reservation; later states are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BookingState {
-    /// Bind has chosen.
+    /// *bind* has chosen the node and devices.
     Assumed,
     /// The pod is bound here.
     Confirmed,
-    /// The pod has ended; its processes may not have.
+    /// The pod has ended; its processes may still run.
     Draining,
 }
 
-/// An amount of one device.
+/// Amounts of one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BookedDevice {
     /// NVML's UUID.
     pub uuid: String,
-    /// Memory.
+    /// Memory, in MiB.
     pub memory_mib: u64,
     /// Compute share in millionths.
     pub share_millionths: u64,
@@ -347,14 +347,14 @@ pub struct BookedDevice {
 /// Body of an answer with status 409, 422 or 503.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// What was wrong, for people.
+    /// The reason, for people.
     pub error: String,
-    /// What was wrong, for the agent.
+    /// The reason, for the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
 impl Refusal {
-    /// Reason of a 409: the session is not the newest one issued for this node; say hello again.
+    /// Reason of a 409: the session is not the newest of this node, so the agent must begin again.
     pub const SESSION_EXPIRED: &str = "session_expired";
 }

@@ -1,4 +1,4 @@
-//! The section `advice` of the configuration: who is asked what pods used before the extender started.
+//! The section `advice` of the configuration: where to read what pods used before the start.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::config::reader::Reader;
 /// Checked section `advice`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdviceConfig {
-    /// Address of the Prometheus that scrapes the agents, without a final slash; nobody is asked without.
+    /// Address of the Prometheus that scrapes the agents, without a final slash, if any.
     pub series_url: Option<String>,
-    /// How far back it is asked.
+    /// How far back to read.
     pub look_back: Duration,
 }
 
@@ -21,7 +21,7 @@ impl Default for AdviceConfig {
     }
 }
 
-/// All keys of the section, in the order of their documentation.
+/// All keys of the section, in the order of the docs.
 pub const KEYS: [&str; 2] = ["prometheus_url", "look_back_hours"];
 
 impl AdviceConfig {
@@ -40,7 +40,7 @@ impl AdviceConfig {
     }
 }
 
-/// An address that can be asked, without its final slash.
+/// A plain HTTP address, without its final slash; `None` for any other text.
 fn plain_address(text: &str) -> Option<String> {
     let address: Uri = text.parse().ok()?;
     let is_http = address.scheme_str() == Some("http");

@@ -1,10 +1,10 @@
-//! What pods with a GPU are allowed beyond the Pod Security standard *baseline*: keys of the section `webhook`.
+//! Keys of the section `webhook`: what GPU pods may have beyond Pod Security *baseline*.
 
 use std::str::FromStr;
 
 use crate::config::reader::Reader;
 
-/// A path without empty parts, `.` and `..`, and with `/var/run` as what it is a link to.
+/// A path without empty parts, `.` and `..`, and with `/run` for its link `/var/run`.
 pub fn plain(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -22,12 +22,12 @@ pub fn plain(path: &str) -> String {
     format!("/{}", parts.join("/"))
 }
 
-/// A folder of every node, as it may stand in a manifest: absolute, of letters, digits, `.`, `_` and `-`.
+/// A folder of every node, valid in a manifest: absolute, of letters, digits, `.`, `_` and `-`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFolder(String);
 
 impl HostFolder {
-    /// Where MPS has its folder unless it is told otherwise.
+    /// The default folder of MPS.
     pub(crate) fn mps() -> Self {
         Self("/run/gpupack/mps".to_owned())
     }
@@ -37,8 +37,8 @@ impl HostFolder {
         &self.0
     }
 
-    /// Whether `path` is this folder. Nothing in it is: who may write there may leave a link to any place of
-    /// the node, which the container runtime follows.
+    /// Whether `path` is exactly this folder. Nothing below it counts: a client that can write
+    /// there may leave a link to any path of the node, and the container runtime follows it.
     pub fn is_at(&self, path: &str) -> bool {
         path.split('/').all(|part| part != "..") && plain(path) == plain(&self.0)
     }
@@ -58,50 +58,50 @@ impl FromStr for HostFolder {
     }
 }
 
-/// Capabilities that lift the confinement to devices: never allowed.
+/// Capabilities by which a container can undo its confinement to devices: never allowed.
 pub const LIFTING_CAPABILITIES: [&str; 2] = ["ALL", "SYS_ADMIN"];
 
-/// RuntimeClasses that lead to NVIDIA's runtime, as the GPU Operator names them: never without GPUs.
+/// RuntimeClasses of NVIDIA's runtime, as the GPU Operator names them: never without GPUs.
 pub const NVIDIA_CLASSES: [&str; 3] = ["nvidia", "nvidia-cdi", "nvidia-legacy"];
 
-/// Whether pods with a GPU may use the network of their node.
+/// Whether GPU pods may use the network of their node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostNetwork {
-    /// They may not, nor its ports.
+    /// They may use neither it nor its ports.
     #[default]
     Refused,
     /// They may.
     Allowed,
 }
 
-/// Whether pods with a GPU may have claims on devices of DRA drivers.
+/// Whether GPU pods may have ResourceClaims for devices of DRA drivers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResourceClaims {
-    /// They may not: which devices a claim is for does not stand in the pod.
+    /// They may not: the pod does not say which devices a ResourceClaim is for.
     #[default]
     Refused,
-    /// They may: no DRA driver hands out GPUs of gpupack's nodes.
+    /// They may: no DRA driver gives out GPUs of gpupack's nodes.
     Allowed,
 }
 
-/// What pods with a GPU are allowed, and pods that share nodes with them.
+/// What GPU pods may have, and pods that share nodes with them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allowed {
-    /// Capabilities that pods with a GPU may add, beyond those of *baseline*; without `CAP_`.
+    /// Capabilities that GPU pods may add, beyond those of *baseline*; without `CAP_`.
     pub capabilities: Vec<String>,
-    /// Folders of the node that they may mount, as a whole.
+    /// Folders of the node that they may mount, each only as a whole.
     pub host_paths: Vec<HostFolder>,
     /// Whether they may use the network of their node.
     pub host_network: HostNetwork,
     /// Kernel parameters that they may set, beyond those of *baseline*.
     pub sysctls: Vec<String>,
-    /// Variables `NVIDIA_…` that they may set, beyond those that are known to be harmless.
+    /// Variables `NVIDIA_…` that they may set, beyond the harmless ones.
     pub variables: Vec<String>,
-    /// RuntimeClasses that hand out no GPU.
+    /// RuntimeClasses that give no GPU.
     pub classes_without_gpus: Vec<String>,
-    /// Whether they may have claims on devices.
+    /// Whether they may have ResourceClaims.
     pub resource_claims: ResourceClaims,
-    /// Longest grace period of a pod with a GPU, in seconds.
+    /// Longest grace period of a GPU pod, in seconds.
     pub max_grace_seconds: u64,
 }
 
@@ -141,7 +141,7 @@ fn list<T: FromStr>(
 }
 
 impl Allowed {
-    /// Takes its keys out of `reader`. `runtime_class` is the one that hands out GPUs.
+    /// Takes its keys out of `reader`. `runtime_class` is the one that gives GPUs.
     pub(crate) fn read(reader: &mut Reader, runtime_class: Option<&str>) -> Self {
         let default = Self::default();
         let is_word = |text: &str, extra: &str| {

@@ -1,6 +1,6 @@
 //! The extender's configuration: a YAML file and flags, checked before anything starts.
 //!
-//! All faults are listed at once, unknown keys are refused: a typo must not be silently ignored.
+//! All faults are listed at once. Unknown keys are refused, so that no typo is silently ignored.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use crate::hardware::pool::PoolRules;
 use crate::hardware::units::MemMib;
 use crate::model::policy::Policy;
 
-/// How log lines look.
+/// The form of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// For people.
@@ -33,50 +33,50 @@ pub enum LogFormat {
 /// Checked configuration of the extender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Address of the verbs, reports, probes and metrics.
+    /// Address of the listener for verbs, reports, probes and metrics.
     pub listen: SocketAddr,
-    /// What else is said of the listeners.
+    /// Other settings of the listeners.
     pub port: PortConfig,
-    /// Kubeconfig file; none inside a cluster.
+    /// Kubeconfig file; `None` inside a cluster.
     pub kubeconfig: Option<PathBuf>,
-    /// `schedulerName`s whose pending pods are woken.
+    /// `schedulerName`s of the pending pods that are requeued.
     pub scheduler_names: Vec<String>,
     /// Policy of pods that name none.
     pub policy: Policy,
     /// Node label whose value is the node's pool.
     pub pool_label: String,
-    /// Most nodes that *filter* leaves to kube-scheduler where it is asked about more than 100; none: all
-    /// that fit.
+    /// Most nodes that *filter* leaves to kube-scheduler if it gets more than 100; `None`: all that
+    /// fit.
     pub keep_best: Option<NonZeroUsize>,
-    /// The node label whose value is the node's failure domain: the best nodes of several are kept.
+    /// Node label whose value is the node's failure domain: the best nodes of several domains stay.
     pub domain_label: String,
     /// How the devices of each pool are shared.
     pub pools: PoolRules,
-    /// What is allowed of requests.
+    /// Rules for requests.
     pub requests: RequestRules,
-    /// How long a claim lasts at most.
+    /// Longest time of a hold.
     pub claim_for: Duration,
-    /// Age of the last report from which a node counts as silent.
+    /// Age of the last report at which a node is silent.
     pub stale_after: Duration,
-    /// How long answers wait for the first report of nodes that hold pods.
+    /// Longest time that answers wait for the first reports of nodes with pods.
     pub warm_up: Duration,
-    /// How long an ended pod's processes may hold its devices at most.
+    /// Longest time that processes of an ended pod keep its devices.
     pub drain_limit: Duration,
-    /// How long one call to the API server may take.
+    /// Longest time of one call to the API server.
     pub api_timeout: Duration,
-    /// How long kube-scheduler waits for an answer; longer than a call to the API server.
+    /// How long kube-scheduler waits for an answer; more than `api_timeout`.
     pub scheduler_timeout: Duration,
-    /// GPU memory use that no booking covers is believed above this.
+    /// GPU memory that is used beyond what is allocated counts only above this.
     pub unmanaged_tolerance: MemMib,
     /// Largest request body that is read, in bytes.
     pub max_body_bytes: usize,
-    /// Verbosity: a level or a filter such as `info,gpupack=debug`.
+    /// Log level, or a filter such as `info,gpupack=debug`.
     pub log_level: String,
-    /// How log lines look.
+    /// The form of log lines.
     pub log_format: LogFormat,
-    /// What becomes of pods that use more than they may.
+    /// The memory guard.
     pub guard: GuardConfig,
-    /// Who is asked what pods used before the extender started.
+    /// Where to read what pods used before the start.
     pub advice: AdviceConfig,
     /// The admission webhook.
     pub webhook: WebhookConfig,
@@ -112,10 +112,10 @@ impl Default for Config {
     }
 }
 
-/// Everything that is wrong with a configuration.
+/// All faults of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigFaults {
-    /// One line per fault, naming key, value and what is allowed.
+    /// One line for each fault, with key, value and what is allowed.
     pub faults: Vec<String>,
 }
 
@@ -128,7 +128,7 @@ impl fmt::Display for ConfigFaults {
 
 impl std::error::Error for ConfigFaults {}
 
-/// All keys of the file, in the order of their documentation.
+/// All keys of the file, in the order of the docs.
 pub const KEYS: [&str; 29] = [
     "listen",
     "page_listen",
@@ -162,7 +162,7 @@ pub const KEYS: [&str; 29] = [
 ];
 
 impl Config {
-    /// Reads a YAML document; what it does not name keeps its default.
+    /// Reads a YAML document. A key that it does not have gets its default.
     ///
     /// # Errors
     /// [`ConfigFaults`] with every fault of the document.
@@ -187,7 +187,6 @@ impl Config {
     }
 }
 
-/// The whole document.
 fn read(reader: &mut Reader) -> Config {
     let default = Config::default();
     let webhook = reader.section("webhook.", &crate::config::webhook::KEYS, WebhookConfig::read);
@@ -235,7 +234,7 @@ fn read(reader: &mut Reader) -> Config {
     }
 }
 
-/// A Binding is posted only while its answer can still reach kube-scheduler in time.
+/// Checks the timeouts: a Binding is posted only if its answer can reach kube-scheduler in time.
 fn check_timeouts(reader: &mut Reader, config: &Config) {
     let (api, scheduler) = (config.api_timeout.as_secs(), config.scheduler_timeout.as_secs());
     if scheduler <= api {

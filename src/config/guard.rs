@@ -1,12 +1,12 @@
-//! The section `guard` of the configuration: what becomes of pods that use more GPU memory than they
-//! may.
+//! The section `guard` of the configuration: the memory guard, for pods that use more GPU memory
+//! than they may.
 
 use std::time::Duration;
 
 use crate::config::reader::Reader;
 use crate::hardware::units::MemMib;
 
-/// What is done about an over-user beside telling it.
+/// What happens to an over-limit pod, beside a report of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OverUse {
     /// Nothing.
@@ -19,14 +19,14 @@ pub enum OverUse {
 /// Checked section `guard`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardConfig {
-    /// What is done about an over-user.
+    /// What happens to an over-limit pod.
     pub over_use: OverUse,
-    /// Lists of processes, one after the other, that must show a pod as an over-user before it is
+    /// The number of successive lists of processes that must show a pod over its limit before it is
     /// evicted; at least 2.
     pub after_sightings: u32,
-    /// Use beyond what a pod may is nobody's fault up to this.
+    /// Use up to this much beyond what a pod may use does not count.
     pub tolerance: MemMib,
-    /// How long a pod that is no longer alone on its GPU may go on to use up to its limit.
+    /// How long a pod that is no longer alone on its GPU may still use memory up to its limit.
     pub grace: Duration,
 }
 
@@ -41,7 +41,7 @@ impl Default for GuardConfig {
     }
 }
 
-/// All keys of the section, in the order of their documentation.
+/// All keys of the section, in the order of the docs.
 pub const KEYS: [&str; 4] = ["evict", "after_sightings", "tolerance_mib", "grace_seconds"];
 
 impl GuardConfig {

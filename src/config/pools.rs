@@ -7,10 +7,10 @@ use crate::config::webhook::MemoryLimit;
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::{Guard, InstanceUse, PoolRule, PoolRules, Replicas};
 
-/// All keys of one pool, in the order of their documentation.
+/// All keys of one pool, in the order of the docs.
 pub const KEYS: [&str; 3] = ["replicas", "mig_instances", "protection"];
 
-/// Takes the rules of all pools out of `reader`. `limit` is what admission hands to the driver.
+/// Takes the rules of all pools out of `reader`. `limit` is how admission limits memory.
 pub(crate) fn read(reader: &mut Reader, limit: MemoryLimit) -> PoolRules {
     let allowed = "a mapping of pool names to `replicas`, `mig_instances` and `protection`";
     let pools = match reader.take("pools") {

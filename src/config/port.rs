@@ -1,15 +1,15 @@
-//! The keys of the file that bound what clients on the network may do.
+//! The keys of the file that limit what clients on the network may do.
 
 use std::net::SocketAddr;
 
 use crate::config::reader::Reader;
 
-/// Who may change the log level while the service runs.
+/// Which clients may change the log level at run time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogLevelEndpoint {
-    /// Nobody.
+    /// None.
     Off,
-    /// Callers from the loopback interface: operators who may forward a port of the pod.
+    /// Clients on the loopback interface: operators who may forward a port of the pod.
     #[default]
     Loopback,
 }
@@ -17,15 +17,15 @@ pub enum LogLevelEndpoint {
 /// Checked keys of the listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortConfig {
-    /// Address of the page and of the queries that people ask.
+    /// Address of the page and of the queries for people.
     pub page_listen: SocketAddr,
-    /// Names by which the service is called, in lower case; addresses and `localhost` need no mention.
+    /// Accepted host names, in lower case; IP addresses and `localhost` are always accepted.
     pub allowed_hosts: Vec<String>,
-    /// Most connections of the verbs' listener.
+    /// Most connections of the listener for verbs.
     pub max_connections: usize,
-    /// Most bytes that are held for them: requests, and answers not yet taken.
+    /// Most bytes that they may hold: requests, and answers that clients have not read.
     pub max_in_flight_bytes: usize,
-    /// Who may change the log level.
+    /// Which clients may change the log level.
     pub log_level_endpoint: LogLevelEndpoint,
 }
 
@@ -43,7 +43,7 @@ impl Default for PortConfig {
 }
 
 impl PortConfig {
-    /// Takes the keys out of `reader`. A body must fit in twice: it is copied when it is whole.
+    /// Takes its keys out of `reader`. Two bodies must fit: a complete body is copied once.
     pub(crate) fn read(reader: &mut Reader, max_body_bytes: usize) -> Self {
         let default = Self::default();
         let mut hosts = reader.names("allowed_hosts", default.allowed_hosts);

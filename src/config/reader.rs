@@ -1,19 +1,19 @@
-//! Reads values of the configuration and remembers what is wrong with them.
+//! Reads values of the configuration and collects their faults.
 
 use serde_yaml_ng::Mapping;
 use serde_yaml_ng::Value;
 use std::time::Duration;
 
-/// Takes values out of the document and collects what is wrong with them.
+/// Takes values out of the document and collects their faults.
 pub(crate) struct Reader {
     pub(crate) mapping: Mapping,
-    /// What stands before its keys in messages.
+    /// Prefix of its keys in messages.
     pub(crate) section: String,
     pub(crate) faults: Vec<String>,
 }
 
 impl Reader {
-    /// The keys of a section, each with its default where the section does not name it.
+    /// Reads a section; keys that it does not have get their defaults.
     pub(crate) fn section<T>(
         &mut self,
         section: &'static str,
@@ -128,7 +128,7 @@ impl Reader {
         }
     }
 
-    /// One of a few words.
+    /// The value for one of several words.
     pub(crate) fn word<T: Copy>(&mut self, key: &str, words: &[(&str, T)], default: T) -> T {
         let Some(value) = self.take(key) else { return default };
         let found = words.iter().find(|(word, _)| value.as_str() == Some(word));
@@ -140,7 +140,7 @@ impl Reader {
         found.map_or(default, |(_, meaning)| *meaning)
     }
 
-    /// What `false` and `true` stand for.
+    /// The value for `false` or `true`.
     pub(crate) fn switch<T: Copy>(&mut self, key: &str, meanings: [T; 2], default: T) -> T {
         let Some(value) = self.take(key) else { return default };
         let [off, on] = meanings;

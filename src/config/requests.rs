@@ -1,4 +1,4 @@
-//! What the operator says of requests: the keys `other_resources`, `min_memory_mib` and `max_limit`.
+//! Rules for requests: the keys `other_resources`, `min_memory_mib` and `max_limit`.
 
 use serde_yaml_ng::Value;
 
@@ -8,11 +8,11 @@ use crate::hardware::units::{MemMib, Share};
 /// Checked rules for requests. The webhook and the extender read them from one configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestRules {
-    /// Container resources that look like GPUs and are none: full names, or prefixes that end in `*`.
+    /// Container resources that only look like GPUs: full names, or prefixes that end in `*`.
     pub other_resources: Vec<String>,
-    /// A part of a GPU has at least this much memory.
+    /// Least memory that a part of a GPU can have.
     pub min_memory: MemMib,
-    /// The largest limit that a pod may declare, as a share of the GPU.
+    /// Largest limit of a pod, as a share of the GPU.
     pub max_limit: Share,
 }
 
@@ -34,13 +34,13 @@ impl RequestRules {
         }
     }
 
-    /// Whether the operator says that this container resource is no GPU.
+    /// Whether the operator says that this container resource is not a GPU.
     pub fn is_other(&self, resource: &str) -> bool {
         self.other_resources.iter().any(|pattern| is_like(pattern, resource))
     }
 }
 
-/// Whether `name` is `pattern`, or begins with what is before the `*` at the end of `pattern`.
+/// Whether `name` equals `pattern`, or begins with the part of `pattern` before a final `*`.
 pub fn is_like(pattern: &str, name: &str) -> bool {
     pattern.strip_suffix('*').map_or(pattern == name, |prefix| name.starts_with(prefix))
 }
@@ -48,7 +48,7 @@ pub fn is_like(pattern: &str, name: &str) -> bool {
 fn resources(reader: &mut Reader) -> Option<Vec<String>> {
     let key = "other_resources";
     let value = reader.take(key)?;
-    // The group is always said, so that no pattern lets every resource through.
+    // The group is required, so that no pattern matches every resource.
     let is_plain = |text: &&str| {
         let name = text.strip_suffix('*').unwrap_or(text);
         let group = name.split_once('/').map_or("", |(group, _)| group);
@@ -81,7 +81,7 @@ fn max_limit(reader: &mut Reader) -> Option<Share> {
     share
 }
 
-/// A decimal with at most five decimals, exactly.
+/// The exact share of a decimal with at most five decimals.
 fn decimal(text: &str) -> Option<Share> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
     let is_digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,5 +1,5 @@
-//! The section `webhook` of the configuration: where the admission webhook listens, and what it does
-//! where clusters differ.
+//! The section `webhook` of the configuration: the listener of the admission webhook, and rules
+//! that differ between clusters.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -7,18 +7,18 @@ use std::path::PathBuf;
 use crate::config::allowed::{Allowed, HostFolder};
 use crate::config::reader::Reader;
 
-/// Whose pods are those that ask for `nvidia.com/gpu` and name no scheduler of their own.
+/// Who serves pods that request `nvidia.com/gpu` and name no scheduler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WholeGpus {
-    /// Kubelet's, served by its device plugin: they are left as they are.
+    /// Kubelet's device plugin: they stay unchanged.
     #[default]
     Kubelet,
-    /// Ours: they are turned into our form.
+    /// gpupack: they get its annotations instead.
     TakenOver,
 }
 
-/// What becomes of NVIDIA's RuntimeClass on a pod that asks for no GPU. With it, an image that says
-/// `NVIDIA_VISIBLE_DEVICES=all`, as CUDA images do, gets every GPU of its node.
+/// What happens to a pod without a GPU request whose RuntimeClass may give GPUs. With NVIDIA's, an
+/// image that sets `NVIDIA_VISIBLE_DEVICES=all`, as CUDA images do, gets every GPU of its node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unmanaged {
     /// The pod is refused.
@@ -26,34 +26,34 @@ pub enum Unmanaged {
     Refuse,
     /// The pod keeps the class, and its containers get no GPU.
     Blank,
-    /// The pod is left as it is: gpupack protects no GPU from it.
+    /// The pod stays unchanged: gpupack does not keep it away from any GPU.
     Allow,
 }
 
-/// What holds a container to the memory of its share.
+/// What limits a container to its allocated memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryLimit {
     /// Nothing that the webhook sets up.
     #[default]
     None,
-    /// NVIDIA's container toolkit (1.20.1 and later, driver r615 and later, cgroup v2), which reads
-    /// the limit from the container's environment and refuses the container where it cannot set it.
+    /// NVIDIA's container toolkit (1.20.1 and later, driver r615 and later, cgroup v2). It reads
+    /// the limit from the container's environment and refuses a container if it cannot set it.
     Driver,
-    /// MPS: each container that shares a GPU is a client of the daemon of that GPU, and its own
+    /// MPS: each container that shares a GPU is a client of that GPU's daemon, and its own
     /// environment says how much memory it may take.
     Mps,
 }
 
-/// Whether clients of MPS are held to a part of the multiprocessors, too.
+/// Whether MPS clients are also limited to a part of the SMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ThreadCap {
     /// They are not: each may use all of them while the others are idle.
     #[default]
     None,
-    /// To the share of each, but not on GPUs of the Hopper generation, where percentages below 100 are
-    /// said to leave parts of results unwritten.
+    /// Each to its share, but not on Hopper GPUs, where a report says that percentages below 100
+    /// leave parts of results unwritten.
     Share,
-    /// On those too, rounded down to percentages of which nothing bad is known.
+    /// On those too, rounded down to percentages without a known fault.
     ShareOnHopper,
 }
 
@@ -66,19 +66,19 @@ pub struct WebhookConfig {
     pub certificate_file: PathBuf,
     /// Private key in PEM.
     pub key_file: PathBuf,
-    /// RuntimeClass of GPU pods; none where NVIDIA's runtime is the default of the nodes.
+    /// RuntimeClass of GPU pods; `None` if NVIDIA's runtime is the default of the nodes.
     pub runtime_class: Option<String>,
-    /// What becomes of that class on pods that ask for no GPU.
+    /// What happens to pods without a GPU request whose RuntimeClass may give GPUs.
     pub unmanaged: Unmanaged,
-    /// Whose the pods with `nvidia.com/gpu` are.
+    /// Who serves pods with `nvidia.com/gpu`.
     pub whole_gpus: WholeGpus,
-    /// What holds a container to its memory.
+    /// What limits a container to its memory.
     pub memory_limit: MemoryLimit,
-    /// Folder of every node with the pipe directories of MPS, one per GPU.
+    /// Folder of every node with the MPS pipe folders, one for each GPU.
     pub mps_folder: HostFolder,
     /// Whether MPS limits compute.
     pub thread_cap: ThreadCap,
-    /// What pods with a GPU are allowed beyond *baseline*.
+    /// What GPU pods may have beyond *baseline*.
     pub allowed: Allowed,
 }
 
@@ -99,7 +99,7 @@ impl Default for WebhookConfig {
     }
 }
 
-/// All keys of the section, in the order of their documentation.
+/// All keys of the section, in the order of the docs.
 pub const KEYS: [&str; 17] = [
     "listen",
     "certificate_file",

@@ -1,4 +1,4 @@
-//! Families of the demand: what waits, how long placing took, and what teams hold and use.
+//! Families of the demand: waiting pods, time to placement, and what teams hold and use.
 
 use std::collections::BTreeMap;
 
@@ -12,49 +12,49 @@ use crate::metrics::make::{Make, bytes, count, ratio, whole};
 use crate::model::rejection::Rejection;
 use crate::scoring::efficiency::{OTHER_SIZES, SIZES};
 
-/// Why a pod waits of which no node was asked about.
+/// The reason of a waiting pod that kube-scheduler has asked no node for.
 const NOT_ASKED: &str = "not_asked";
 
-/// Buckets of the time to placement, in seconds: a tenth of a second to a day.
+/// Buckets of the time to placement in seconds, from a tenth of a second to a day.
 const PLACEMENT_BUCKETS: [f64; 14] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3_600.0, 21_600.0, 86_400.0];
 
-/// Namespaces and priority classes that have series of their own, in the order in which they were
-/// first seen; the rest count as [`OTHER`], for ever, since a counter may not change its name.
+/// Most namespaces and priority classes with their own series: those that were seen first. The rest
+/// count as [`OTHER`], always, because a counter cannot change its name.
 const MOST_NAMESPACES: usize = 200;
 const MOST_CLASSES: usize = 50;
 
-/// Pools that have series of their own, by name; the others together can bear what each of them can.
+/// Most pools with their own series, by name. Together the others can bear what each of them can.
 const MOST_POOLS: usize = 200;
 
-/// Pods that wait, by size and by the closest obstacle of each.
+/// Waiting pods, by size and closest obstacle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Queue {
-    /// Pods by name of the size and obstacle.
+    /// Number of pods, by name of the size and by obstacle.
     pub pods: BTreeMap<(&'static str, Option<&'static str>), u64>,
-    /// Share that they ask for, in millionths, by name of the size.
+    /// The share that they request, in millionths, by name of the size.
     pub share: BTreeMap<&'static str, u64>,
-    /// When the oldest one was created, in seconds since 1970, by obstacle.
+    /// Creation of the oldest pod, in seconds since 1970, by obstacle.
     pub oldest: BTreeMap<Option<&'static str>, u64>,
 }
 
-/// What a team held and used since the last time: millionths of a GPU, and MiB, times milliseconds.
+/// What a team held and used since the last call: millionths of a GPU, and MiB, times milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TeamUse {
-    /// Share that was booked.
+    /// Allocated share.
     pub share_booked: u128,
-    /// Share in which kernels ran, as far as that is known.
+    /// Share in which kernels ran, as far as known.
     pub share_used: u128,
-    /// Memory that was booked.
+    /// Allocated memory.
     pub memory_booked: u128,
-    /// Memory that was seen in use, as far as that is known.
+    /// Memory in use, as far as known.
     pub memory_used: u128,
 }
 
-/// What a namespace holds without need.
+/// What a namespace holds and does not need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waste {
-    /// Share of pods whose GPUs have not been busy for long.
+    /// Share of pods whose GPUs have not been busy for a long time.
     pub idle: Share,
     /// Share that could be given back.
     pub share: Share,
@@ -62,17 +62,17 @@ pub struct Waste {
     pub memory: MemMib,
 }
 
-/// Slots per GPU that the tenants of a pool could bear.
+/// Slots into which each GPU of a pool could be cut for its tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bearable {
     /// By their memory.
     pub by_memory: u64,
-    /// By their load, as far as it is told.
+    /// By their load, as far as it is reported.
     pub by_load: Option<u64>,
 }
 
 impl Bearable {
-    /// What both could bear.
+    /// What both pools can bear: the smaller number of each, if known.
     fn and(self, other: Self) -> Self {
         let by_load = match (self.by_load, other.by_load) {
             (Some(one), Some(two)) => Some(one.min(two)),
@@ -82,7 +82,6 @@ impl Bearable {
     }
 }
 
-/// All families of the demand.
 pub(crate) struct DemandFamilies {
     waiting: IntGaugeVec,
     waiting_share: GaugeVec,
@@ -97,15 +96,15 @@ pub(crate) struct DemandFamilies {
     names: Mutex<(Names, Names)>,
 }
 
-/// Values of a label that have series of their own.
+/// Values of a label, and whether each has its own series.
 #[derive(Default)]
 struct Names(BTreeMap<String, bool>);
 
 impl Names {
-    /// The label of a value: its own while there are less than `most`.
+    /// The label of a value: the value if it has its own series, of which there are at most `most`.
     fn label<'a>(&mut self, value: &'a str, most: usize) -> &'a str {
         let known = self.0.len();
-        // What is folded need not be remembered for ever; so many are counted.
+        // Folded values are kept only to count them, up to this number.
         if known >= 16 * most && !self.0.contains_key(value) {
             return OTHER;
         }
@@ -127,7 +126,7 @@ fn reasons() -> impl Iterator<Item = &'static str> {
 }
 
 impl DemandFamilies {
-    /// Makes all families; those of sizes and obstacles have each series at zero.
+    /// Makes all families. Those of sizes and obstacles begin with all series at zero.
     pub(crate) fn new(make: &Make<'_>) -> Self {
         let of_team = ["namespace", "priority_class", "kind"];
         let families = Self {
@@ -191,7 +190,7 @@ impl DemandFamilies {
         families
     }
 
-    /// Sets the gauges of what waits.
+    /// Sets the gauges of waiting pods.
     pub(crate) fn show(&self, queue: &Queue) {
         for size in sizes() {
             for reason in reasons() {
@@ -210,7 +209,7 @@ impl DemandFamilies {
         }
     }
 
-    /// Notes that a pod was placed so many seconds after its creation.
+    /// Records that a pod was placed `after_seconds` after its creation.
     pub(crate) fn placed(&self, size: &'static str, after_seconds: u64) {
         self.placement.with_label_values(&[size]).observe(whole(after_seconds));
     }
@@ -232,7 +231,7 @@ impl DemandFamilies {
         }
     }
 
-    /// Sets what each namespace holds without need. Namespaces that are gone lose their series.
+    /// Sets what each namespace does not need. Namespaces that are gone lose their series.
     pub(crate) fn show_waste(&self, teams: &BTreeMap<String, Waste>) {
         let mut shown: BTreeMap<&str, Waste> = BTreeMap::new();
         {
@@ -253,7 +252,7 @@ impl DemandFamilies {
         }
     }
 
-    /// Sets what each pool could bear; gives how many have no series of their own.
+    /// Sets what each pool can bear; returns the number of pools without their own series.
     pub(crate) fn show_bearable(&self, pools: &BTreeMap<PoolName, Bearable>) -> i64 {
         self.bearable.reset();
         let own = pools.iter().take(MOST_POOLS).map(|(pool, bearable)| (pool.as_str(), *bearable));
@@ -269,7 +268,7 @@ impl DemandFamilies {
         i64::try_from(pools.len().saturating_sub(MOST_POOLS)).unwrap_or(i64::MAX)
     }
 
-    /// Namespaces and priority classes without series of their own.
+    /// The number of namespaces and of priority classes without their own series.
     pub(crate) fn folded(&self) -> (i64, i64) {
         let names = self.names.lock();
         (names.0.folded(), names.1.folded())

@@ -1,4 +1,4 @@
-//! Families of the fleet: what is booked, free and of no use, by model and pool.
+//! Families of the fleet: allocated, free and stranded amounts, by model and pool.
 
 use std::collections::BTreeMap;
 
@@ -10,29 +10,28 @@ use crate::metrics::make::{Make, bytes, count, ratio};
 use crate::scoring::efficiency::{DeviceCondition, FREE_STEPS, Figures, SIZES, TENANT_STEPS};
 use crate::scoring::fragmentation::Packing;
 
-/// Models in pools that have series of their own; the rest are one, called [`OTHER`].
+/// Most pairs of model and pool with their own series; the rest is [`OTHER`].
 const MOST_KINDS: usize = 200;
 
-/// The label of all that has no series of its own.
+/// The label of everything without its own series.
 pub(crate) const OTHER: &str = "other";
 
-/// Labels of every series of a kind of device.
+/// Labels of every series of a model in a pool.
 const KIND: [&str; 2] = ["model", "pool"];
 
-/// The fleet at one moment.
+/// The state of the fleet.
 #[derive(Clone, Debug, Default)]
 pub struct Fleet {
-    /// How full and fragmented the whole of it is.
+    /// How full and fragmented the whole fleet is.
     pub packing: Packing,
     /// The figures of each model in each pool.
     pub kinds: BTreeMap<(ModelName, PoolName), Figures>,
     /// Nodes by the state of their agent.
     pub nodes: NodeCounts,
-    /// Types of requests that free room is judged by.
+    /// Number of typical requests, by which free room is judged.
     pub typical_requests: usize,
 }
 
-/// All families of the fleet.
 pub(crate) struct FleetFamilies {
     typical_requests: IntGauge,
     nodes: IntGaugeVec,
@@ -54,7 +53,7 @@ pub(crate) struct FleetFamilies {
 }
 
 impl FleetFamilies {
-    /// Makes all families. Those by model and pool have no series until there are devices.
+    /// Makes all families. Those by model and pool have no series before there are devices.
     pub(crate) fn new(make: &Make<'_>) -> Self {
         let by = |more: &'static str| [KIND[0], KIND[1], more];
         let families = Self {
@@ -121,7 +120,7 @@ impl FleetFamilies {
         families
     }
 
-    /// Sets all gauges. Kinds that are gone lose their series.
+    /// Sets all gauges. Models and pools that are gone lose their series.
     pub(crate) fn show(&self, fleet: &Fleet) {
         self.typical_requests.set(i64::try_from(fleet.typical_requests).unwrap_or(i64::MAX));
         let NodeCounts { reporting, silent, never } = fleet.nodes;
@@ -215,10 +214,10 @@ const TENANTS: [&str; TENANT_STEPS] = ["0", "1", "2", "3", "4", "5", "6", "7", "
 /// Nodes by the state of their agent, for the gauge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeCounts {
-    /// Reports in time.
+    /// The agent reports in time.
     pub reporting: i64,
-    /// Reports no longer.
+    /// The agent no longer reports.
     pub silent: i64,
-    /// Never reported since the start.
+    /// The agent has not reported since the start of the extender.
     pub never: i64,
 }

@@ -6,16 +6,16 @@ use crate::hardware::units::MemMib;
 use crate::metrics::labels::EditResult;
 use crate::metrics::make::{Make, bytes};
 
-/// How an eviction ended.
+/// The outcome of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvictionResult {
-    /// The pod is being ended.
+    /// The API server ends the pod.
     Evicted,
-    /// A disruption budget does not allow it now.
+    /// A disruption budget forbids it now.
     Blocked,
-    /// It was gone already.
+    /// The pod was already gone.
     Gone,
-    /// The API server refused it, or did not answer.
+    /// The API server refused, or did not answer.
     Failed,
 }
 
@@ -31,18 +31,17 @@ impl EvictionResult {
     }
 }
 
-/// What is used outside of the books, for the gauges.
+/// Use beyond what is allocated, for the gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutsideFigures {
-    /// Pods that use more of a device than they may, counted once per device.
+    /// Over-limit pods, each counted once per device.
     pub over_users: u64,
-    /// What they use beyond it.
+    /// What they use beyond their limit.
     pub excess: MemMib,
-    /// Used by processes of no pod that holds anything on the node.
+    /// Untracked memory: used by processes of no pod that holds anything on the node.
     pub foreign: MemMib,
 }
 
-/// All families of the guard.
 pub(crate) struct GuardFamilies {
     over_users: IntGauge,
     outside: GaugeVec,
@@ -106,7 +105,7 @@ impl GuardFamilies {
         }
     }
 
-    /// Sets how many tenants a mode is meant to protect, and is known to.
+    /// Sets the number of tenants for which an isolation mode is configured, and is verified.
     pub(crate) fn show_tenants(&self, mode: &str, (intended, verified): (u64, u64)) {
         for (standing, tenants) in [("intended", intended), ("verified", verified)] {
             let gauge = self.tenants.with_label_values(&[standing, mode]);
@@ -114,17 +113,17 @@ impl GuardFamilies {
         }
     }
 
-    /// Notes an edit of a placement, or what came of writing it back.
+    /// Counts an edit of a placement, or the outcome of writing it back.
     pub(crate) fn placement_edit(&self, result: EditResult) {
         self.placement_edits.with_label_values(&[result.label()]).inc();
     }
 
-    /// Sets how many ended pods hold their room for longer than the time for that.
+    /// Sets the number of ended pods that hold devices longer than `drain_seconds`.
     pub(crate) fn show_overdue_drains(&self, pods: usize) {
         self.overdue_drains.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }
 
-    /// Notes the end of an eviction.
+    /// Counts the outcome of an eviction.
     pub(crate) fn evicted(&self, result: EvictionResult) {
         self.evictions.with_label_values(&[result.label()]).inc();
     }

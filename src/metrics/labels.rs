@@ -1,13 +1,13 @@
-//! The values of labels: closed sets, so that the number of series is known beforehand.
+//! The values of labels. They are closed sets, which limits the number of series.
 
 /// A verb of the extender protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Which nodes fit.
+    /// On which nodes the pod fits.
     Filter,
     /// How good each node is.
     Prioritize,
-    /// Put the pod on a node.
+    /// The pod is bound to a node.
     Bind,
     /// Which pods may be evicted for it.
     Preempt,
@@ -25,7 +25,7 @@ impl Verb {
     }
 }
 
-/// How a call of a verb ended.
+/// The outcome of a call of a verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// At least one node fits, the pod is bound, or pods may be evicted.
@@ -47,14 +47,14 @@ impl Outcome {
     }
 }
 
-/// What became of a placement that somebody else edited.
+/// What happened to a placement that another client edited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EditResult {
-    /// It was seen.
+    /// The edit was seen.
     Seen,
-    /// What the ledger has was written back.
+    /// The placement in the ledger was written back.
     Restored,
-    /// It could not be written back; it is tried again.
+    /// It could not be written back; gpupack tries again.
     Failed,
 }
 
@@ -69,16 +69,16 @@ impl EditResult {
     }
 }
 
-/// How a bind ended.
+/// The outcome of a bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindResult {
     /// The pod is bound as decided.
     Bound,
-    /// The room was taken in between, or the pod was bound elsewhere.
+    /// Another pod took the room, or the pod was bound elsewhere.
     Conflict,
-    /// The API server or the books refused for good.
+    /// The API server or the ledger refused for good.
     Refused,
-    /// Whether the Binding was accepted could not be found out in time.
+    /// It could not be found out in time whether the Binding was accepted.
     Undecided,
 }
 
@@ -97,7 +97,7 @@ impl BindResult {
 /// What became of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportResult {
-    /// Taken in.
+    /// Accepted.
     Accepted,
     /// Repeated or late.
     Ignored,
@@ -116,16 +116,16 @@ impl ReportResult {
     }
 }
 
-/// How a requeue ended.
+/// The outcome of a requeue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequeueResult {
-    /// The pod's next question found a node that fits.
+    /// The next *filter* call of the pod found a node that fits.
     Helped,
-    /// Its next question named the node, and no node fitted any more.
+    /// The next call named the node, and no node fits any more.
     Refused,
-    /// Its next question did not name the node.
+    /// The next call did not name the node.
     NodeLeftOut,
-    /// kube-scheduler did not ask about it in time.
+    /// kube-scheduler did not call about the pod in time.
     Unanswered,
     /// The pod is gone.
     Gone,
@@ -134,7 +134,7 @@ pub enum RequeueResult {
 }
 
 impl RequeueResult {
-    /// All of them.
+    /// All outcomes.
     pub const ALL: [Self; 6] = [
         Self::Helped,
         Self::Refused,

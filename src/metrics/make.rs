@@ -1,4 +1,4 @@
-//! Short ways to make families, and numbers as gauges show them.
+//! Shorthands for families, and numbers in the form of gauges.
 
 use prometheus::core::Collector;
 use prometheus::{
@@ -8,7 +8,7 @@ use prometheus::{
 
 use crate::hardware::units::{MemMib, Share};
 
-/// A share as whoever reads a dashboard knows it: in GPUs.
+/// A share in GPUs, as readers of a dashboard expect.
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the books are not")]
 pub(crate) fn ratio(share: Share) -> f64 {
     share.millionths() as f64 / Share::WHOLE.millionths() as f64
@@ -32,7 +32,7 @@ pub(crate) fn valid<T>(made: prometheus::Result<T>) -> T {
     made.expect("families are constants, and a test makes them")
 }
 
-/// Makes families, each of them registered at once.
+/// Makes families and registers them.
 pub(crate) struct Make<'a>(pub(crate) &'a Registry);
 
 impl Make<'_> {

@@ -1,5 +1,5 @@
-//! Prometheus families. Labels are closed sets: verbs, outcomes, reasons and states, never names of
-//! pods or texts of errors; every series exists with zero from the start.
+//! Prometheus families. Labels are closed or bounded sets, never names of pods or texts of errors.
+//! Series of closed sets exist with zero from the start.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -131,7 +131,7 @@ impl Metrics {
         metrics
     }
 
-    /// Makes every series exist before its first event.
+    /// Creates the series of closed sets before their first event.
     fn preset(&self) {
         for verb in [Verb::Filter, Verb::Prioritize, Verb::Bind, Verb::Preempt] {
             for outcome in [Outcome::Ok, Outcome::Refused, Outcome::Error] {
@@ -161,34 +161,34 @@ impl Metrics {
         self.set_moves(&[0; MOST_MOVES], 0);
     }
 
-    /// Notes what the watch of a resource brought: a change, or a failure after which it begins anew.
+    /// Counts what the watch of a resource received: a change, or a failure and a restart.
     pub fn watched(&self, resource: &'static str, is_failure: bool) {
         let kind = if is_failure { "failure" } else { "change" };
         self.watch_events.with_label_values(&[resource, kind]).inc();
     }
 
-    /// Notes how long after the posting of a Binding the watch showed the pod bound.
+    /// Records the time from the post of a Binding until the watch showed the pod bound.
     pub fn watch_lagged(&self, lag: Duration) {
         self.watch_lag.observe(lag.as_secs_f64());
     }
 
-    /// Notes that a pod of a size was placed so many seconds after its creation.
+    /// Records that a pod of a size was placed `after_seconds` after its creation.
     pub fn placed(&self, size: &'static str, after_seconds: u64) {
         self.demand.placed(size, after_seconds);
     }
 
-    /// Adds what the pods of a namespace and priority class held and used since the last time.
+    /// Adds what the pods of a namespace and priority class held and used since the last call.
     pub fn used(&self, namespace: &str, priority_class: &str, used: TeamUse) {
         self.demand.used(namespace, priority_class, used);
     }
 
-    /// Notes a call of a verb.
+    /// Records a call of a verb.
     pub fn verb(&self, verb: Verb, outcome: Outcome, took: Duration) {
         let labels = [verb.label(), outcome.label()];
         self.verb_duration.with_label_values(&labels).observe(took.as_secs_f64());
     }
 
-    /// Notes refusals by filter: nodes by reason, in the order of [`Rejection::LABELS`].
+    /// Counts the nodes that *filter* refused by reason, in the order of [`Rejection::LABELS`].
     pub fn refused(&self, nodes: &[usize; Rejection::LABELS.len()]) {
         for (label, nodes) in Rejection::LABELS.iter().zip(nodes).filter(|(_, nodes)| **nodes > 0) {
             let nodes = u64::try_from(*nodes).unwrap_or(u64::MAX);
@@ -196,37 +196,37 @@ impl Metrics {
         }
     }
 
-    /// Notes a pod whose annotations are refused.
+    /// Counts a pod whose request is refused.
     pub fn refused_request(&self) {
         self.refusals.with_label_values(&["bad_request"]).inc();
     }
 
-    /// Notes the end of a bind.
+    /// Counts the outcome of a bind.
     pub fn bind(&self, result: BindResult) {
         self.binds.with_label_values(&[result.label()]).inc();
     }
 
-    /// Notes that a waiting pod was woken.
+    /// Counts a requeue of a waiting pod.
     pub fn woke(&self) {
         self.wakeups.inc();
     }
 
-    /// Sets how many ended pods hold their room beyond the time for that, as their processes run.
+    /// Sets the number of ended pods whose processes hold devices longer than `drain_seconds`.
     pub fn set_overdue_drains(&self, pods: usize) {
         self.guard.show_overdue_drains(pods);
     }
 
-    /// Notes an edit of a placement by somebody else, or what came of writing it back.
+    /// Counts an edit of a placement by another client, or the outcome of writing it back.
     pub fn placement_edit(&self, result: EditResult) {
         self.guard.placement_edit(result);
     }
 
-    /// Notes how a requeue ended.
+    /// Counts the outcome of a requeue.
     pub fn requeued(&self, result: RequeueResult) {
         self.requeues.with_label_values(&[result.label()]).inc();
     }
 
-    /// Notes a report, and the time since the one before.
+    /// Records a report, and the time since the last one.
     pub fn report(&self, result: ReportResult, since_last: Option<Duration>) {
         self.reports.with_label_values(&[result.label()]).inc();
         if let Some(interval) = since_last {
@@ -234,19 +234,19 @@ impl Metrics {
         }
     }
 
-    /// Notes an audit of the ledger.
+    /// Counts an audit of the ledger and its faults.
     pub fn audited(&self, faults: usize) {
         self.audits.inc();
         self.audit_failures.inc_by(u64::try_from(faults).unwrap_or(u64::MAX));
     }
 
-    /// Takes over how many events were lost since the start.
+    /// Sets the number of events that were lost since the start.
     pub fn set_events_lost(&self, lost: u64) {
         self.events_lost.inc_by(lost.saturating_sub(self.events_lost.get()));
     }
 
-    /// Sets how many waiting pods so many moves would help, for each number of moves, and how many
-    /// GPUs moves would empty.
+    /// Sets how many waiting pods each number of moves would help, and how many GPUs moves could
+    /// empty.
     pub fn set_moves(&self, placeable: &[usize; MOST_MOVES], emptiable: usize) {
         for (moves, pods) in (1..).zip(placeable) {
             let gauge = self.placeable_by_moves.with_label_values(&[&format!("{moves}")]);
@@ -255,29 +255,29 @@ impl Metrics {
         self.emptiable.set(i64::try_from(emptiable).unwrap_or(i64::MAX));
     }
 
-    /// Sets the gauges of what is used outside of the books.
+    /// Sets the gauges of use beyond what is allocated.
     pub fn set_outside(&self, figures: OutsideFigures) {
         self.guard.show(figures);
     }
 
-    /// Sets how many tenants a mode of protection is meant for, and is verified for.
+    /// Sets the number of tenants for which an isolation mode is configured, and is verified.
     pub fn set_tenants(&self, mode: &'static str, counts: (u64, u64)) {
         self.guard.show_tenants(mode, counts);
     }
 
-    /// Notes the end of an eviction.
+    /// Counts the outcome of an eviction.
     pub fn evicted(&self, result: EvictionResult) {
         self.guard.evicted(result);
     }
 
-    /// Sets the gauges of the service. The oldest report is in seconds since 1970; 0: none.
+    /// Sets the gauges of the service. The oldest report is in seconds since 1970; 0 if none.
     pub fn set_service(&self, is_ready: bool, holds: usize, oldest_report: u64) {
         self.ready.set(i64::from(is_ready));
         self.holds.set(i64::try_from(holds).unwrap_or(i64::MAX));
         self.oldest_report.set(whole(oldest_report));
     }
 
-    /// Sets the gauges of the fleet and of what waits.
+    /// Sets the gauges of the fleet and of waiting pods.
     pub fn set_fleet(&self, fleet: &Fleet, queue: &Queue) {
         self.fleet.show(fleet);
         self.demand.show(queue);
@@ -286,12 +286,12 @@ impl Metrics {
         self.fleet.folded.with_label_values(&["priority_class"]).set(classes);
     }
 
-    /// Sets what each namespace holds without need.
+    /// Sets what each namespace holds and does not need.
     pub fn set_waste(&self, teams: &BTreeMap<String, Waste>) {
         self.demand.show_waste(teams);
     }
 
-    /// Sets how finely each pool could be shared.
+    /// Sets the slots per GPU that each pool could be cut into.
     pub fn set_bearable(&self, pools: &BTreeMap<PoolName, Bearable>) {
         let folded = self.demand.show_bearable(pools);
         self.fleet.folded.with_label_values(&["pool"]).set(folded);

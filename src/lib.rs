@@ -1,14 +1,14 @@
-//! **gpupack**: a fraction-aware GPU scheduler extender for Kubernetes.
+//! **gpupack**: a scheduler extender for Kubernetes that shares GPUs.
 //!
-//! kube-scheduler asks over HTTP where a pod fits (`filter`), where it fits best (`prioritize`) and
-//! hands over the final step (`bind`). The answers come from an in-memory model of every GPU of the
-//! cluster. Facts flow in (the API server's pods and nodes, the agents' reports), decisions flow out
-//! (a Binding that names node and device in one write); both meet only in the [`ledger`].
+//! kube-scheduler calls it over HTTP: `filter` says on which nodes a pod fits, `prioritize` where it
+//! fits best, and `bind` reserves devices and posts the Binding. The answers come from the
+//! [`ledger`], the state of all GPUs in memory. Facts flow in (pods and nodes from the API server,
+//! reports from agents), decisions flow out (node and devices in one Binding), only through it.
 //!
-//! Read this file from top to bottom: **each file imports only files that stand above it here.** The
-//! test `layering` holds the code to that.
+//! Read this file from top to bottom: **each file imports only files that stand above it here.**
+//! The test `layering` checks that.
 
-/// What a node owns: GPUs, MIG instances, their classes, and where they sit. Pure values.
+/// Hardware of a node: GPUs, MIG instances, device classes, topology. Pure values.
 pub mod hardware {
     pub mod units;
     pub mod device;
@@ -19,7 +19,7 @@ pub mod hardware {
     pub mod inventory;
 }
 
-/// What pods ask for, what they get, and whether it fits. Pure values: no clock, no lock, no I/O.
+/// Requests, fit, reservations, and the state of a node. Pure values: no clock, no lock, no I/O.
 pub mod model {
     pub mod rejection;
     pub mod policy;
@@ -32,7 +32,7 @@ pub mod model {
     pub mod event;
 }
 
-/// The request mix, and how much waste it lets one expect of free room.
+/// The request mix, and how much of a node's free room it can probably not use.
 pub mod waste {
     pub(crate) mod numbers;
     pub mod supply;
@@ -46,7 +46,7 @@ pub mod waste {
     pub mod compiled_mix;
 }
 
-/// Which of the placements that fit is best.
+/// Which placement is best, of those that fit.
 pub mod scoring {
     pub mod fragmentation;
     pub mod context;
@@ -60,7 +60,7 @@ pub mod scoring {
     pub(crate) mod fixture;
 }
 
-/// What pods were seen to use, and what keeps them apart. Pure values.
+/// What pods were seen to use, and their isolation. Pure values.
 pub mod usage {
     pub mod isolation;
     pub mod samples;
@@ -69,12 +69,12 @@ pub mod usage {
     pub mod over_limit;
 }
 
-/// All nodes in memory: facts and commands in, events and copies out.
+/// The state of all nodes in memory: facts and commands in, events and copies out.
 pub mod ledger {
     #[cfg(test)]
     pub(crate) mod fixture;
 
-    /// The state of all nodes, and what is kept ready for the next question.
+    /// The state of all nodes, and the kept answers.
     pub mod nodes {
         pub(crate) mod changes;
         pub(crate) mod node_entry;
@@ -86,7 +86,7 @@ pub mod ledger {
         pub mod state;
     }
 
-    /// Questions: what fits where, and how well the cluster is packed.
+    /// Queries: where a request fits and how well; figures and copies.
     pub mod query {
         pub(crate) mod fleet;
         pub mod questions;
@@ -94,7 +94,7 @@ pub mod ledger {
         pub(crate) mod viewing;
     }
 
-    /// What changes the ledger: facts, commands, reports.
+    /// Changes of the ledger: facts, commits, reports.
     pub mod change {
         pub mod commits;
         pub mod facts;
@@ -102,13 +102,13 @@ pub mod ledger {
         pub mod reports;
     }
 
-    /// What reports say beside the amounts.
+    /// Usage samples from reports, and advice.
     pub mod usage {
         pub mod advice;
         pub(crate) mod observed;
     }
 
-    /// What would help the pods that wait, and which of them to requeue.
+    /// What would help waiting pods, and which of them to requeue.
     pub mod suggest {
         pub mod displacement;
         pub mod moves;
@@ -123,7 +123,7 @@ pub mod ledger {
 pub mod causes;
 pub mod clock;
 
-/// The configuration file.
+/// The configuration file, checked.
 pub mod config {
     pub(crate) mod reader;
     pub mod advice;
@@ -136,7 +136,7 @@ pub mod config {
     pub mod file;
 }
 
-/// Prometheus.
+/// Prometheus families.
 pub mod metrics {
     pub(crate) mod make;
     pub mod fleet;
@@ -146,7 +146,7 @@ pub mod metrics {
     pub mod registry;
 }
 
-/// What agents report.
+/// Reports of the agents, checked, and the replies.
 pub mod report {
     pub mod condition;
     pub mod wire;
@@ -155,9 +155,9 @@ pub mod report {
     pub mod checked;
 }
 
-/// Kubernetes: what pods ask for, what is watched, and the only writer.
+/// Kubernetes: requests, pods and nodes, admission, and the only writer.
 pub mod kube_api {
-    /// Annotations and resources, in both directions.
+    /// Annotations and resources of pods, read and written.
     pub mod request {
         pub mod request_error;
         pub mod quantity;
@@ -178,7 +178,7 @@ pub mod kube_api {
         pub mod injection;
     }
 
-    /// Pods and nodes, as the API server shows them.
+    /// Pods and nodes from the API server.
     pub mod pod {
         pub mod host;
         pub mod labels;
@@ -190,7 +190,7 @@ pub mod kube_api {
         pub mod watch;
     }
 
-    /// Everything that is written.
+    /// All writes to the API server.
     pub mod write {
         pub mod target;
         pub mod events;
@@ -216,9 +216,9 @@ pub mod protocol {
     pub mod messages;
 }
 
-/// What is decided beside the ledger: binding, requeues, evictions.
+/// Actions outside the ledger: Bindings, requeues, evictions.
 pub mod control {
-    /// What all of it shares.
+    /// What the others of this room share.
     pub mod shared {
         pub mod bind_error;
         pub mod bind_locks;
@@ -232,7 +232,7 @@ pub mod control {
         pub(crate) mod log_limit;
     }
 
-    /// A Binding, from its call to the proof that it landed.
+    /// A Binding, from the call to the proof of its outcome.
     pub mod bind {
         pub(crate) mod limits;
         pub mod settle;
@@ -240,7 +240,7 @@ pub mod control {
         pub mod edits;
     }
 
-    /// Pods that wait, and pods that use more than they may.
+    /// Waiting pods, and over-limit pods.
     pub mod pods {
         pub(crate) mod known_pods;
         pub mod memory_guard;
@@ -255,7 +255,7 @@ pub mod control {
 
 /// The service that kube-scheduler calls.
 pub mod server {
-    /// Connections, their limits, and what browsers may do.
+    /// Connections and their limits, and what browsers may do.
     pub mod http {
         pub(crate) mod bell;
         pub(crate) mod respond;
@@ -273,7 +273,7 @@ pub mod server {
         pub mod verbs;
     }
 
-    /// The answers to people's questions.
+    /// Answers for people.
     pub mod views {
         pub mod advice;
         pub mod details;
@@ -298,13 +298,13 @@ pub mod server {
         pub(crate) mod routes;
     }
 
-    /// What Prometheus knows of the time before the start.
+    /// What Prometheus has from before the start.
     pub mod history {
         pub(crate) mod series;
         pub(crate) mod recall;
     }
 
-    /// The routes, and the loops beside them.
+    /// Routes and background loops.
     pub mod api {
         pub mod background;
         pub(crate) mod queries;
@@ -315,15 +315,15 @@ pub mod server {
     }
 }
 
-/// What runs on every GPU node: reads the GPUs and reports them.
+/// The agent on each GPU node: reads the GPUs and reports them.
 pub mod agent {
-    /// What is read of GPUs.
+    /// What is read from GPUs.
     pub mod gpu {
         pub mod health;
         pub mod probe;
     }
 
-    /// Which pod a process belongs to.
+    /// The pod of each process.
     pub mod processes {
         pub mod pods;
         pub(crate) mod draining;
@@ -338,7 +338,7 @@ pub mod agent {
         pub mod daemons;
     }
 
-    /// NVIDIA's library.
+    /// NVML.
     pub mod nvml {
         pub(crate) mod limits;
         pub(crate) mod raw;
@@ -349,7 +349,7 @@ pub mod agent {
         pub mod probe;
     }
 
-    /// Nodes without GPUs, for demos and tests.
+    /// Simulated nodes without GPUs, for demos and tests.
     pub mod simulated {
         pub mod fleet;
         pub mod mixed;
@@ -370,9 +370,9 @@ pub mod agent {
     }
 }
 
-/// The simulator: replays public workload traces and draws the result.
+/// The simulator: replays public traces and draws the result.
 pub mod sim {
-    /// Traces, and how pods arrive.
+    /// Traces, and the arrival of pods.
     pub mod trace {
         pub(crate) mod exponential;
         pub mod table;
@@ -384,7 +384,7 @@ pub mod sim {
         pub mod churn;
     }
 
-    /// One run.
+    /// One run of the simulator.
     pub mod run {
         pub mod policy;
         pub(crate) mod cluster;
@@ -395,7 +395,7 @@ pub mod sim {
         pub mod timeline;
     }
 
-    /// How well any policy could do.
+    /// The best that any policy could achieve.
     pub mod bound {
         #[cfg(feature = "bound")]
         pub(crate) mod lp;
@@ -404,20 +404,20 @@ pub mod sim {
         pub mod upper_bound;
     }
 
-    /// A cluster's state in a file.
+    /// The state of a cluster in a file.
     pub mod snapshot {
         pub mod replace;
         pub mod state;
     }
 
-    /// Pictures.
+    /// Charts.
     pub mod chart {
         pub(crate) mod chart_layout;
         pub mod draw;
     }
 }
 
-/// Flags and printing; everything else is asked of the rooms above.
+/// Flags and printing; the rooms above do the rest.
 pub mod cli {
     /// What all commands share.
     pub mod base {
@@ -436,7 +436,7 @@ pub mod cli {
         pub mod webhook_cert;
     }
 
-    /// Questions to a running extender.
+    /// Commands that query a running extender.
     pub mod ask {
         pub mod advise;
         pub mod completion;

@@ -1,7 +1,7 @@
 //! **gpupack**: a scheduler extender for Kubernetes that shares GPUs.
 //!
-//! kube-scheduler calls it over HTTP: `filter` says on which nodes a pod fits, `prioritize` where it
-//! fits best, and `bind` reserves devices and posts the Binding. The answers come from the
+//! kube-scheduler calls it over HTTP: `filter` says where a pod fits, `prioritize` where it fits
+//! best, and `bind` reserves devices and posts the Binding. The answers come from the
 //! [`ledger`], the state of all GPUs in memory. Facts flow in (pods and nodes from the API server,
 //! reports from agents), decisions flow out (node and devices in one Binding), only through it.
 //!

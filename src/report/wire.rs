@@ -213,8 +213,8 @@ pub struct TenantReport {
     /// Whether one of its processes is an MPS client.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_mps_client: bool,
-    /// The memory limit by MPS in MiB: the sum over the environments of its processes. `None`: one of
-    /// them is no client of the device's daemon or shows no limit, or the daemon does not serve.
+    /// The memory limit by MPS in MiB: the sum over its processes, by their environments. `None`:
+    /// one is no client of the device's daemon or shows no limit, or the daemon does not serve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps_limit_mib: Option<u64>,
     /// Percent of the time since the last list in which kernels of its processes ran, together at

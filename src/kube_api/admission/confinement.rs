@@ -1,5 +1,5 @@
 //! Refuses what gives a container access to a GPU that is not its own, whatever its variables say.
-//! No setting of the operator allows it. Everything else is up to
+//! Of this, operators can only allow ResourceClaims. Everything else is up to
 //! [`pod_security`](crate::kube_api::admission::pod_security).
 //!
 //! This does not stop every pod: one that the webhook does not see is limited only by the rules of

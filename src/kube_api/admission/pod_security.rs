@@ -65,8 +65,7 @@ const CAPABILITIES_KEY: Option<&str> = Some("webhook.allowed_capabilities");
 /// What sets a field: a container, or `None` for the pod.
 type Place<'a> = Option<&'a str>;
 
-/// Refuses what a whole pod sets beyond *baseline*. It ignores the volume `ours`, which gpupack
-/// adds.
+/// Refuses what a whole pod sets beyond *baseline*, but not the volume `ours`: gpupack adds it.
 ///
 /// # Errors
 /// The first [`AdmissionError`] found.

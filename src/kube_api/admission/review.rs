@@ -216,8 +216,7 @@ mod tests {
 
     #[test]
     fn a_pod_as_large_as_kubernetes_stores_is_still_read() {
-        // 500 containers with 20 variables and 20 arguments each, and the writers of fields: some 2
-        // MiB.
+        // 500 containers with 20 variables and arguments each, and writers of fields: some 2 MiB.
         let names: Vec<String> = (0..20).map(|at| format!("VARIABLE_{at:04}")).collect();
         let wrote = names.iter().map(|name| {
             (format!("k:{{\"name\":\"{name}\"}}"), json!({".": {}, "f:name": {}, "f:value": {}}))

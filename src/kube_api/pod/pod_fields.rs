@@ -51,7 +51,7 @@ pub(crate) struct Metadata<const MOST: usize = { usize::MAX }> {
     uid: Option<String>,
 }
 
-/// The same of the specification: at most `MOST` items per list, `KEYS` resources per amounts.
+/// The same of the specification: at most `MOST` items per list, `KEYS` resources each.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Spec<const MOST: usize, const KEYS: usize = { usize::MAX }> {

@@ -64,11 +64,11 @@ pub enum NoticeReason {
     DeviceLost,
     /// It uses more of a device than it may.
     GpuOveruse,
-    /// Processes that hold nothing on its device use it.
+    /// Its device is used by processes of no pod that holds anything there.
     GpuForeignUse,
     /// A container could not be started with its device.
     GpuStartFailed,
-    /// It requested isolation of its memory, which is not verified.
+    /// The isolation that is configured for its memory is not verified.
     ProtectionNotVerified,
     /// It was evicted because it used more than it may.
     GpuEvicted,

@@ -234,7 +234,7 @@ fn read(reader: &mut Reader) -> Config {
     }
 }
 
-/// Checks the timeouts: a Binding is posted only if its answer can reach kube-scheduler in time.
+/// Checks the timeouts: a Binding is posted only if kube-scheduler can get its answer in time.
 fn check_timeouts(reader: &mut Reader, config: &Config) {
     let (api, scheduler) = (config.api_timeout.as_secs(), config.scheduler_timeout.as_secs());
     if scheduler <= api {

@@ -207,7 +207,7 @@ pub struct TenantReport {
     /// `None`: the driver confirms no limit for at least one process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_mib: Option<u64>,
-    /// Whether a process is known to have no limit; `false` if limits cannot be read.
+    /// Whether a process certainly has no limit; `false` if limits cannot be read.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_unlimited: bool,
     /// Whether one of its processes is an MPS client.

@@ -119,7 +119,7 @@ fn capability(security: &SecurityContext) -> Option<String> {
     added.iter().find(goes_too_far).map(|given| shown(given))
 }
 
-/// The protected path that a mount of `path` exposes: the same path, one above or one below it.
+/// The forbidden path that a mount of `path` exposes: the same path, one above or one below it.
 fn reached<'a>(path: &str, folder: &'a HostFolder) -> Option<&'a str> {
     let path = plain(path);
     let below = |folder: &str, path: &str| {

@@ -160,7 +160,7 @@ pub enum AdmissionError {
         volume: String,
         /// Its path on the node.
         path: String,
-        /// The protected path that the mount exposes.
+        /// The forbidden path that the mount exposes.
         guarded: String,
     },
     /// It names devices by a mount.

@@ -1,10 +1,10 @@
 //! Keys by which a pod requests, limits or chooses a GPU of another scheduler, or of kubelet.
 //!
-//! On a pod of ours they have no effect: `nvidia.com/gpu: 1` with HAMi's `nvidia.com/gpumem: 4096`
-//! would silently become a whole GPU. So gpupack refuses them and names the key to use instead.
-//! It never compares parts of words. All of `nvidia.com/` counts; operators list what is not a GPU
-//! there. Of other groups only names of GPUs count. Keys that only inform are left alone, such as
-//! what other schedulers write about their decisions.
+//! On a pod of ours gpupack does not follow them: `nvidia.com/gpu: 1` with HAMi's
+//! `nvidia.com/gpumem: 4096` would silently become a whole GPU. So it refuses them and names the
+//! key to use instead. It never compares parts of words. All of `nvidia.com/` counts; operators
+//! list what is not a GPU there. Of other groups only names of GPUs count. Keys that only inform
+//! are left alone, such as what other schedulers write about their decisions.
 
 use std::collections::BTreeMap;
 

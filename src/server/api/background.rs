@@ -1,5 +1,4 @@
-//! What goes on between the questions: time passes, room appears, Bindings get settled, the books are
-//! audited. Each loop ends when `stop` says so.
+//! Background loops: ticks, requeues, settled Bindings, audits. Each loop ends when `stop` is set.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -34,34 +33,33 @@ use crate::model::event::LedgerEvent;
 use crate::model::reservation::PodRef;
 use crate::server::history::recall::recalling;
 
-/// Beat of the slow loop: silence, claims and drains are exact to this.
+/// Tick of the slow loop. Silence, holds and drains are exact to this.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// Beats between two looks at what teams hold.
+/// Ticks between two accounts of what teams hold.
 const ACCOUNT_EVERY: u64 = 5;
 
-/// Beats between two audits of the whole ledger.
+/// Ticks between two audits of the whole ledger.
 const AUDIT_EVERY: u64 = 60;
 
-/// Pause between two looks for moves that would help.
+/// Pause between two searches for moves that would help.
 const PROPOSE_EVERY: Duration = Duration::from_secs(30);
 
-/// Pods that are touched at once at the start.
+/// Pods that are fenced concurrently at the start.
 const TOUCHES_AT_ONCE: usize = 32;
 
-/// How long a pod that cannot be touched holds up the start, be it for an admission webhook that is
-/// down: a request that a dead process sent has ended by then, as the API server gives each 60 seconds
-/// (`--request-timeout`).
+/// How long a pod that cannot be fenced may delay the start, for instance while an admission
+/// webhook is down. The API server gives each request 60 seconds (`--request-timeout`), so a
+/// request of a dead process has ended by then.
 const FENCE_FOR: Duration = Duration::from_secs(90);
 
-/// Times a waiting pod is touched in a newer version after it changed at the same moment.
+/// How often a requeue is tried on a newer version of a pod that changed at the same time.
 const WAKE_ATTEMPTS: u32 = 3;
 
-/// Pause after each choice of pods to requeue, as so many times what the choice took.
+/// Pause after each choice of pods to requeue, as a multiple of the time that the choice took.
 const PAUSE: u32 = 4;
 
-/// Room that appears within this time is handled together: one event of the API server often brings
-/// several.
+/// Room that appears within this time is handled together. One API event often brings several.
 const GATHER_FOR: Duration = Duration::from_millis(10);
 
 /// Runs all loops until `stop`.
@@ -81,17 +79,17 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
     }
 }
 
-/// Makes every Binding that an earlier run may have left on its way conflict, before the first
-/// question is answered: it asks for the version of its pod that was decided on, and a touch ends that
-/// version. Where a pod cannot be touched, time has to pass instead. Room that such a Binding would
-/// take could otherwise be given away twice.
+/// Fences every Binding that an earlier run may have left on its way, before the first call is
+/// answered. A Binding names the version of its pod, and a write to the pod ends that version. If a
+/// pod cannot be written, time has to pass instead. Without the fence, room that such a Binding
+/// takes could be given away twice.
 async fn fence(app: &Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return app.set_fenced() };
     while !app.ledger.is_listed() {
         tokio::time::sleep(GATHER_FOR).await;
     }
     let started = app.clock.now();
-    // Also those whose request is refused now: an earlier run may have accepted it.
+    // Also pods whose request is refused now: an earlier run may have accepted it.
     let pending: Vec<PodRef> = app.pending.iter().map(|pod| pod.pod.clone()).collect();
     let count = pending.len();
     let value = format!("start-{}", app.clock.unix_seconds());
@@ -111,8 +109,8 @@ async fn fence(app: &Arc<App>) {
     app.set_fenced();
 }
 
-/// Touches a waiting pod at the start. Whether no Binding of an earlier run can land any more; one that has
-/// landed meanwhile is in the books by then.
+/// Fences a waiting pod at the start. True if no Binding of an earlier run can succeed any more.
+/// One that succeeded meanwhile is in the ledger by then.
 async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &str) -> bool {
     let Ok(key) = PodKey::of(pod) else { return true };
     match cluster.writer.fence_pod(&key, &pod.uid, None, value).await {
@@ -122,7 +120,7 @@ async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &
             true
         }
         Fenced::Open { pod: Some(now), cause } if now.full_annotations().is_some() => {
-            // Not even an earlier run binds it in this version, and an older version has ended.
+            // An earlier run cannot bind it in this version either, and older versions have ended.
             tracing::warn!(pod_uid = %pod.uid, %pod, %cause, "a pod's annotations are full: it takes no placement");
             true
         }
@@ -156,8 +154,8 @@ async fn beats(app: &Arc<App>) {
     }
 }
 
-/// Asks what became of Bindings that nobody waits for. The API server may take its time for that, and
-/// nothing else waits for it.
+/// Reads what became of Bindings that no caller waits for. The API server may be slow: this loop
+/// delays nothing else.
 async fn settling(app: &Arc<App>) {
     let mut interval = tokio::time::interval(BEAT);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -167,7 +165,7 @@ async fn settling(app: &Arc<App>) {
     }
 }
 
-/// Keeps the figures about moves fresh, off the threads that answer questions.
+/// Keeps the figures about moves fresh, off the threads that answer calls.
 async fn proposing(app: &Arc<App>) {
     let mut interval = tokio::time::interval(PROPOSE_EVERY);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -186,7 +184,7 @@ async fn proposing(app: &Arc<App>) {
     }
 }
 
-/// Compares the derived sums of every node with what they are derived from.
+/// Compares the derived sums of every node with their sources.
 fn audit(app: &App) {
     let faults = app.ledger.audit().err().unwrap_or_default();
     app.metrics.audited(faults.len());
@@ -216,8 +214,8 @@ async fn effects(app: &Arc<App>) {
     }
 }
 
-/// Touches the pods that are to be requeued now. They are chosen off the threads that answer questions, and
-/// a pause follows: it takes a fifth of a core at most, however much room appears.
+/// Requeues the pods that are due. It chooses them off the threads that answer calls, and pauses
+/// afterwards: it takes a fifth of a core at most, however much room appears.
 async fn requeued(app: &Arc<App>, mut wakes: RequeueLoop) -> RequeueLoop {
     let started = app.clock.precise();
     let worker = Arc::clone(app);
@@ -292,7 +290,7 @@ fn tell_tenants(app: &App, node: &NodeName, device: &DeviceId, reason: NoticeRea
     }
 }
 
-/// Touches a waiting pod, so that kube-scheduler looks at it again.
+/// Requeues a waiting pod: kube-scheduler looks at it again.
 fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
     app.metrics.woke();
     tracing::debug!(pod_uid = %pod.pod.uid, pod = %pod.pod, "woken: room appeared");
@@ -300,12 +298,12 @@ fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
     tokio::spawn(async move {
         let Truth::Cluster(cluster) = &app.truth else { return };
         match touch_own(&app, cluster, &pod).await {
-            // Who wrote at the same moment has made kube-scheduler look, too.
+            // A conflicting write by another client makes kube-scheduler look at the pod, too.
             TouchOutcome::Touched { .. } | TouchOutcome::Conflict => {
                 app.waiting.touched(&pod.pod.uid, app.clock.now());
             }
             TouchOutcome::Gone => {
-                app.settle_pod(&pod.pod.uid); // the watch has missed it, or is late
+                app.settle_pod(&pod.pod.uid); // the watch missed it or is late
                 app.outbox.nudge();
             }
             TouchOutcome::Refused { code, message } => {
@@ -319,14 +317,14 @@ fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
                 app.metrics.requeued(RequeueResult::Failed);
                 tokio::time::sleep(BEAT).await;
                 app.waiting.not_touched(&pod.pod.uid);
-                app.outbox.push(vec![LedgerEvent::Room(node)]); // the room still waits for somebody
+                app.outbox.push(vec![LedgerEvent::Room(node)]); // the room is still free for a waiting pod
             }
         }
     });
 }
 
-/// Touches a waiting pod in a version that no other process may hold to be its own: a touch would hide that of
-/// a process which started later, and counts on it to be seen.
+/// Requeues a waiting pod, but never in a version that another process may own. A process that
+/// started later relies on its own write being seen, and this write would hide it.
 async fn touch_own(app: &App, cluster: &ClusterTruth, pod: &WaitingPod) -> TouchOutcome {
     let uid = &pod.pod.uid;
     let refused = |code, message: String| TouchOutcome::Refused { code, message };
@@ -335,12 +333,12 @@ async fn touch_own(app: &App, cluster: &ClusterTruth, pod: &WaitingPod) -> Touch
         Err(error) => return refused(400, error.to_string()),
     };
     let Some(mut seen) = app.pending.get(uid).map(|pod| Arc::clone(&pod)) else {
-        return TouchOutcome::Gone; // it has been bound meanwhile
+        return TouchOutcome::Gone; // it was bound meanwhile
     };
     let value = format!("wake-{}-{}", app.clock.unix_seconds(), app.clock.now().millis());
     for _ in 0..WAKE_ATTEMPTS {
         if app.is_stopping() {
-            return refused(503, BindError::Stopping.to_string()); // its successor fences the pod
+            return refused(503, BindError::Stopping.to_string()); // the next process fences the pod
         }
         if app.touched(cluster, &seen) == Ordering::Greater {
             return refused(409, BindError::OtherProcess.to_string());

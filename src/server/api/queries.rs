@@ -1,5 +1,4 @@
-//! What people ask, by the page and the command line: nothing here changes anything, and what takes long waits
-//! for its turn.
+//! Queries of the page and the command line. They change nothing, and slow ones wait for a permit.
 
 use std::sync::Arc;
 
@@ -22,7 +21,7 @@ use crate::server::views::explain::explain_named;
 use crate::server::views::waiting::WaitingQuery;
 use crate::server::views::{advice, inspect, waiting};
 
-/// What people ask: the page and the command line. Nothing here changes anything.
+/// Routes of the queries by the page and the command line. They change nothing.
 pub(crate) fn routes() -> Router<Service> {
     Router::new()
         .route("/v1/state", get(state))
@@ -38,7 +37,7 @@ struct StateQuery {
     node: Option<String>,
 }
 
-/// The whole model, or one node of it.
+/// The whole ledger, or one node of it.
 async fn state(State(service): State<Service>, Query(query): Query<StateQuery>) -> Response {
     let Some(name) = query.node else {
         let _turn = match turn_of(&WHOLE).await {
@@ -62,13 +61,13 @@ struct ExplainQuery {
     pod: Option<String>,
 }
 
-/// The whole model is written down for one caller at a time: it takes tens of megabytes.
+/// Allows one caller at a time to write the whole ledger as JSON: it takes tens of megabytes.
 static WHOLE: Semaphore = Semaphore::const_new(1);
 
-/// The same for Prometheus, which must not wait behind what people ask.
+/// The same for Prometheus, which must not wait behind queries by people.
 static SCRAPES: Semaphore = Semaphore::const_new(2);
 
-/// The same for what Prometheus asks.
+/// Runs `look` for a scrape, under its own permits.
 pub(crate) async fn scrape(
     app: &Arc<App>,
     look: impl FnOnce(&App) -> Vec<u8> + Send + 'static,

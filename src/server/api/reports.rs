@@ -1,4 +1,4 @@
-//! `PUT /v1/nodes/{node}/report`: decode, hand to the ledger, encode.
+//! `PUT /v1/nodes/{node}/report`: decodes, hands over to the ledger, encodes.
 
 use axum::http::StatusCode;
 

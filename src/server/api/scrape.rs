@@ -1,4 +1,4 @@
-//! `GET /metrics` and `GET /metrics/gpus`: what Prometheus reads.
+//! `GET /metrics` and `GET /metrics/gpus`: the metrics for Prometheus.
 
 use std::fmt::Write;
 
@@ -16,7 +16,7 @@ use crate::scoring::efficiency::Size;
 use crate::server::views::advice;
 use crate::usage::samples::Outside;
 
-/// One scrape at a time: the gauges of the fleet are set anew for each.
+/// One scrape at a time: each sets the gauges of the fleet again.
 static SCRAPING: Mutex<()> = Mutex::new(());
 
 /// All families of the extender, as of now.
@@ -63,7 +63,7 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
     app.metrics.text()
 }
 
-/// The pods that wait.
+/// The figures of the waiting pods.
 fn queue(app: &App) -> Queue {
     let mut queue = Queue::default();
     app.waiting.look_at_each(|state| {
@@ -89,8 +89,8 @@ fn queue(app: &App) -> Queue {
     queue
 }
 
-/// Families of every single device, printed as they are walked: 40,000 GPUs come to some 40 MB, so this
-/// has a path of its own. The agents have the same and more for their own devices.
+/// Families of every single device, printed while walking the ledger. 40,000 GPUs make about 40 MB,
+/// so they have a path of their own. Agents export the same and more for their own devices.
 pub(crate) fn devices(app: &App) -> Vec<u8> {
     let mut families: [String; 4] = [
         ("gpupack_device_share_gpus", "Booked compute share, in GPUs."),
@@ -141,7 +141,7 @@ pub(crate) fn devices(app: &App) -> Vec<u8> {
     families.concat().into_bytes()
 }
 
-/// Writes a label value as the text format wants it.
+/// Writes a label value as the text format requires.
 fn escape(value: &str, into: &mut String) {
     for letter in value.chars() {
         match letter {

@@ -1,4 +1,4 @@
-//! The HTTP service: routes, limits and status codes. Handlers only decode, ask and encode.
+//! The HTTP service: routes, limits and status codes. Handlers only decode, query and encode.
 
 use std::time::Duration;
 
@@ -31,13 +31,13 @@ use crate::server::page::live;
 use crate::server::page::service::{Service, too_long};
 use crate::server::scheduler::{preempt, verbs};
 
-/// How long requests on their way may take at the end: less than the 30 seconds that Kubernetes gives.
+/// How long open requests may take at shutdown: less than the 30 seconds that Kubernetes gives.
 const LAST_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
-/// Connections of the page's listener: 64 browsers listen at most, and each has a few more.
+/// Connections of the page's listener. At most 64 browsers listen, and each has a few more.
 const PAGE_CONNECTIONS: usize = 512;
 
-/// Bytes held for them: answers not yet taken, the largest of which are tens of megabytes.
+/// Bytes held for them: answers not yet sent. The largest ones take tens of megabytes.
 const PAGE_IN_FLIGHT: usize = 64 << 20;
 
 /// Largest body of *bind*: four names.
@@ -46,26 +46,26 @@ const LONGEST_BIND: usize = 64 << 10;
 /// Largest body that names a log level.
 const LONGEST_LOG_LEVEL: usize = 4 << 10;
 
-/// From here on a body is answered in turn with others of its size, on a thread of its own: what is made of
-/// it takes several times its own memory, and reading it so long that a worker's other requests would wait.
-/// 5,000 node names come to some 200 KiB.
+/// Above this size a body needs a permit and is answered on a blocking thread. Parsing it takes
+/// several times its own memory, and so long that other requests of a worker would wait. 5,000 node
+/// names take about 200 KiB.
 const LARGE_BODY: usize = 512 << 10;
 
-/// One body of that size is answered at a time, so that it takes one processor at most.
+/// One body of that size is answered at a time, so that it takes one CPU core at most.
 static LARGE_BODIES: Semaphore = Semaphore::const_new(1);
 
-/// The same for reports: an agent's must not wait behind what others ask.
+/// The same for reports: a report must not wait behind other large bodies.
 static LARGE_REPORTS: Semaphore = Semaphore::const_new(1);
 
-/// Malformed calls in the log.
+/// Limits how often malformed calls are logged.
 static LOGGED: LogLimit = LogLimit::new();
 
-/// All routes: for a demo, whose one listener has everything.
+/// All routes, for a demo, which serves everything on one listener.
 pub fn router(service: Service) -> Router {
     guarded(verb_routes(&service).merge(queries::routes()), service)
 }
 
-/// What kube-scheduler, agents, kubelet and Prometheus ask.
+/// Routes for kube-scheduler, agents, kubelet and Prometheus.
 fn verb_routes(service: &Service) -> Router<Service> {
     let most = |bytes| DefaultBodyLimit::max(bytes);
     Router::new()
@@ -83,14 +83,14 @@ fn verb_routes(service: &Service) -> Router<Service> {
         .route("/metrics/gpus", get(device_metrics))
 }
 
-/// Routes that no foreign page can have a browser call.
+/// Routes that a page of another site cannot make a browser call.
 fn guarded(routes: Router<Service>, service: Service) -> Router {
     let hosts: browser::Hosts = Some(service.app.config.port.allowed_hosts.clone().into());
     routes.layer(middleware::from_fn_with_state(hosts, browser::guard)).with_state(service)
 }
 
-/// Serves everything on one listener until `stop`; requests on their way are answered first, as far as
-/// their clients take the answer.
+/// Serves everything on one listener until `stop`. It answers open requests first, if their clients
+/// take the answers.
 pub async fn serve(service: Service, listener: TcpListener, stop: watch::Receiver<bool>) {
     let limits = verb_limits(&service);
     let serving = connections::serve(listener, router(service.clone()), limits, stop.clone());
@@ -105,7 +105,7 @@ pub struct Listeners {
     pub page: TcpListener,
 }
 
-/// The same with the page on a listener of its own, with bounds of its own.
+/// The same with the page on a listener of its own, with limits of its own.
 pub async fn serve_apart(service: Service, listeners: Listeners, stop: watch::Receiver<bool>) {
     let Listeners { verbs, page } = listeners;
     let verb_router = guarded(verb_routes(&service), service.clone());
@@ -131,7 +131,7 @@ async fn until_answered(
 ) {
     let late = async {
         let _ = stop.wait_for(|stop| *stop).await;
-        service.live.close(); // a browser would listen for ever
+        service.live.close(); // a browser would listen forever
         tokio::time::sleep(LAST_ANSWERS_WITHIN).await;
     };
     tokio::select! {
@@ -141,7 +141,7 @@ async fn until_answered(
     }
 }
 
-/// Answers at once, or, where the body is large, when its turn has come.
+/// Answers at once, or, if the body is large, once it has a permit.
 async fn in_turn(
     turns: &'static Semaphore,
     body: Bytes,
@@ -151,7 +151,7 @@ async fn in_turn(
         return answer(&body);
     }
     let turn = turns.acquire().await;
-    // The turn goes with the work: whoever closes the connection meanwhile does not end it.
+    // The work owns the permit: a client that closes the connection does not end it.
     let work = move || {
         let _turn = turn;
         answer(&body)
@@ -236,7 +236,7 @@ async fn take_report(
     in_turn(&LARGE_REPORTS, body, answer).await
 }
 
-/// Changes the log level to the one that a JSON text names.
+/// Changes the log level to the one in the JSON body.
 async fn log_level(State(service): State<Service>, request: Request) -> Response {
     let from = request.extensions().get::<PeerAddress>().copied();
     let is_allowed = match service.app.config.port.log_level_endpoint {

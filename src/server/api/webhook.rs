@@ -1,8 +1,8 @@
-//! The admission webhook over HTTP: limits and status codes. What is admitted is decided by
-//! [`Admission`] alone.
+//! The admission webhook over HTTP: limits and status codes. [`Admission`] alone decides what is
+//! admitted.
 //!
-//! It runs as a process of its own, any number of times: the answer needs no books, and creating pods
-//! must not wait for the one extender to start again.
+//! It is a process of its own, with any number of replicas: the answer needs no ledger, and
+//! creating pods must not wait for a restart of the extender.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,20 +18,20 @@ use tokio::sync::Semaphore;
 use crate::kube_api::admission::rules::Admission;
 use crate::server::http::browser;
 
-/// Largest body that is read. An API server takes objects of up to 3 MiB, and a review holds at most
-/// two versions of one.
+/// Largest body that is read. An API server takes objects of up to 3 MiB, and a review holds at
+/// most two versions of one.
 pub(crate) const MAX_BODY_BYTES: usize = 8 << 20;
 
-/// Threads of its process: so many reviews are worked out at a moment, whatever their size.
+/// Threads of the process: the number of reviews worked on at a time, whatever their size.
 pub const THREADS: usize = 2;
 
-/// How long a body may take to arrive: an API server sends it at once.
+/// How long a body may take to arrive. An API server sends it at once.
 const BODY_LIMIT: Duration = Duration::from_secs(5);
 
-/// From here on a review is worked out in turn with others of its size: a pod takes many times its text.
+/// Above this size a review needs a permit: a pod takes many times the size of its text.
 pub(crate) const LARGE_REVIEW: usize = 64 << 10;
 
-/// Reviews of that size that are worked out at once.
+/// Reviews of that size that are worked on at a time.
 pub(crate) const LARGE_AT_ONCE: usize = 1;
 
 static LARGE_REVIEWS: Semaphore = Semaphore::const_new(LARGE_AT_ONCE);
@@ -42,7 +42,7 @@ pub fn router(admission: Arc<Admission>) -> Router {
         .route("/webhook", post(review))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .route("/healthz", get(|| async { "ok\n" }))
-        // Its certificate is for its own names, so no page reaches it by another.
+        // Its certificate names only its own hosts, so no page reaches it by another name.
         .layer(middleware::from_fn_with_state(browser::Hosts::None, browser::guard))
         .with_state(admission)
 }

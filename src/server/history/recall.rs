@@ -1,7 +1,7 @@
-//! What pods used before this process started, as far as a Prometheus that scrapes the agents has it.
+//! What pods used before this process started, read from a Prometheus that scrapes the agents.
 //!
-//! It is asked once after the start, in the background: for all pods that are placed, by UID, so that
-//! nothing of an earlier pod of the same name counts. Without an answer only this knowledge is missing.
+//! It is queried once after the start, in the background, for all placed pods by UID: an earlier
+//! pod of the same name does not count. If there is no answer, only this history is missing.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use crate::ledger::query::reading::Readiness;
 use crate::server::history::series::{Moments, Prometheus, Told, read};
 use crate::usage::history::{History, Used};
 
-/// How long the stretches are that history is told in: half of the time after which a pod is idle.
+/// Length of one stretch of history: half of the time after which a pod is idle.
 const EVERY: Duration = Duration::from_secs(300);
 
-/// Values that are asked for at once; each takes some 30 bytes of the answer.
+/// Values per query. Each takes about 30 bytes of the answer.
 const VALUES_AT_ONCE: usize = 150_000;
 
-/// Pods that are asked for at once: their UIDs are in the question.
+/// Pods per query: the query contains their UIDs.
 const PODS_AT_ONCE: usize = 500;
 
-/// Pause after each question, so that Prometheus can do its own work.
+/// Pause after each pair of queries, so that Prometheus can do its own work.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Pauses before each try.
 const TRIES: [Duration; 4] =
     [Duration::ZERO, Duration::from_secs(15), Duration::from_secs(60), Duration::from_secs(300)];
 
-/// Pause between two looks whether questions are answered.
+/// Pause between two checks whether the extender is ready.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What all answers together told.
+/// Sums over all answers.
 #[derive(Debug, Default)]
 struct Tally {
     known: usize,
     absurd: usize,
 }
 
-/// Asks, once the books are complete, and ends.
+/// Queries Prometheus once the ledger is complete, and ends.
 pub(crate) async fn recalling(app: &Arc<App>) {
     let advice = &app.config.advice;
     let Some(address) = &advice.series_url else { return };
@@ -69,7 +69,7 @@ pub(crate) async fn recalling(app: &Arc<App>) {
     }
 }
 
-/// Says what came of it.
+/// Logs the outcome.
 fn tell(address: &str, all: usize, Tally { known, absurd }: &Tally) {
     tracing::info!(%address, pods = all, known, "Prometheus told what pods used before the start");
     if *known == 0 && all > 0 {
@@ -80,7 +80,7 @@ fn tell(address: &str, all: usize, Tally { known, absurd }: &Tally) {
     }
 }
 
-/// Asks for `pods`, and takes those out that it was told of.
+/// Queries the history of `pods`, and removes the answered ones from the list.
 async fn ask_all(
     app: &Arc<App>,
     store: &Prometheus,
@@ -105,15 +105,15 @@ async fn ask_all(
     Ok(())
 }
 
-/// Whether a UID can stand in an expression as it is.
+/// Whether a UID can be used in an expression without quoting.
 fn is_askable(uid: &PodUid) -> bool {
     let uid = uid.as_str();
     (1..=64).contains(&uid.len())
         && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-/// Highest use of memory in each stretch, and mean load. Where two jobs scrape one agent a series counts
-/// once.
+/// Highest use of memory in each stretch, and mean load. If two jobs scrape one agent, a series
+/// counts once.
 fn expressions(pods: &[PodUid]) -> [String; 2] {
     let uids: Vec<&str> = pods.iter().map(PodUid::as_str).collect();
     let (uids, every) = (uids.join("|"), EVERY.as_secs());
@@ -156,7 +156,7 @@ fn value<'a>(told: &'a Told, uid: &PodUid, position: usize) -> Option<&'a f64> {
     told.series.get(uid.as_str())?.get(position)?.as_ref()
 }
 
-/// A value as an amount; counted as absurd where there can be no such amount.
+/// A value as an amount. A value that is no possible amount counts as absurd.
 fn within<T>(value: Option<&f64>, amount: fn(f64) -> Option<T>, tally: &mut Tally) -> Option<T> {
     let value = *value?;
     let found = amount(value);
@@ -164,20 +164,20 @@ fn within<T>(value: Option<&f64>, amount: fn(f64) -> Option<T>, tally: &mut Tall
     found
 }
 
-/// Bytes as memory, rounded up; none beyond what a node can have.
+/// Bytes as memory, rounded up; `None` above what a node can have.
 fn mib(bytes: f64) -> Option<MemMib> {
     let most = MAX_DEVICE_MEMORY.mib().saturating_mul(u64::try_from(MAX_DEVICES_PER_NODE).ok()?);
     whole(bytes / 1_048_576.0).filter(|mib| *mib <= most).map(MemMib::new)
 }
 
-/// A part of the time, up to all of it.
+/// A part of the time, at most all of it.
 fn part(ratio: f64) -> Option<Share> {
     let millionths = whole(ratio * 1e6)?;
     (millionths <= Share::WHOLE.millionths() + 1)
         .then(|| Share::from_millionths(millionths.min(Share::WHOLE.millionths())))
 }
 
-/// A float from zero on, rounded up.
+/// A float of at least zero, rounded up.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in range")]
 fn whole(value: f64) -> Option<u64> {
     let value = value.ceil();

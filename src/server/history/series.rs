@@ -1,4 +1,4 @@
-//! Questions to a Prometheus over plain HTTP, and its answers, which are not believed beyond their shape.
+//! Queries to a Prometheus over plain HTTP. Its answers are checked and not trusted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,19 +14,19 @@ use serde::Deserialize;
 
 use crate::causes::with_causes;
 
-/// How long a connection may take.
+/// Limit for a connection to open.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long one answer may take, and what Prometheus is told to give it.
+/// Limit for one answer, also sent to Prometheus as its own timeout.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Largest answer that is read: three times what is asked for at once comes to.
+/// Largest answer that is read: three times the expected size.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
-/// Letters of its own words that are shown.
+/// Characters of an error message of Prometheus that are shown.
 const MAX_WORDS: usize = 200;
 
-/// Moments in equal distance.
+/// Timestamps at equal distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moments {
     /// The last one, in seconds since 1970.
@@ -44,7 +44,7 @@ impl Moments {
         self.last.saturating_sub(steps.saturating_mul(self.every))
     }
 
-    /// Which one a time is; none where it is none of them.
+    /// The index of a time; `None` if it is none of them.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in range")]
     fn position(&self, time: f64) -> Option<usize> {
         if time.fract() != 0.0 || !(0.0..9e15).contains(&time) {
@@ -56,16 +56,16 @@ impl Moments {
     }
 }
 
-/// What an answer tells: the values of each series at each moment, by the value of the label `uid`.
+/// The content of an answer: the values of each series at each timestamp, by the label `uid`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Told {
-    /// Finite values from zero on; none where there is none.
+    /// Finite values of at least zero; `None` where a value is missing.
     pub series: BTreeMap<String, Vec<Option<f64>>>,
-    /// Values that are none: no number, below zero, of no moment that was asked for, of a stranger.
+    /// Invalid values: no number, below zero, at another timestamp, or of another pod.
     pub absurd: usize,
 }
 
-/// One Prometheus.
+/// A client for one Prometheus.
 #[derive(Debug)]
 pub(crate) struct Prometheus {
     address: String,
@@ -73,7 +73,7 @@ pub(crate) struct Prometheus {
 }
 
 impl Prometheus {
-    /// The Prometheus at an address without a final slash; connects when it is first asked.
+    /// The Prometheus at an address without a final slash. It connects at the first query.
     pub(crate) fn new(address: &str) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
@@ -81,10 +81,10 @@ impl Prometheus {
         Self { address: address.to_owned(), http }
     }
 
-    /// The body of the answer to an expression at all moments.
+    /// The body of the answer to an expression at all timestamps.
     ///
     /// # Errors
-    /// No answer in time, one that is too large, a refusal; in words.
+    /// No answer in time, an answer that is too large, or a refusal, as text.
     pub(crate) async fn ask(&self, expression: &str, at: &Moments) -> Result<Bytes, String> {
         let form = [
             ("query", expression.to_owned()),
@@ -153,7 +153,7 @@ struct Labels {
 /// Reads an answer about `wanted`.
 ///
 /// # Errors
-/// It is none of Prometheus, or not of the kind that was asked for; in words.
+/// The body is no answer of Prometheus, or of another kind, as text.
 pub(crate) fn read(body: &[u8], at: &Moments, wanted: &BTreeSet<&str>) -> Result<Told, String> {
     let answer: Answer = serde_json::from_slice(body)
         .map_err(|error| format!("it is none of Prometheus: {error}"))?;
@@ -180,7 +180,7 @@ pub(crate) fn read(body: &[u8], at: &Moments, wanted: &BTreeSet<&str>) -> Result
     Ok(told)
 }
 
-/// Words of somebody else, short and safe for a log.
+/// Text of another process, made short and safe for a log.
 fn words(said: &str) -> String {
     if said.is_empty() {
         return String::new();
@@ -189,7 +189,7 @@ fn words(said: &str) -> String {
     format!(": {short:?}")
 }
 
-/// A value as forms have it.
+/// A value in form encoding.
 fn encoded(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     text.bytes()

@@ -1,4 +1,4 @@
-//! A future that is polled again at once where it calls itself.
+//! A future that is polled again at once if it wakes its own task.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use futures::task::AtomicWaker;
 
-/// How often something may call itself before others have their turn.
+/// How often a future is polled again in one poll before other tasks run.
 pub(crate) const MOST_TURNS: usize = 8;
 
-/// Polls until there is nothing left to do. What calls itself has another turn at once, as happens with each
-/// body: tokio would take that for work to share, and wake another thread for it.
+/// Polls until nothing is left to do. A future that wakes its own task, as happens with each body,
+/// is polled again at once. tokio would take that for work to share and would wake another thread.
 pub(crate) async fn awake<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
     let bell = Arc::<Bell>::default();
     let waker = Waker::from(Arc::clone(&bell));
@@ -32,7 +32,7 @@ pub(crate) async fn awake<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) 
     .await
 }
 
-/// RequeueLoop a task, unless that is awake and will look whether it has rung.
+/// Wakes a task, unless the task is being polled and will check `has_rung` afterwards.
 #[derive(Default)]
 struct Bell {
     task: AtomicWaker,

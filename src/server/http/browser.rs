@@ -1,5 +1,5 @@
-//! Requests that somebody else's web page has a browser send. A browser reaches what its user reaches, so
-//! everything is refused that only such a page would ask for.
+//! Requests that a page of another site makes a browser send. A browser reaches what its user
+//! reaches, so everything that only such a page would request is refused.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use axum::response::Response;
 
 use crate::server::http::respond::refusal;
 
-/// Header of `gpupack`'s own requests. Behind the API server's service proxy `Host` is the API server's name,
-/// which nobody here knows; but no page can have a browser send a header whose name begins like this.
+/// Header of `gpupack`'s own requests. Behind the API server's service proxy, `Host` is the name of
+/// that server, which is not known here. No page can make a browser send a header with this prefix.
 pub const CLIENT_HEADER: &str = "sec-gpupack-client";
 
-/// The names by which the service may be called; none where that is not checked.
+/// Host names of the service; `None` if they are not checked.
 pub(crate) type Hosts = Option<Arc<[String]>>;
 
-/// Lets a request through to the routes unless a foreign page may have made it, and has no browser guess
-/// what an answer is.
+/// Passes a request on, unless a page of another site may have made it. Forbids browsers to guess
+/// the content type of an answer.
 pub(crate) async fn guard(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
     let refused = check(hosts.as_deref(), request.method(), &Asked::of(&request));
     let mut response = match refused {
@@ -35,10 +35,10 @@ pub(crate) async fn guard(State(hosts): State<Hosts>, request: Request, next: Ne
     response
 }
 
-/// What of a request says who makes it.
+/// The parts of a request that say who makes it.
 struct Asked<'a> {
     headers: &'a HeaderMap,
-    /// Of the request's line; the header `Host` counts for nothing beside it.
+    /// From the request line. If it is there, the header `Host` is ignored.
     authority: Option<&'a Authority>,
 }
 
@@ -47,7 +47,7 @@ impl<'a> Asked<'a> {
         Self { headers: request.headers(), authority: request.uri().authority() }
     }
 
-    /// A header that is there once.
+    /// The value of a header; an error if it occurs twice.
     fn one(&self, name: HeaderName) -> Result<Option<&'a str>, (StatusCode, String)> {
         let mut all = self.headers.get_all(&name).iter();
         let first = all.next().map(HeaderValue::to_str);
@@ -57,14 +57,14 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// The host that is asked for, as it is written; none of a client that names none, which is no browser.
+    /// The requested host as written; `None` if the client names none, which no browser does.
     fn host(&self) -> Result<Option<&'a str>, (StatusCode, String)> {
         let named = self.one(header::HOST)?;
         Ok(self.authority.map(Authority::as_str).or(named))
     }
 }
 
-/// Whether a request may go on; status and reason where it may not.
+/// Whether a request may go on; otherwise status and reason.
 fn check(
     hosts: Option<&[String]>,
     method: &Method,
@@ -104,8 +104,8 @@ fn check(
     Ok(())
 }
 
-/// Whether the service goes by this host: an address (a foreign page comes from a name, which may come to
-/// mean this address, but keeps its name), this machine, or one of `hosts`. The port does not matter.
+/// Whether the host is an address, this machine, or one of `hosts`; the port does not matter. An
+/// address is safe: another site's page has a name, and keeps it if that resolves to this address.
 fn is_allowed(hosts: &[String], host: &str) -> bool {
     let end = if host.starts_with('[') { host.find(']').map(|at| at + 1) } else { host.find(':') };
     let (name, port) = host.split_at(end.unwrap_or(host.len()));

@@ -1,9 +1,9 @@
-//! Connections: one for each agent of the cluster, and nearly all of them idle at any moment.
+//! Connections: one for each agent of the cluster, and nearly all of them idle at any time.
 //!
-//! hyper holds 16 KiB of buffers for a connection as long as it has it. So it has one only from the first
-//! byte of a request until everything is answered; in between a connection is a socket and a small task.
-//! Whoever sends long requests, as kube-scheduler does, is not many: there hyper stays, since it has learnt to
-//! read them in large pieces.
+//! hyper holds 16 KiB of buffers for each connection that it has. So it has one only from the first
+//! byte of a request until everything is answered. In between a connection is a socket and a small
+//! task. Clients that send long requests, such as kube-scheduler, are few: hyper keeps their
+//! connections, because it has learned to read them in large pieces.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -26,10 +26,10 @@ use crate::server::http::bell::awake;
 use crate::server::http::exchange::{Observed, Progress, Turn, answer};
 use crate::server::http::limits::{Clients, Connection, LOOK_EVERY, Limits, Phase, open_files};
 
-/// Longest head of a request: kube-scheduler and agents send some hundred bytes, browsers a few thousand.
+/// Longest head of a request. kube-scheduler and agents send hundreds of bytes, browsers thousands.
 const LONGEST_HEAD: usize = 64 << 10;
 
-/// Bounds of a listener as far as the files that this process may have open allow: `part` in 64 of them.
+/// Limits of a listener. It may use `part` of 64 parts of the files that this process may open.
 pub(crate) fn limits(connections: usize, bytes: usize, part: usize) -> Limits {
     let most = open_files().map_or(usize::MAX, |files| (files / 64).saturating_mul(part));
     if most < connections {
@@ -42,14 +42,14 @@ pub(crate) fn limits(connections: usize, bytes: usize, part: usize) -> Limits {
     Limits::new(connections.min(most).max(1), bytes)
 }
 
-/// Serves every client that connects until `stop`, and then those that still wait for an answer.
+/// Serves every client until `stop`, and then those that still wait for an answer.
 pub(crate) async fn serve(
     listener: TcpListener,
     routes: Router,
     limits: Limits,
     stop: watch::Receiver<bool>,
 ) {
-    let routes = routes.with_state(()); // made once, not with each connection
+    let routes = routes.with_state(()); // made once, not per connection
     let stopped = stop.clone();
     accept(listener, (Clients::new(limits), Phase::Idle), stop, move |stream, connection| {
         attend(stream, connection, routes.clone(), stopped.clone())
@@ -57,8 +57,8 @@ pub(crate) async fn serve(
     .await;
 }
 
-/// Has each connection attended until `stop`, as long as it has a place among `clients`, and then waits for those
-/// that are left. A connection begins in `phase`.
+/// Runs `attend` for each connection that `clients` admits until `stop`, then waits for those that
+/// are left. A connection begins in `phase`.
 pub(crate) async fn accept<F: Future<Output = ()> + Send + 'static>(
     mut listener: TcpListener,
     (clients, phase): (Arc<Clients>, Phase),
@@ -99,13 +99,13 @@ pub(crate) async fn accept<F: Future<Output = ()> + Send + 'static>(
     drop((listener, held));
     loop {
         tokio::select! {
-            _ = ended.recv() => return, // nobody sends: it returns when the last connection has ended
+            _ = ended.recv() => return, // no task sends: it returns when the last connection has ended
             _ = look.tick() => clients.close_overdue(),
         }
     }
 }
 
-/// Without this a head and a body in two segments cost 40 ms per call (delayed acknowledgement).
+/// Without this, a head and a body in two segments cost 40 ms per call (delayed acknowledgement).
 pub(crate) fn send_at_once(stream: &TcpStream) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "no TCP_NODELAY on a connection");
@@ -121,14 +121,14 @@ async fn attend(
 ) {
     loop {
         let said = tokio::select! {
-            biased; // what was said before the end is answered
+            biased; // a request that came before the stop is answered
             said = stream.readable() => said,
             _ = stop.wait_for(|stop| *stop) => return,
         };
         if said.is_err() {
             return;
         }
-        // In a box, so that the task is small while nothing is said.
+        // Boxed, so that the task stays small while the connection is idle.
         let talk = converse(stream, &connection, routes.clone(), stop.clone(), Rest::Allowed);
         match Box::pin(talk).await {
             Some(silent) => stream = silent,
@@ -137,16 +137,16 @@ async fn attend(
     }
 }
 
-/// Whether a connection is given back while nothing is under way.
+/// Whether `converse` returns the connection while it is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
-    /// It is: the socket can be waited for without hyper.
+    /// It does: the socket can be polled without hyper.
     Allowed,
-    /// hyper keeps it to the end.
+    /// hyper keeps the connection to the end.
     Never,
 }
 
-/// Answers what comes until nothing is under way, and gives the connection back; none where it has ended.
+/// Answers until the connection is idle, and returns it; `None` if the connection has ended.
 pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     connection: &Arc<Connection>,
@@ -159,7 +159,7 @@ pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     });
     let (mut stream, mut read_ahead, mut is_stopped) = (stream, Bytes::new(), false);
     loop {
-        // Whoever sent more than was answered is hyper's to the end.
+        // If the client sent more than was answered, hyper keeps the connection to the end.
         let may_rest = rest == Rest::Allowed && read_ahead.is_empty();
         let may_rest = |seen: &Progress| may_rest && seen.stays_for.load(Ordering::Acquire) == 0;
         let progress = Progress::begin(connection)?;

@@ -1,4 +1,4 @@
-//! One request and its answer as hyper has them: how far both are, and what is held for them.
+//! One request and its answer in hyper: how far both are, and what is held for them.
 
 use std::convert::Infallible;
 use std::io;
@@ -22,35 +22,35 @@ use tower::ServiceExt;
 
 use crate::server::http::limits::{Connection, Phase};
 
-/// Bytes of a body from which a request is long: several times what an agent sends each second.
+/// Bytes from which a body is long: several times what an agent sends each second.
 const LONG: u64 = 32 << 10;
 
-/// For how many requests hyper stays after a long one.
+/// For how many further requests hyper keeps a connection after a long one.
 pub(crate) const STAYS_FOR: usize = 16;
 
-/// What hyper holds for a connection that it has; more is counted as it grows.
+/// What hyper holds for each connection. More is counted as it grows.
 const BUFFERS: usize = 16 << 10;
 
-/// What a piece of a body costs beside its bytes: a body may come in pieces of one byte.
+/// Overhead per piece of a body. A body may come in pieces of one byte.
 const PIECE: usize = 64;
 
-/// So many bytes of an answer taken are progress.
+/// The client makes progress when it has taken this many bytes of an answer.
 const PROGRESS: usize = 64 << 10;
 
-/// Where a request comes from; an extension of each.
+/// The address of the client, an extension of each request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerAddress(pub(crate) IpAddr);
 
-/// What hyper has to do on a connection, seen from outside, and what is held for it.
+/// What hyper still has to do on a connection, as seen from outside, and the bytes held for it.
 pub(crate) struct Progress {
     connection: Arc<Connection>,
-    /// Requests that are not yet answered, or whose answer is not yet taken.
+    /// Requests that are not answered, or whose answer the client has not taken yet.
     under_way: AtomicUsize,
-    /// Whether something was written and not flushed since.
+    /// Whether bytes were written and not flushed since.
     is_unflushed: AtomicBool,
-    /// Whether the body of a request was given up: hyper may still have to read it.
+    /// Whether the body of a request was dropped early: hyper may still have to read it.
     is_cut: AtomicBool,
-    /// For how many requests hyper stays, whatever they are.
+    /// For how many more requests hyper keeps the connection, whatever their length.
     pub(crate) stays_for: AtomicUsize,
     /// Whether there was no room for the body of the request.
     is_over: AtomicBool,
@@ -67,7 +67,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// None where there is no room for another conversation.
+    /// `None` if there is no room for another conversation.
     pub(crate) fn begin(connection: &Arc<Connection>) -> Option<Arc<Self>> {
         connection.hold(BUFFERS).then(|| {
             Arc::new(Self {
@@ -86,8 +86,8 @@ impl Progress {
         })
     }
 
-    /// Whether everything that was asked is answered, the answer is on its way, and nothing more can come
-    /// of it. Asked when hyper waits, which has read all there is then.
+    /// Whether every request is answered, the answer is on its way, and nothing more follows.
+    /// Called when hyper waits, which has read everything available by then.
     pub(crate) fn is_at_rest(&self) -> bool {
         self.under_way.load(Ordering::Acquire) == 0
             && !self.is_unflushed.load(Ordering::Acquire)
@@ -100,7 +100,7 @@ impl Progress {
         self.stays_for.store(if is_long { STAYS_FOR } else { left }, Ordering::Release);
     }
 
-    /// Counts what hyper reads into as far as it has grown. Whether there is room.
+    /// Counts the growth of hyper's read buffer. Returns whether there is room.
     fn reads_into(&self, bytes: usize) -> bool {
         let more = bytes.saturating_sub(self.buffers.load(Ordering::Acquire));
         let is_room = more == 0 || self.connection.hold(more);
@@ -110,7 +110,7 @@ impl Progress {
         is_room
     }
 
-    /// Counts a piece of a body. Whether there is room.
+    /// Counts a piece of a body. Returns whether there is room.
     fn take_in(&self, piece: &Bytes) -> bool {
         let bytes = piece.len() + PIECE;
         let is_room = self.connection.hold(bytes);
@@ -122,7 +122,7 @@ impl Progress {
         is_room
     }
 
-    /// Notes that bytes have come, which are a head's where nothing is under way.
+    /// Notes that bytes have come. On an idle connection they begin a head.
     fn head_begins(&self) {
         if self.connection.is_in(Phase::Idle) {
             self.connection.enter(Phase::Head);
@@ -136,7 +136,7 @@ impl Progress {
         }
     }
 
-    /// The answer as it is given: another one where there was no room for the request, or is none for the answer.
+    /// The answer to send: `overloaded` if there is no room for the request or the answer.
     fn given(&self, response: Response<Body>) -> Response<Body> {
         self.connection.release(self.asked.swap(0, Ordering::AcqRel));
         let length = response.body().size_hint().exact().unwrap_or(0);
@@ -156,7 +156,7 @@ impl Progress {
         }
     }
 
-    /// Notes that hyper has the answer, or a further piece of it. Whether there is room for the piece.
+    /// Notes that hyper has the answer or a further piece. Returns whether the piece has room.
     fn hand_over(&self, piece: usize) -> bool {
         let pending = self.pending.swap(0, Ordering::AcqRel);
         self.unwritten.fetch_add(pending, Ordering::AcqRel);
@@ -202,7 +202,7 @@ impl Drop for Progress {
     }
 }
 
-/// The answer where no more bytes can be held. Sent on, so that the client knows; it may ask again.
+/// The answer if no more bytes can be held. It is sent so that the client can try again.
 fn overloaded() -> Response<Body> {
     let error = "too much is on its way to and from gpupack: ask again later";
     let body = serde_json::json!({ "error": error }).to_string();
@@ -215,7 +215,7 @@ fn overloaded() -> Response<Body> {
     (StatusCode::SERVICE_UNAVAILABLE, head, body).into_response()
 }
 
-/// A request under way: as long as it is not answered, or something of its bodies is left.
+/// An open request: it lives until the request is answered and both bodies are dropped.
 pub(crate) struct Turn(Arc<Progress>);
 
 impl Turn {
@@ -331,7 +331,7 @@ impl HttpBody for Answer {
     }
 }
 
-/// A socket of which it is seen whether everything written is flushed. What was read of it before is read
+/// A socket that records whether everything written is flushed. Bytes that were read before come
 /// first.
 pub(crate) struct Observed<S> {
     pub(crate) socket: TokioIo<S>,

@@ -1,10 +1,10 @@
-//! What all clients together may take of the process: how many connections there are, how long each may
-//! take for each part of a request, and how many bytes are held for them.
+//! What all clients together may use: the number of connections, the time for each part of a
+//! request, and the bytes held for them.
 //!
-//! Clients have no identity here but their address. So when connections or bytes run out, the address that
-//! holds the most gives way: a caller with a few short requests, as kube-scheduler is, cannot be locked out
-//! from one address, nor from some hundreds of them. Time is checked for all connections together, twice a
-//! second, so that an idle connection needs no timer.
+//! Clients have no identity here but their address. When connections or bytes run out, the address
+//! that holds the most gives way. So one address, or some hundreds, cannot lock out a caller with a
+//! few short requests, such as kube-scheduler. Time is checked for all connections together, twice
+//! a second, so that an idle connection needs no timer.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,31 +20,31 @@ use tokio::sync::Notify;
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
 
-/// How long a connection must have waited for its client before a newer one of the same address may take its
-/// place: a request that is on its way in takes milliseconds.
+/// How long a connection must have waited for its client before a newer one of the same address may
+/// displace it. A request that is on its way arrives within milliseconds.
 const STALLED_FOR: Duration = Duration::from_secs(1);
 
-/// Time between two looks for connections that took too long.
+/// Time between two checks for overdue connections.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// What a connection is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Nothing was asked since the last answer.
+    /// No request since the last answer.
     Idle,
     /// The TLS handshake.
     Handshake,
-    /// A part of a request's head has come.
+    /// Part of a request's head has come.
     Head,
-    /// The head has come, the body not yet.
+    /// The head has come, the body has not.
     Body,
-    /// The answer is being made. The only phase in which the client is not waited for.
+    /// The answer is being made. The only phase in which the server does not wait for the client.
     Work,
     /// The client has not yet taken the whole answer.
     Answer,
 }
 
-/// Bounds of a listener.
+/// Limits of a listener.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Most connections at a time.
@@ -57,16 +57,16 @@ pub(crate) struct Limits {
     pub(crate) head: Duration,
     /// Longest time for a body.
     pub(crate) body: Duration,
-    /// Longest time in which an answer gets no further.
+    /// Longest time in which an answer makes no progress.
     pub(crate) answer: Duration,
-    /// How long nothing may be asked.
+    /// Longest time without a request.
     pub(crate) idle: Duration,
 }
 
 impl Limits {
-    /// The bounds of a listener. kube-scheduler gives up after 10 s and agents after 5 s, so times beyond these
-    /// serve nobody. Both close idle connections after 90 s: the server must not be first, since a request
-    /// may be on its way.
+    /// The limits of a listener. kube-scheduler gives up after 10 s and agents after 5 s, so longer
+    /// times help no client. Both close idle connections after 90 s. The server must not close
+    /// first, since a request may be on its way.
     pub(crate) fn new(connections: usize, bytes: usize) -> Self {
         Self {
             connections,
@@ -101,18 +101,18 @@ pub(crate) struct Clients {
 /// One connection.
 pub(crate) struct Connection {
     clients: Arc<Clients>,
-    /// Where it comes from.
+    /// The address of the client.
     pub(crate) address: IpAddr,
     id: u64,
     phase: Mutex<(Phase, Timestamp)>,
     closing: Notify,
 }
 
-/// A place among the connections; given back when it is dropped.
+/// One admitted connection; dropping it removes the connection.
 pub(crate) struct Place(Arc<Connection>);
 
 impl Place {
-    /// The connection that has it.
+    /// The connection itself.
     pub(crate) fn connection(&self) -> &Arc<Connection> {
         &self.0
     }
@@ -133,7 +133,7 @@ impl Clients {
         self.table.lock()
     }
 
-    /// A place for a connection from `address`; another connection is closed for it if need be. None where
+    /// Admits a connection from `address`, and closes another one for it if necessary. `None` if
     /// all that could give way are at work for the same address.
     pub(crate) fn admit(self: &Arc<Self>, address: IpAddr, phase: Phase) -> Option<Place> {
         self.admit_at(address, phase, self.clock.now())
@@ -155,14 +155,14 @@ impl Clients {
         Some(Place(connection))
     }
 
-    /// How many connections there are, and how many bytes are held for them.
+    /// The number of connections, and of bytes held for them.
     #[cfg(test)]
     pub(crate) fn held(&self) -> (usize, usize) {
         let table = self.table();
         (table.connections, table.bytes)
     }
 
-    /// Closes what took too long.
+    /// Closes the overdue connections.
     pub(crate) fn close_overdue(&self) {
         self.close_overdue_at(self.clock.now());
     }
@@ -177,7 +177,7 @@ impl Clients {
             tracing::debug!(address = %from, ?phase, "a connection took too long");
             table.close(from, id);
         }
-        // Only where connections are about to make way their order matters.
+        // Their order matters only if connections soon have to give way.
         if table.connections > self.limits.connections / 4 * 3 {
             table.look_at_all(now);
         }
@@ -191,23 +191,23 @@ impl Connection {
         *self.phase.lock()
     }
 
-    /// Whether it is doing this now.
+    /// Whether the connection is in this phase.
     pub(crate) fn is_in(&self, phase: Phase) -> bool {
         self.phase().0 == phase
     }
 
-    /// Notes what it does from now on; the same again begins its time again.
+    /// Enters a phase. Entering the current one again restarts its time.
     pub(crate) fn enter(&self, phase: Phase) {
         let now = self.clients.clock.now();
         *self.phase.lock() = (phase, now);
     }
 
-    /// Returns when the connection is to be closed.
+    /// Returns when the connection has to close.
     pub(crate) async fn closing(&self) {
         self.closing.notified().await;
     }
 
-    /// Counts `bytes` as held for this connection; others may be closed for them. Whether there is room.
+    /// Counts `bytes` as held here; may close other connections. Returns whether there is room.
     #[must_use]
     pub(crate) fn hold(&self, bytes: usize) -> bool {
         let now = self.clients.clock.now();
@@ -219,15 +219,15 @@ impl Connection {
         table.count(self, |held| held + bytes)
     }
 
-    /// The same for an answer, which counts for three quarters of all at most: the largest one can still be
-    /// given, and one at a time.
+    /// The same for an answer, which counts for at most three quarters of the limit. So the largest
+    /// answer can still be sent, one at a time.
     #[must_use]
     pub(crate) fn hold_answer(&self, bytes: usize) -> Option<usize> {
         let counted = bytes.min(self.clients.limits.bytes / 4 * 3);
         self.hold(counted).then_some(counted)
     }
 
-    /// Counts them no more.
+    /// Counts these bytes as free again.
     pub(crate) fn release(&self, bytes: usize) {
         if bytes == 0 {
             return;
@@ -239,9 +239,9 @@ impl Connection {
 /// More files than any listener needs.
 const MOST_FILES: u64 = 1 << 20;
 
-/// How many files this process may have open; none where there is no limit. Container runtimes start programs
-/// with a low soft limit (containerd 2: 1,024) under a high hard one, and a pod cannot ask for more: so the
-/// soft one is raised.
+/// How many files this process may open; `None` if there is no limit. Container runtimes start
+/// programs with a low soft limit (containerd 2: 1,024) under a high hard limit, and a pod cannot
+/// request more. So this raises the soft limit.
 pub(crate) fn open_files() -> Option<usize> {
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.map_or(MOST_FILES, |maximum| maximum.min(MOST_FILES));
@@ -251,13 +251,13 @@ pub(crate) fn open_files() -> Option<usize> {
     usize::try_from(now.current?).ok()
 }
 
-/// Most connections that are looked at for one choice.
+/// Most connections that are checked for one choice.
 const LOOKS: usize = 16;
 
 /// The smallest step of time.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How many connections an address has, and since when one of them waits at the earliest.
+/// The number of connections of an address, and since when its longest waiting one waits.
 type Many = (usize, Reverse<Timestamp>);
 
 #[derive(Default)]
@@ -267,9 +267,9 @@ struct Table {
     connections: usize,
     bytes: usize,
     peers: BTreeMap<IpAddr, Peer>,
-    /// The addresses; last the one with the most connections, and of several the one that waits longest.
+    /// By connections. The last one has the most, and among equals has waited longest.
     by_connections: BTreeSet<(Many, IpAddr)>,
-    /// The addresses that hold bytes, the one that holds most last.
+    /// The addresses that hold bytes. The last one holds the most.
     by_bytes: BTreeSet<(usize, IpAddr)>,
 }
 
@@ -280,9 +280,9 @@ struct Peer {
     connections: BTreeMap<u64, Entry>,
     /// All of them by [`Entry::waits`].
     waiting: BTreeSet<(Timestamp, u64)>,
-    /// Those that hold bytes, the one that holds most last.
+    /// Those that hold bytes. The last one holds the most.
     holding: BTreeSet<(usize, u64)>,
-    /// The last of those that was looked at; the next look goes on behind it, so that all get their turn.
+    /// The last checked one of those. The next check continues behind it, so that all get checked.
     looked_at: (usize, u64),
 }
 
@@ -309,7 +309,7 @@ impl Table {
         });
     }
 
-    /// Closes a connection. What it holds counts no more: it is dropped as soon as its task has heard.
+    /// Closes a connection. Its bytes count as free: its task drops it as soon as it is notified.
     fn close(&mut self, from: IpAddr, id: u64) {
         if let Some(connection) = self.remove(from, id) {
             connection.closing.notify_one();
@@ -326,7 +326,7 @@ impl Table {
         })
     }
 
-    /// Changes how many bytes a connection holds. Whether it is still there.
+    /// Changes how many bytes a connection holds. Returns whether it still exists.
     fn count(&mut self, connection: &Connection, held: impl FnOnce(usize) -> usize) -> bool {
         let id = connection.id;
         self.change(connection.address, |peer| {
@@ -342,7 +342,7 @@ impl Table {
         })
     }
 
-    /// What each connection does, and since when.
+    /// The phase of each connection, and since when.
     fn phases(&self) -> impl Iterator<Item = (IpAddr, u64, (Phase, Timestamp))> {
         self.peers.iter().flat_map(|(from, peer)| {
             peer.connections.iter().map(|(id, entry)| (*from, *id, entry.connection.phase()))
@@ -361,9 +361,9 @@ impl Table {
         }
     }
 
-    /// The connection that makes way for a new one from `address`: of the addresses with the most connections
-    /// the one that has waited longest for its client. One at work goes only for another address, and
-    /// where none that waits is found soon.
+    /// The connection that gives way to a new one from `address`. Of the addresses with the most
+    /// connections it is the one that has waited longest for its client. One at work gives way only
+    /// to another address, and only if no waiting one is found soon.
     fn gives_way_to(&mut self, address: IpAddr, now: Timestamp) -> Option<(IpAddr, u64)> {
         let own = self.peers.get(&address).map_or(0, |peer| peer.connections.len());
         let (mut longest, mut at_work) = (None, None);
@@ -380,8 +380,9 @@ impl Table {
         longest.map(|(_, from, id)| (from, id)).or(at_work)
     }
 
-    /// The connection that makes way for `bytes` more of `asker`: of the address that holds most, or where that
-    /// is no other one, one of its own that has waited long or holds far more. None where none was found.
+    /// The connection that gives way for `bytes` more of `asker`: of the address that holds most.
+    /// If that is `asker`'s own, it must have waited long or hold far more. `None` if there is
+    /// none.
     fn frees_bytes_for(
         &mut self,
         asker: &Connection,
@@ -405,7 +406,7 @@ impl Table {
         id.map(|id| (from, id))
     }
 
-    /// Changes what is noted of an address, and keeps its place among the others.
+    /// Changes the entry of an address, and updates its position in the orders.
     fn change<T>(&mut self, address: IpAddr, change: impl FnOnce(&mut Peer) -> T) -> T {
         let peer = self.peers.entry(address).or_default();
         let (many_before, bytes_before) = (peer.many(), peer.bytes);
@@ -438,12 +439,12 @@ impl Peer {
         (self.connections.len(), Reverse(waits))
     }
 
-    /// Sees since when a connection waits for its client, and notes it; none while it is at work.
+    /// Reads and notes since when a connection waits for its client; `None` while it is at work.
     fn look(&mut self, id: u64, now: Timestamp) -> Option<Timestamp> {
         let entry = self.connections.get_mut(&id)?;
         let (phase, since) = entry.connection.phase();
         let waits = (phase != Phase::Work).then_some(since);
-        // What is at work begins to wait later than whatever waits now.
+        // A connection at work begins to wait later than any that waits now.
         let noted = std::mem::replace(&mut entry.waits, waits.unwrap_or(now.plus(TICK)));
         if noted != entry.waits {
             self.waiting.remove(&(noted, id));
@@ -452,8 +453,8 @@ impl Peer {
         waits
     }
 
-    /// Looks at some of the connections that hold bytes. The one other than `asker` that has waited longest, and
-    /// since when.
+    /// Checks some of the connections that hold bytes. Returns the one other than `asker` that has
+    /// waited longest, and since when.
     fn longest_holding(&mut self, asker: u64, now: Timestamp) -> Option<(Timestamp, u64)> {
         let behind = (Bound::Excluded(self.looked_at), Bound::Unbounded);
         let all = self.holding.range(behind).chain(self.holding.range(..=self.looked_at));
@@ -479,7 +480,7 @@ impl Table {
         self.peers.iter().flat_map::<Vec<_>, _>(of_peer).collect()
     }
 
-    /// Compares everything that is derived with what it is derived from.
+    /// Compares everything that is derived with its source.
     fn audit(&self) {
         let (mut connections, mut bytes) = (0, 0);
         let (mut by_connections, mut by_bytes) = (BTreeSet::new(), BTreeSet::new());

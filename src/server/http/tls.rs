@@ -1,4 +1,4 @@
-//! Serving over TLS with a certificate that is read again when its files change.
+//! Serves TLS with a certificate that is read again when its files change.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,20 +16,20 @@ use tokio_rustls::TlsAcceptor;
 use crate::server::http::connections::{Rest, accept, converse, limits};
 use crate::server::http::limits::{Clients, Connection, LOOK_EVERY, Phase};
 
-/// Most connections at a time. An API server keeps a handful; the others are idle ones of clients that have
-/// no business here, of which the oldest make way.
+/// Most connections at a time. An API server keeps a handful. The others are idle ones of unrelated
+/// clients, of which the oldest give way.
 const MAX_CONNECTIONS: usize = 4_096;
 
-/// Most bytes held for all connections together. Each counts 16 KiB, and one review 8 MiB at most: so it is
-/// enough for several beside 2,000 connections, and with what reviews take while they are worked out it stays
-/// far below the memory limit of the shipped manifest.
+/// Most bytes held for all connections together. Each counts 16 KiB, and one review at most 8 MiB.
+/// This is enough for several reviews beside 2,000 connections. Together with the memory for
+/// working on reviews it stays far below the memory limit of the shipped manifest.
 const MAX_IN_FLIGHT: usize = 60 << 20;
 
-/// Bytes that a handshake may take: rustls puts a first message of up to 64 KiB together, of pieces that may
-/// come slowly.
+/// Bytes that a handshake may take. rustls assembles a first message of up to 64 KiB, whose pieces
+/// may come slowly.
 const HANDSHAKE: usize = 72 << 10;
 
-/// How long requests on their way may hold up the end.
+/// How long open requests may delay the shutdown.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why a certificate cannot be used.
@@ -40,25 +40,25 @@ pub enum CertificateError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the operating system says.
+        /// The error of the operating system.
         fault: io::Error,
     },
-    /// Not PEM, or without what should be in it.
+    /// Not PEM, or PEM without the expected item.
     #[error("`{}` holds no {kind} in PEM: {fault}", path.display())]
     Pem {
         /// The file.
         path: PathBuf,
-        /// What should be in it.
+        /// The expected item.
         kind: &'static str,
-        /// What the reader says.
+        /// The error of the PEM reader.
         fault: rustls::pki_types::pem::Error,
     },
-    /// Certificate and key do not go together, or are of an unknown kind.
+    /// Certificate and key do not match, or are of an unknown kind.
     #[error("certificate and key cannot be used together: {0}")]
     Pair(#[from] rustls::Error),
 }
 
-/// Where certificate and key are, and how often it is looked whether they changed.
+/// The files of certificate and key, and how often they are checked for changes.
 #[derive(Clone, Debug)]
 pub struct CertificateFiles {
     /// Certificate chain in PEM, the server's own first.
@@ -69,7 +69,7 @@ pub struct CertificateFiles {
     pub read_every: Duration,
 }
 
-/// Both files as they were read.
+/// Both files as read.
 #[derive(PartialEq, Eq)]
 struct Pair {
     certificate: Vec<u8>,
@@ -85,7 +85,7 @@ impl CertificateFiles {
         Ok(Pair { certificate: read(&self.certificate)?, key: read(&self.key)? })
     }
 
-    /// What the listener needs of a pair.
+    /// The TLS configuration of a pair.
     fn checked(&self, pair: &Pair) -> Result<Arc<ServerConfig>, CertificateError> {
         let pem = |path: &PathBuf, kind| {
             let path = path.clone();
@@ -106,7 +106,7 @@ impl CertificateFiles {
     }
 }
 
-/// A listener whose certificate was read and is sound.
+/// A listener with a valid certificate.
 pub struct TlsService {
     listener: TcpListener,
     files: CertificateFiles,
@@ -125,7 +125,7 @@ impl TlsService {
         Ok(Self { listener, files, seen, config })
     }
 
-    /// Serves HTTP/1.1 until `stop`; requests on their way are answered first, for at most 10 s.
+    /// Serves HTTP/1.1 until `stop`; answers open requests first, for at most 10 s.
     pub async fn serve(self, router: Router, stop: watch::Receiver<bool>) {
         let Self { listener, files, seen, config } = self;
         let current = config.subscribe();
@@ -157,7 +157,7 @@ async fn attend(
     router: Router,
     stop: watch::Receiver<bool>,
 ) {
-    // Room comes when others of its address have stalled. Until the time for a handshake has passed it waits.
+    // Room appears when others of its address have stalled. It waits until the handshake times out.
     while !connection.hold(HANDSHAKE) {
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -172,8 +172,8 @@ async fn attend(
     }
 }
 
-/// Reads the files again and again. A pair that cannot be used, for instance because only one of the
-/// two files is written yet, leaves the last good one in use.
+/// Reads the files again periodically. A pair that is not valid, for instance because only one file
+/// is written yet, leaves the last valid one in use.
 async fn follow(files: CertificateFiles, mut seen: Pair, config: watch::Sender<Arc<ServerConfig>>) {
     loop {
         tokio::time::sleep(files.read_every).await;
@@ -205,16 +205,16 @@ mod tests {
     use crate::server::api::webhook::{LARGE_AT_ONCE, LARGE_REVIEW, MAX_BODY_BYTES, THREADS};
     use crate::server::http::limits::Limits;
 
-    /// Half of the memory limit in `deploy/webhook.yaml`; idle it takes some 15 MiB.
+    /// Half of the memory limit in `deploy/webhook.yaml`. Idle it takes about 15 MiB.
     const MOST_BYTES: usize = 128 << 20;
 
-    /// Bytes that a byte of a small review may become: `{"a":` is an object, which takes 700.
+    /// Bytes that one byte of a small review may take: `{"a":` is an object, which takes 700.
     const OF_A_BYTE: usize = 700 / 5;
 
     #[test]
     fn whatever_is_sent_at_once_takes_half_of_the_memory_limit_at_most() {
         let large = LARGE_AT_ONCE * (MOST_REVIEW_BYTES + MAX_BODY_BYTES);
-        // Each other thread works out a small review, or puts a body together of its pieces.
+        // Each other thread works on a small review, or assembles a body from its pieces.
         let other = MAX_BODY_BYTES.max(LARGE_REVIEW * OF_A_BYTE);
         let most = MAX_IN_FLIGHT + large + (THREADS - LARGE_AT_ONCE) * other;
         assert!(most <= MOST_BYTES, "{} MiB", most >> 20);
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(clients.held(), (3, 2 * HANDSHAKE), "no room for the third");
         drop(silent.drain(..2));
         while clients.held() != (1, HANDSHAKE) {
-            tokio::time::sleep(LOOK_EVERY / 50).await; // until that has room
+            tokio::time::sleep(LOOK_EVERY / 50).await; // until the client has room
         }
         drop(silent);
         for task in attending {

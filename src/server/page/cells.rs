@@ -1,4 +1,4 @@
-//! The map of the page: nodes, GPUs and tenants in as few bytes as they need, since there are 40,000 GPUs.
+//! The map of the page: nodes, GPUs and tenants in few bytes each, as there are up to 40,000 GPUs.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ use crate::model::reservation::ReservationState;
 use crate::server::views::inspect::state_name;
 use crate::usage::node_details::NodeDetails;
 
-/// Observed memory is told in steps of so many thousandths of a device: it moves all the time, and
-/// nobody sees less on a map.
+/// Step of the shown memory in use, in thousandths of a device. The amount changes all the time,
+/// and smaller steps cannot be seen on a map.
 const USED_STEP: u64 = 20;
 
 /// One node of the map.
 #[derive(Debug, Serialize)]
 pub struct NodeCell {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
     /// `never_reported`, `reporting`, `silent` or `gone`.
     pub state: &'static str,
@@ -28,19 +28,20 @@ pub struct NodeCell {
     pub gpus: Vec<GpuCell>,
 }
 
-/// One device of the map: position of the model; capacity in MiB; `1` unhealthy + `2` overbooked +
-/// `4` cut into MIG instances + `8` handed out by kubelet; use that no booking covers in thousandths;
-/// tenants; memory in use as its agent saw it in thousandths rounded down to 20, none where unknown.
+/// One device of the map: position of the model; capacity in MiB; flags (`1` unhealthy, `2`
+/// overallocated, `4` cut into MIG instances, `8` handed out by kubelet); use beyond what is
+/// allocated, thousandths; tenants; use as the agent saw it, thousandths rounded down to 20, `None`
+/// if unknown.
 #[derive(Debug, Serialize)]
 pub struct GpuCell(pub usize, pub u64, pub u8, pub u64, pub Vec<TenantCell>, pub Option<u64>);
 
-/// One tenant of a device: position of its namespace; compute share and memory in thousandths of the
-/// device; `1` when the pod has ended and its processes may still hold the device + `2` when nothing is
-/// known to hold it to its memory.
+/// One tenant of a device: position of its namespace; compute share and memory in thousandths of
+/// the device; `1` if the pod has ended and its processes may still hold the device + `2` if no
+/// isolation of its memory is verified.
 #[derive(Debug, Serialize)]
 pub struct TenantCell(pub usize, pub u64, pub u64, pub u8);
 
-/// Names, each with the number under which it was first told, in that order.
+/// Names in the order in which they were first sent, each with its number then.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     names: Vec<(u64, String)>,
@@ -48,7 +49,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The position of a name; a new one is told under `number`.
+    /// The position of a name. A new name is sent under `number`.
     fn position(&mut self, name: &str, number: u64) -> usize {
         if let Some(position) = self.positions.get(name) {
             return *position;
@@ -58,12 +59,12 @@ impl Names {
         self.names.len() - 1
     }
 
-    /// How many there are.
+    /// The number of names.
     pub(crate) fn count(&self) -> usize {
         self.names.len()
     }
 
-    /// Those that were first told after `number`, with their positions.
+    /// Names first sent after `number`, with their positions.
     pub(crate) fn after(&self, number: u64) -> Vec<(usize, &str)> {
         let known = self.names.partition_point(|(told, _)| *told <= number);
         let fresh = self.names.iter().enumerate().skip(known);
@@ -71,7 +72,7 @@ impl Names {
     }
 }
 
-/// What the cells name by position.
+/// The names to which cells refer by position.
 #[derive(Debug, Default)]
 pub(crate) struct Legend {
     /// Product names.
@@ -80,12 +81,12 @@ pub(crate) struct Legend {
     pub(crate) namespaces: Names,
 }
 
-/// What a cell is made by, beside the books.
+/// Input for a cell, beside the node's state.
 pub(crate) struct Sight<'a> {
     pub(crate) details: &'a NodeDetails,
     pub(crate) limits: DriverLimits,
     pub(crate) legend: &'a mut Legend,
-    /// The number under which new names are told.
+    /// The number under which new names are sent.
     pub(crate) number: u64,
 }
 

@@ -1,6 +1,6 @@
-//! What the page shows, kept up to date for all browsers together: every node's cell as JSON with the
-//! number of the change that made it. A browser is told what is newer than the last number it has, so
-//! nothing is queued for a slow one: it gets less often more, at most everything once.
+//! The content of the page, kept up to date for all browsers together: each node's cell as JSON
+//! with the number of its last change. A browser gets what is newer than the last number it has. So
+//! nothing is queued for a slow browser: it gets more at a time, at most everything once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,24 +23,24 @@ use crate::server::page::summary::{Figures, figures};
 use crate::server::page::trend::{POINT_EVERY, Point, Trend, point};
 use crate::usage::node_details::NodeDetails;
 
-/// Time between two looks for changes while a browser listens: it is told at most so often of a node.
+/// Time between two checks for changes while a browser listens, and between two of its deltas.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Time between two looks at the figures, which cost more than the changes.
+/// Time between two updates of the figures, which cost more than the changes.
 const FIGURES_EVERY: Duration = Duration::from_secs(1);
 
-/// Time between two looks at all nodes: what no question depends on (memory in use, verified
-/// protection) is no change of the books, and is seen after this time.
+/// Time between two walks over all nodes. Facts that affect no answer to a request (memory in use,
+/// verified isolation) are no change of the ledger. The page shows them after at most this time.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
-/// Browsers that listen at once. Each costs a connection, a task, and one message in memory.
+/// Browsers that listen at a time. Each costs a connection, a task, and one message in memory.
 const MAX_STREAMS: usize = 64;
 
-/// Names that are kept of namespaces, models and nodes that may be gone. With more of them the map
-/// begins anew, and so does every browser.
+/// Names kept of namespaces, models and nodes that may be gone. Above this number the map starts
+/// again, and every browser reloads it.
 const MAX_NAMES: usize = 20_000;
 
-/// What the page shows.
+/// The content of the page.
 pub struct Live {
     started: u64,
     map: Mutex<FleetMap>,
@@ -49,26 +49,26 @@ pub struct Live {
     is_closed: watch::Sender<bool>,
 }
 
-/// The fleet as browsers know it.
+/// The fleet as browsers have it.
 #[derive(Default)]
 struct FleetMap {
-    /// How often the map has begun anew.
+    /// How often the map has started again.
     generation: u64,
     /// Number of the newest change.
     number: u64,
-    /// Changes of the ledger that were seen.
+    /// The version of the ledger up to which changes were seen.
     seen: u64,
     swept: Option<Timestamp>,
     legend: Legend,
-    /// By name of the node: the number of its last change, and its cell; none for one that is gone.
+    /// By node name: the number of its last change, and its cell; `None` if the node is gone.
     nodes: BTreeMap<String, (u64, Option<Box<RawValue>>)>,
     figures: Figures,
-    /// What the figures are compared by, the number of their last change, when they were looked at.
+    /// The figures without ages for comparison, the number of their last change, and their time.
     figures_seen: (Vec<u8>, u64, Option<Timestamp>),
     trend: Trend,
 }
 
-/// Everything, as `GET /v1/summary` shows it.
+/// The whole content, as in `GET /v1/summary`.
 #[derive(Serialize)]
 struct Snapshot<'a> {
     version: &'static str,
@@ -82,7 +82,7 @@ struct Snapshot<'a> {
     nodes: Vec<&'a RawValue>,
 }
 
-/// What is newer than a number.
+/// The content that is newer than a number.
 #[derive(Serialize)]
 struct Delta<'a> {
     at: String,
@@ -101,18 +101,18 @@ struct Delta<'a> {
     gone: Vec<&'a str>,
 }
 
-/// What a browser is to be told that has everything up to some snapshot.
+/// News for a browser that has everything up to some snapshot.
 pub(crate) enum News {
-    /// That is all there is.
+    /// No news.
     Nothing,
-    /// What is newer, as JSON, and the name of the snapshot that it leads to.
+    /// What is newer, as JSON, and the name of the snapshot to which it leads.
     Delta(Vec<u8>, String),
-    /// Its snapshot is of another process, or of a map that has begun anew: only a fresh one helps.
+    /// Its snapshot is of another process, or of an earlier map: it needs a fresh one.
     Reload,
 }
 
 impl Live {
-    /// Nothing is known yet.
+    /// Empty content.
     pub fn new(clock: &Clock) -> Self {
         Self {
             started: clock.unix_seconds(),
@@ -123,12 +123,12 @@ impl Live {
         }
     }
 
-    /// Ends all streams, so that a service that stops waits for none.
+    /// Ends all streams, so that the shutdown does not wait for them.
     pub fn close(&self) {
         self.is_closed.send_replace(true);
     }
 
-    /// A place among the browsers that listen; none while too many do, or the service stops.
+    /// A permit to listen; `None` if too many browsers listen or the service stops.
     pub(crate) fn listen(&self) -> Option<OwnedSemaphorePermit> {
         let is_closed = *self.is_closed.borrow();
         Arc::clone(&self.streams).try_acquire_owned().ok().filter(|_| !is_closed)
@@ -148,7 +148,7 @@ impl Live {
         self.streams.available_permits() < MAX_STREAMS
     }
 
-    /// The map. A panic while it was held leaves at worst an old cell.
+    /// The map. A panic while it is locked leaves at worst an old cell.
     fn map(&self) -> MutexGuard<'_, FleetMap> {
         self.map.lock()
     }
@@ -158,7 +158,7 @@ impl Live {
         format!("{:x}-{:x}-{}.{}", self.started, std::process::id(), map.generation, map.number)
     }
 
-    /// Brings the map in line with the books: O(changed nodes), now and then O(nodes).
+    /// Brings the map in line with the ledger: O(changed nodes), sometimes O(nodes).
     pub(crate) fn refresh(&self, app: &App) {
         let mut map = self.map();
         let before = map.number;
@@ -260,7 +260,7 @@ impl FleetMap {
         self.number += u64::from(is_news);
     }
 
-    /// Notes that nodes which the ledger has forgotten are gone; whether there are any.
+    /// Notes that nodes which the ledger has forgotten are gone. Returns whether there are any.
     fn lose_others(&mut self, there: &BTreeSet<NodeName>, next: u64) -> bool {
         let is_there = |name: &str| there.contains(&NodeName::new(name));
         let shown = self.nodes.iter_mut().filter(|(_, (_, cell))| cell.is_some());
@@ -268,7 +268,7 @@ impl FleetMap {
         gone.map(|(_, known)| *known = (next, None)).count() > 0
     }
 
-    /// Takes a node in under the number `next`; whether it looks other than before.
+    /// Takes in a node under the number `next`. Returns whether its cell changed.
     fn take(&mut self, app: &App, node: &NodeState, details: &NodeDetails, next: u64) -> bool {
         let known = self.nodes.get(node.name().as_str()).and_then(|(_, cell)| cell.as_deref());
         if node.is_forgettable() {
@@ -289,7 +289,7 @@ impl FleetMap {
         is_news
     }
 
-    /// Whether it keeps many names of what may be gone.
+    /// Whether the map keeps too many names of what may be gone.
     fn is_overgrown(&self) -> bool {
         let gone = self.nodes.values().filter(|(_, cell)| cell.is_none()).count();
         let names = self.legend.models.count() + self.legend.namespaces.count();
@@ -303,7 +303,7 @@ impl FleetMap {
     }
 }
 
-/// Looks for changes while browsers listen, and adds a point to the trend now and then.
+/// Checks for changes while browsers listen, and adds points to the trend.
 pub async fn run(app: &Arc<App>, live: &Arc<Live>) {
     let mut beat = tokio::time::interval(LOOK_EVERY);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);

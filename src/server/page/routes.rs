@@ -1,4 +1,4 @@
-//! The page and what it asks: its files, the snapshot, the questions behind its boxes.
+//! Routes of the page: its files, the snapshot, and the queries behind its boxes.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -18,7 +18,7 @@ use crate::server::page::service::{Service, look};
 use crate::server::page::stream;
 use crate::server::views::{fits, search};
 
-/// What the page may load: only itself.
+/// Content security policy: the page may load only from its own origin.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src data:; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -57,7 +57,7 @@ async fn named_file(Path(name): Path<String>, headers: HeaderMap) -> Response {
     file(&name, &headers)
 }
 
-/// A file of the page. It is asked for anew each time, so that an upgrade shows at once.
+/// A file of the page. The browser revalidates it each time, so an upgrade shows at once.
 fn file(name: &str, headers: &HeaderMap) -> Response {
     let Some((_, kind, text)) = FILES.iter().find(|(known, _, _)| *known == name) else {
         return refusal(StatusCode::NOT_FOUND, "there is no such file: the page is at /");
@@ -70,7 +70,7 @@ fn file(name: &str, headers: &HeaderMap) -> Response {
     (protection, packed(headers, kind, text.as_bytes().to_vec())).into_response()
 }
 
-/// Everything that the page shows at first. The tag is the name of the snapshot.
+/// The snapshot that the page starts with. Its ETag is the name of the snapshot.
 async fn summary(State(service): State<Service>, headers: HeaderMap) -> Response {
     let asked = headers.clone();
     let live = Arc::clone(&service.live);
@@ -132,7 +132,7 @@ async fn search(
     found.map_or_else(|refused| refused, |found| (json, to_json(&found)).into_response())
 }
 
-/// A body as the browser likes it best: pressed where it can read that.
+/// A response body, compressed if the browser can read that.
 fn packed(headers: &HeaderMap, kind: &'static str, body: Vec<u8>) -> Response {
     let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
     let fixed = [

@@ -1,4 +1,4 @@
-//! What the routes share.
+//! State that the routes share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,33 +14,33 @@ use crate::server::page::live::Live;
 /// Changes the log level while the service runs; the argument is a filter as in the configuration.
 pub type SetLogLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;
 
-/// What the routes need.
+/// State of the routes.
 #[derive(Clone)]
 pub struct Service {
     /// The extender.
     pub app: Arc<App>,
-    /// What the page shows.
+    /// The content of the page.
     pub live: Arc<Live>,
     /// Changes the log level.
     pub set_log_level: Arc<SetLogLevel>,
 }
 
 impl Service {
-    /// A service of this extender with a page that shows nothing yet.
+    /// A service of this extender with an empty page.
     pub fn new(app: Arc<App>, set_log_level: Arc<SetLogLevel>) -> Self {
         let live = Arc::new(Live::new(&app.clock));
         Self { app, live, set_log_level }
     }
 }
 
-/// Looks that take long and go on at once; further ones wait for their turn. Nobody is asked for a name, and
-/// each may take megabytes and walk over all nodes.
+/// Permits for slow queries; further ones wait. Callers are anonymous, and each query may take
+/// megabytes and walk over all nodes.
 pub(crate) static LOOKS: Semaphore = Semaphore::const_new(4);
 
-/// How long a query waits for its turn.
+/// How long a query waits for its permit.
 pub(crate) const TURN_WITHIN: Duration = Duration::from_secs(8);
 
-/// A turn, or what is said where too many are before.
+/// A permit, or the refusal if too many wait for one.
 pub(crate) async fn turn_of(
     turns: &'static Semaphore,
 ) -> Result<SemaphorePermit<'static>, Response> {
@@ -55,7 +55,7 @@ pub(crate) async fn turn_of(
     }
 }
 
-/// Looks for something that takes long, off the threads that answer questions.
+/// Runs a slow query off the threads that answer calls.
 pub(crate) async fn look<T: Send + 'static>(
     app: &Arc<App>,
     look: impl FnOnce(&App) -> T + Send + 'static,

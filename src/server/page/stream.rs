@@ -1,4 +1,4 @@
-//! `GET /v1/events`: what changes, as server-sent events. The page shows it as it comes.
+//! `GET /v1/events`: changes as server-sent events, which the page shows as they come.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,14 +15,13 @@ use crate::server::http::respond::refusal;
 use crate::server::page::live::{LOOK_EVERY, News};
 use crate::server::page::service::Service;
 
-/// After so long without a message a comment is sent: proxies close what is silent.
+/// After this time without a message a comment is sent, because proxies close silent connections.
 const COMMENT_EVERY: Duration = Duration::from_secs(15);
 
-/// A browser that takes nothing for so long is left; it comes back by itself and gets the newest.
+/// A browser that takes nothing for this time is dropped. It reconnects for the newest content.
 const STALLED: Duration = Duration::from_secs(30);
 
-/// When a browser is to come back after a break, at the earliest; up to twice that, so that not all of
-/// them come at once.
+/// Shortest time after which a browser reconnects. Up to twice that, so that not all come at once.
 const RETRY: Duration = Duration::from_secs(2);
 
 #[derive(Deserialize)]
@@ -31,7 +30,7 @@ pub(crate) struct EventsQuery {
     after: Option<String>,
 }
 
-/// Tells a browser what is newer than its snapshot, until one of both ends.
+/// Sends a browser what is newer than its snapshot, until one of the two ends.
 pub(crate) async fn events(
     State(service): State<Service>,
     Query(query): Query<EventsQuery>,
@@ -55,7 +54,7 @@ pub(crate) async fn events(
     (unbuffered, Sse::new(events).keep_alive(alive)).into_response()
 }
 
-/// Makes each message only when the one before has been taken.
+/// Makes each message only after the browser has taken the one before.
 async fn feed(
     service: Service,
     mut after: String,

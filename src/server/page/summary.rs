@@ -1,4 +1,4 @@
-//! The figures of the page: how well the cluster is packed, and who waits.
+//! The figures of the page: how well the cluster is packed, and which pods wait.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::server::views::inspect::PackingView;
 use crate::server::views::waiting;
 use crate::server::views::waiting::{WaitingView, since};
 
-/// Waiting pods that are named; the most important and oldest ones.
+/// Waiting pods in the list: those with the highest priority, then the oldest.
 const NAMED: usize = 100;
 
 /// The figures of the page.
@@ -17,21 +17,21 @@ const NAMED: usize = 100;
 pub struct Figures {
     /// `ready`, `not_listed` or `awaiting_reports`.
     pub readiness: &'static str,
-    /// Nodes that hold pods and have not reported, while that is waited for.
+    /// Nodes that hold pods and have not reported, while the extender waits for them.
     pub awaited_nodes: usize,
     /// How full and fragmented the cluster is.
     pub packing: PackingView,
     /// Free share that no typical request can use, in millionths of a GPU.
     pub fragmented_share_millionths: u64,
-    /// Pods that no node fitted last time.
+    /// Pods that fitted on no node at the last try.
     pub waiting: usize,
     /// How long ago the oldest of them was created.
     pub longest_wait_seconds: u64,
-    /// The first 100 of them, the most important and oldest first.
+    /// The first 100 of them, by priority, then the oldest first.
     pub waiting_pods: Vec<WaitingView>,
 }
 
-/// The figures as they are now: O(nodes + waiting pods).
+/// The current figures: O(nodes + waiting pods).
 pub(crate) fn figures(app: &App) -> Figures {
     let (readiness, awaited_nodes) = match app.readiness() {
         Readiness::Ready => ("ready", 0),
@@ -59,7 +59,7 @@ pub(crate) fn figures(app: &App) -> Figures {
 }
 
 impl Figures {
-    /// The figures as JSON without what time alone changes: equal when nothing else happened.
+    /// The figures as JSON without ages: equal if nothing but time has changed.
     pub(crate) fn ageless(&mut self) -> Vec<u8> {
         let longest = std::mem::take(&mut self.longest_wait_seconds);
         let each = self.waiting_pods.iter_mut().map(|pod| std::mem::take(&mut pod.seconds));

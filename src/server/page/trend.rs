@@ -1,4 +1,4 @@
-//! The last hour of the page: how well the cluster was packed, point by point, in bounded memory.
+//! The last hour of the page: packing of the cluster, point by point, in bounded memory.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,23 +11,23 @@ use crate::hardware::units::Share;
 /// Time between two points.
 pub(crate) const POINT_EVERY: Duration = Duration::from_secs(5);
 
-/// Points that are kept: an hour, at 48 bytes each.
+/// Points kept: an hour, at 48 bytes each.
 const KEPT: usize = 720;
 
-/// One moment: seconds since 1970; packing efficiency, none without any GPU in use; fragmentation and
-/// allocation, none without any GPU, all in thousandths; pods that wait.
+/// One point: seconds since 1970; packing efficiency, `None` if no GPU is in use; fragmentation and
+/// allocation, `None` if there is no GPU, all in thousandths; waiting pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Point(pub u64, pub Option<u64>, pub Option<u64>, pub Option<u64>, pub usize);
 
 /// The last hour.
 #[derive(Debug, Default)]
 pub(crate) struct Trend {
-    /// Each point with the number under which it is told.
+    /// Each point with the number under which it is sent.
     points: VecDeque<(u64, Point)>,
 }
 
 impl Trend {
-    /// Adds a point, told under `number`; the oldest makes way.
+    /// Adds a point, sent under `number`, and drops the oldest one if necessary.
     pub(crate) fn add(&mut self, number: u64, point: Point) {
         if self.points.len() == KEPT {
             self.points.pop_front();
@@ -35,19 +35,19 @@ impl Trend {
         self.points.push_back((number, point));
     }
 
-    /// The points that were told after `number`, the oldest first.
+    /// The points sent after `number`, the oldest first.
     pub(crate) fn after(&self, number: u64) -> Vec<Point> {
         let fresh = self.points.iter().filter(|(told, _)| *told > number);
         fresh.map(|(_, point)| *point).collect()
     }
 
-    /// Tells all points under `number` from now on: the count of an earlier map is over.
+    /// Sends all points under `number` from now on: the numbers of an earlier map are void.
     pub(crate) fn retell(&mut self, number: u64) {
         self.points.iter_mut().for_each(|(told, _)| *told = number);
     }
 }
 
-/// The cluster at this moment.
+/// The cluster now.
 pub(crate) fn point(app: &App) -> Point {
     let packing = app.ledger.packing();
     let of = |ratio: Share| ratio.millionths() / 1_000;

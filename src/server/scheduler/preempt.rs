@@ -1,9 +1,9 @@
-//! *preempt*: which of the evictions that kube-scheduler has planned may happen.
+//! *preempt*: which of kube-scheduler's planned evictions may happen.
 //!
-//! kube-scheduler plans them by what it sees: CPU, memory, ports. It knows nothing of GPU room, so for a pod
-//! that wants a GPU it evicts pods whose going helps nothing. As long as gpupack plans no evictions itself,
-//! the answer for such a pod is "nowhere", and for every other pod "as planned". Both are so before the
-//! extender is ready, too: the ledger is not asked.
+//! kube-scheduler plans by what it sees: CPU, memory, ports. It does not know GPU room, so for a
+//! GPU pod it would evict pods in vain. gpupack plans no evictions itself. So the answer is
+//! "nowhere" for a GPU pod, and "as planned" for every other pod. This holds before the extender is
+//! ready, too: the verb does not query the ledger.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,10 +19,10 @@ use crate::protocol::bounds::{LONGEST_OBJECT, MOST_NODES, ProtocolError};
 use crate::protocol::messages::{VerbAnswer, to_json, utf8};
 use crate::protocol::wire::{PreemptionFields, check_depth};
 
-/// Most victims on one node: more than kubelet runs pods.
+/// Most victims on one node: more pods than kubelet runs.
 const MOST_ON_A_NODE: usize = 5_000;
 
-/// Most victims of a plan. kube-scheduler looks at a tenth of the nodes, with some 110 pods each.
+/// Most victims of a plan. kube-scheduler looks at a tenth of the nodes, with about 110 pods each.
 const MOST_VICTIMS: usize = 200_000;
 
 /// The body of *preempt*.
@@ -30,11 +30,11 @@ const MOST_VICTIMS: usize = 200_000;
 pub struct ExtenderPreemptionArgs {
     /// The pod that has no node.
     pub pod: SeenPod,
-    /// Per node, the pods that kube-scheduler would evict there. May be none.
+    /// Per node, the pods that kube-scheduler would evict there. May be empty.
     pub victims: BTreeMap<String, MetaVictims>,
 }
 
-/// The victims on one node. Shape and field names are those of the type of this name in
+/// The victims on one node. Shape and field names follow the type of this name in
 /// `k8s.io/kube-scheduler/extender/v1`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetaVictims {
@@ -88,7 +88,7 @@ where
 }
 
 impl ExtenderPreemptionArgs {
-    /// Reads a body. Where both forms of victims are in it, the short one is taken.
+    /// Reads a body. If it has both forms of victims, the short one counts.
     ///
     /// # Errors
     /// [`ProtocolError`].
@@ -107,7 +107,7 @@ impl ExtenderPreemptionArgs {
     }
 }
 
-/// The victims of all nodes, sent in the form `V`; more than any cluster has are refused while they are read.
+/// The victims of all nodes in the form `V`. Reading stops with an error above the limits.
 struct Plan<V> {
     victims: BTreeMap<String, MetaVictims>,
     form: PhantomData<V>,
@@ -147,7 +147,7 @@ fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ProtocolError> {
     serde_json::from_str(text).map_err(|error| ProtocolError::json(&error))
 }
 
-/// The answer to *preempt*. kube-scheduler takes only this form, whatever it has sent.
+/// The answer to *preempt*. kube-scheduler takes only this form, whatever it sent.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct ExtenderPreemptionResult {
@@ -157,10 +157,10 @@ struct ExtenderPreemptionResult {
 /// Answers *preempt*.
 ///
 /// # Errors
-/// [`ProtocolError`] for a body that is no question.
+/// [`ProtocolError`] for a body that is no valid call.
 pub fn preempt(body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let args = ExtenderPreemptionArgs::parse(body)?;
-    // A request that cannot be read is one for a GPU all the same.
+    // A request that cannot be read counts as one for a GPU.
     let victims = match args.pod.request {
         Ok(None) => args.victims,
         Ok(Some(_)) | Err(_) => BTreeMap::new(),

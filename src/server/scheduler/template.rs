@@ -1,8 +1,8 @@
-//! Answers about full Node objects: read-only, for callers such as an autoscaler's simulation that
-//! ask about nodes which may not exist yet.
+//! Answers about full Node objects: read-only, for callers such as an autoscaler's simulation,
+//! whose nodes may not exist yet.
 //!
-//! A node that the ledger knows is answered from its books. Any other is taken as an empty node with
-//! the GPUs that its allocatable resources and the labels of GPU feature discovery name.
+//! For a node that the ledger knows, the ledger answers. Any other counts as an empty node with the
+//! GPUs that its allocatable resources and the labels of GPU feature discovery name.
 
 use crate::config::file::Config;
 use crate::control::shared::app::App;
@@ -24,7 +24,7 @@ pub fn answers(app: &App, question: &PlacementRequest, objects: &[NodeObject<'_>
     let ledger = &app.ledger;
     let names: Vec<&str> = objects.iter().map(|object| object.name.as_str()).collect();
     let mut answers = ledger.answers(question, &names);
-    // The objects that stand for no node of the books: those that an autoscaler thinks of.
+    // The objects whose node the ledger does not know: an autoscaler simulates them.
     let is_thought_of =
         |at: &usize| matches!(answers[*at], Err(Rejection::UnknownNode | Rejection::NodeGone));
     let places: Vec<usize> = (0..objects.len()).filter(is_thought_of).collect();
@@ -40,7 +40,7 @@ pub fn answers(app: &App, question: &PlacementRequest, objects: &[NodeObject<'_>
     answers
 }
 
-/// An empty node as the object describes it; `None` where it names no GPU or no memory.
+/// An empty node as the object describes it; `None` if it names no GPU or no memory.
 fn empty_node(
     object: &NodeObject<'_>,
     config: &Config,

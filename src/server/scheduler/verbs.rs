@@ -1,10 +1,11 @@
-//! *filter* and *prioritize*: decode, ask the ledger, encode. No decision is made here, nothing is
-//! written to the API server, and no lock is held across an await.
+//! *filter* and *prioritize*: decode, query the ledger, encode. They make no decision, write
+//! nothing to the API server, and hold no lock across an await.
 //!
-//! Facts about kube-scheduler that shape the answers, all seen on 1.36 (`docs/protocol.md`): refused
-//! nodes go to `FailedAndUnresolvableNodes` with constant texts, because `FailedNodes` or a text that
-//! changes makes it retry without pause; `Error` is for "not ready" only; every node gets a score,
-//! because unscored nodes lose ties; prioritize is not called for a single node, so filter claims it.
+//! Facts about kube-scheduler that shape the answers, all seen on 1.36 (`docs/protocol.md`).
+//! Refused nodes go to `FailedAndUnresolvableNodes` with constant texts: `FailedNodes` or a
+//! changing text makes it retry without pause. `Error` is for "not ready" only. Every node gets a
+//! score, as unscored ones lose ties. It does not call prioritize for a single node, so filter
+//! makes the hold.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,22 +37,22 @@ const BEST_SCORE: i64 = 100;
 /// Score of the second best node; the others follow in order down to 0.
 const NEXT_SCORE: i64 = 50;
 
-/// Most ranks that scores tell apart: each is a step of [`NEXT_SCORE`], or less.
+/// Most levels of scores below the best: each is a step of [`NEXT_SCORE`] divided by their number.
 const SCALE_OF: usize = 64;
 
-/// Up to so many nodes all are left to kube-scheduler, and each refused one is named with its reason: from
-/// there on kube-scheduler itself would look at a part only, by its own default (`minFeasibleNodesToFind`).
+/// Up to this number of nodes all fitting ones stay, and each refused one is named with its reason.
+/// Above it kube-scheduler itself looks only at a part (its default `minFeasibleNodesToFind`).
 const NARROW_FROM: usize = 100;
 
-/// So many nodes more than twice the known ones may be asked about.
+/// A call may name twice the known nodes, and this number more.
 const NODES_BEYOND: usize = 1_000;
 
-/// Answer to a question that comes too early. Constant, like every text kube-scheduler may show.
+/// Answer to a call that comes too early. Constant, like every text that kube-scheduler may show.
 const WARMING_UP: &str = "gpupack is warming up: pods, nodes or agent reports are not complete yet";
 
-/// Reads a body that names no more nodes than there can be: twice those that are known, and then some, since
-/// the watch may be behind and an autoscaler asks about nodes that do not exist. Before nodes are listed
-/// nobody knows how many there are.
+/// Reads a body. It may name at most twice the known nodes plus `NODES_BEYOND`, since the watch
+/// may be behind and an autoscaler sends nodes that do not exist. Before nodes are listed their
+/// number is unknown.
 fn parse<'a>(app: &App, body: &'a [u8]) -> Result<ExtenderArgs<'a>, ProtocolError> {
     let args = ExtenderArgs::parse(body)?;
     let count = args.nodes.count();
@@ -67,7 +68,7 @@ fn parse<'a>(app: &App, body: &'a [u8]) -> Result<ExtenderArgs<'a>, ProtocolErro
 /// Answers *filter*.
 ///
 /// # Errors
-/// [`ProtocolError`] for a body that is no question.
+/// [`ProtocolError`] for a body that is no valid call.
 pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let mut args = parse(app, body)?;
     args.pod.judge(&app.config.requests);
@@ -75,7 +76,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let (names, are_plain) = (|| args.nodes.names(), args.nodes.are_plain());
     if let Err(error) = &pod.request {
         app.metrics.refused_request();
-        // What a caller says of a pod is no reason for an event on it: what the watch shows is.
+        // An event on the pod needs what the watch shows: a caller may describe any pod.
         let shown = app.pending.get(&pod.pod.uid).map(|shown| Arc::clone(&shown));
         if let Some(shown) = shown
             && let Err(error) = &shown.request
@@ -91,7 +92,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         return Ok((result.to_json(), Outcome::Refused));
     }
     let Some(question) = question_of(app, pod, &args.nodes) else {
-        // No GPU is asked for: nothing to object to, ready or not.
+        // The pod requests no GPU: nothing to refuse, ready or not.
         let names = names();
         note_passed(app, pod, None, None::<std::iter::Empty<&str>>);
         let answers = vec![None; names.len()];
@@ -115,8 +116,8 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     }
 }
 
-/// What is asked; none for a faulty request, and where no GPU is asked for. Nothing but the GPUs of a
-/// Node object that need not exist is ever judged.
+/// The request; `None` if it is not valid or needs nothing of gpupack. Of a Node object, which need
+/// not exist, only the GPUs are judged.
 fn question_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<PlacementRequest> {
     let is_judged = |question: &PlacementRequest| match nodes {
         NodesArg::Names(_) => true,
@@ -125,7 +126,7 @@ fn question_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<Placeme
     app.question(pod).filter(is_judged)
 }
 
-/// Asks about known nodes. A single node left is claimed at once, since prioritize will not be called.
+/// Answers for known nodes. A single node left gets the hold, as no prioritize call follows.
 fn ask(app: &App, pod: &SeenPod, question: &PlacementRequest, names: &Names<'_>) -> VerbAnswer {
     let uid = &pod.pod.uid;
     let now = app.clock.now();
@@ -133,7 +134,7 @@ fn ask(app: &App, pod: &SeenPod, question: &PlacementRequest, names: &Names<'_>)
     if let Some(held_on) = app.ledger.assumed_on(uid, question)
         && names.iter().any(|name| name == held_on.as_str())
     {
-        // Its Binding may still land there, and its own room there would count against it.
+        // Its Binding may still succeed there, and its own reservation would count against it.
         let kept = vec![held_on.as_str()];
         note_fitting(app, pod, &kept, question, now);
         let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
@@ -170,7 +171,7 @@ fn ask(app: &App, pod: &SeenPod, question: &PlacementRequest, names: &Names<'_>)
             }
         }
         let rejections: BTreeMap<Rejection, usize> = rejections.into_iter().collect();
-        // After the node that it has nominated, kube-scheduler asks about all that may do.
+        // kube-scheduler first tries the node it has nominated alone, and then all others.
         let is_nominated =
             |only: &&str| pod.nominated.as_ref().is_some_and(|it| it.as_str() == *only);
         let is_about_all = !matches!(&names[..], [only] if is_nominated(only));
@@ -182,7 +183,7 @@ fn ask(app: &App, pod: &SeenPod, question: &PlacementRequest, names: &Names<'_>)
     encode_filter(Passed::Names(fitting), (&names, are_plain), &answers)
 }
 
-/// Notes that the pod fits somewhere, and claims the only node that is left to it.
+/// Notes that the pod fits somewhere, and makes a hold on the only node that is left.
 fn note_fitting(
     app: &App,
     pod: &SeenPod,
@@ -197,7 +198,7 @@ fn note_fitting(
     }
 }
 
-/// Notes where a pod of ours may be bound now; none for any node.
+/// Notes on which nodes a pod of ours may be bound now; `None` means any node.
 fn note_passed<'a>(
     app: &App,
     pod: &SeenPod,
@@ -211,9 +212,9 @@ fn note_passed<'a>(
     }
 }
 
-/// Holds room back for a pod; where the watch does not show it yet, as soon as it does. Anyone can make up a
-/// pod, and room that is held for it is taken from those that there are. A pod that is asked about again and again
-/// and not bound has none held for a while.
+/// Makes a hold for a pod, or, if the watch does not show the pod yet, as soon as it does. Any
+/// client can make up a pod, and a hold takes room from real ones. A pod that keeps coming back
+/// without being bound gets no hold for a while.
 fn hold(app: &App, uid: &PodUid, node: &str, question: &PlacementRequest, now: Timestamp) {
     if app.is_known_to_wait(uid, question) {
         if app.waiting.may_hold(uid, now) {
@@ -226,12 +227,12 @@ fn hold(app: &App, uid: &PodUid, node: &str, question: &PlacementRequest, now: T
     }
     app.passed.hold_later(uid, node);
     if app.is_known_to_wait(uid, question) {
-        // The watch showed it meanwhile.
+        // The watch has shown it meanwhile.
         app.outbox.push(app.ledger.hold(uid, node, question, now));
     }
 }
 
-/// The nodes that fit, by their answers and in the form of the question.
+/// The nodes that fit, by their answers and in the form of the call.
 fn passed<'a>(nodes: &'a NodesArg<'_>, answers: &[Option<Rejection>]) -> Passed<'a> {
     let fits = |at: &usize| answers[*at].is_none();
     let fitting = (0..answers.len()).filter(fits);
@@ -256,10 +257,10 @@ fn encode_filter(
     (result.to_json(), outcome)
 }
 
-/// Answers *prioritize*, and claims the favourite for the pod.
+/// Answers *prioritize*, and makes a hold on the best node for the pod.
 ///
 /// # Errors
-/// [`ProtocolError`] for a body that is no question.
+/// [`ProtocolError`] for a body that is no valid call.
 pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let mut args = parse(app, body)?;
     args.pod.judge(&app.config.requests);
@@ -268,7 +269,8 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let is_ready = app.readiness() == Readiness::Ready;
     let question = question_of(app, pod, &args.nodes).filter(|_| is_ready);
     let Some(question) = question else {
-        // No GPU is asked for, or nothing is known yet: no preference, and no node left unscored.
+        // The pod requests no GPU, or nothing is known yet: no preference, but each node has a
+        // score.
         let level = names.iter().map(|host| HostPriority { host, score: 0 });
         return Ok((host_priorities_json(level, args.nodes.are_plain()), Outcome::Ok));
     };
@@ -298,8 +300,8 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     Ok((host_priorities_json(priorities, args.nodes.are_plain()), outcome))
 }
 
-/// A score for each node that fits: the best has [`BEST_SCORE`], the others follow in the order of their
-/// ranks, equal ranks with equal scores. Those that do not fit get 0.
+/// A score for each cost in `keys`: the best has [`BEST_SCORE`], the others follow in order; equal
+/// costs have equal scores.
 fn scores(Keys { keys, best, .. }: &Keys) -> Vec<i64> {
     let scale = scale(keys);
     let levels = i64::try_from(scale.len()).unwrap_or(i64::MAX).max(1);
@@ -311,7 +313,7 @@ fn scores(Keys { keys, best, .. }: &Keys) -> Vec<i64> {
     keys.iter().enumerate().map(score).collect()
 }
 
-/// The ranks that tell the scores apart, in order: all of few nodes, an even part of many.
+/// The costs at which the score changes, in order: each one of few, an even sample of many.
 fn scale(keys: &[u128]) -> Vec<u128> {
     let every = keys.len().div_ceil(SCALE_OF).max(1);
     let mut scale: Vec<u128> = keys.iter().copied().step_by(every).collect();

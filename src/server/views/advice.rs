@@ -1,5 +1,5 @@
-//! `/v1/advise`: who holds GPU memory without need, what request would have been enough, and how finely
-//! each pool could be shared.
+//! `/v1/advise`: which pods hold GPU memory without need, what request would have been enough, and
+//! how finely each pool could be shared.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,19 @@ use crate::ledger::usage::advice::{
 };
 use crate::metrics::demand::Waste;
 
-/// Pods that are named, those first that hold most without need.
+/// Pods in the list, those that waste most first.
 const NAMED: usize = 1_000;
 
-/// What is advised.
+/// The advice.
 #[derive(Debug, Serialize)]
 pub struct AdviceView {
-    /// Pods that were watched for long enough.
+    /// Pods watched for long enough.
     pub watched_pods: usize,
     /// Of these, pods whose GPUs have not been busy for ten minutes.
     pub idle_pods: usize,
-    /// For how long a pod must have been watched, in seconds.
+    /// How long a pod must have been watched, in seconds.
     pub watched_for_seconds: u64,
-    /// From when on a pod counts as idle, in seconds.
+    /// The time after which a pod counts as idle, in seconds.
     pub idle_after_seconds: u64,
     /// Memory that could be given back.
     pub reclaimable_mib: u64,
@@ -33,31 +33,31 @@ pub struct AdviceView {
     pub reclaimable_share_millionths: u64,
     /// By pool: how finely it could be shared.
     pub pools: Vec<PoolView>,
-    /// Pods with something to give back.
+    /// Pods that could give something back.
     pub wasteful_pods: usize,
-    /// The first of them, as many as were asked for and at most 1,000; most first.
+    /// The first of them, up to the limit of the query and at most 1,000; most waste first.
     pub pods: Vec<PodAdvice>,
 }
 
 /// How finely a pool could be shared.
 #[derive(Debug, Serialize)]
 pub struct PoolView {
-    /// Its name; empty for nodes without one.
+    /// Name of the pool; empty for nodes without one.
     pub pool: String,
-    /// Pods that were watched for long enough.
+    /// Pods watched for long enough.
     pub tenants: usize,
-    /// Slots of a GPU such that 95 % of the pods would have found enough in one: the smaller of the next
-    /// two.
+    /// Slots of a GPU such that one slot would have been enough for 95 % of the pods: the smaller
+    /// of the next two fields.
     pub bearable_replicas: u64,
     /// Slots with enough memory.
     pub replicas_by_memory: u64,
-    /// Slots with enough time of the GPU; none where no pod's load is told.
+    /// Slots with enough time of the GPU; `None` if no load is reported.
     pub replicas_by_load: Option<u64>,
-    /// What allows no more: `memory` or `load`; none where a GPU cannot be cut finer.
+    /// What limits the number: `memory` or `load`; `None` if a GPU cannot be divided further.
     pub limited_by: Option<&'static str>,
 }
 
-/// What is said about one pod.
+/// Advice on one pod.
 #[derive(Debug, Serialize)]
 pub struct PodAdvice {
     /// `namespace/name`.
@@ -72,18 +72,18 @@ pub struct PodAdvice {
     pub share_millionths: u64,
     /// Highest use of memory.
     pub peak_mib: u64,
-    /// Part of what it holds that it did not exceed half of the time, in sixteenths.
+    /// The part of what it holds that it did not exceed half of the time, in sixteenths.
     pub median_use_millionths: u64,
     /// The same for 95 % of the time.
     pub p95_use_millionths: u64,
-    /// Its part of the time in which kernels ran on its GPUs, in the mean; none where the driver does not
-    /// say it.
+    /// Mean part of the time in which its kernels ran on its GPUs; `None` if the driver does not
+    /// report it.
     pub mean_load_millionths: Option<u64>,
-    /// For how long it was watched.
+    /// How long it was watched.
     pub watched_seconds: u64,
-    /// For how long none of its GPUs has been busy.
+    /// How long none of its GPUs has been busy.
     pub idle_seconds: u64,
-    /// Whether that is long.
+    /// Whether that counts as idle.
     pub is_idle: bool,
     /// Memory that would have been enough.
     pub enough_mib: u64,
@@ -91,16 +91,16 @@ pub struct PodAdvice {
     pub reclaimable_mib: u64,
 }
 
-/// What is asked for.
+/// The query.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct AdviseQuery {
     /// Only pods of this namespace.
     pub(crate) namespace: Option<String>,
-    /// Pods that are named.
+    /// Most pods in the list.
     limit: Option<usize>,
 }
 
-/// What is advised now.
+/// The current advice.
 pub(crate) fn advise(app: &App, query: &AdviseQuery) -> AdviceView {
     let namespace = query.namespace.as_deref();
     let now = app.clock.now();
@@ -149,7 +149,7 @@ pub(crate) fn advise(app: &App, query: &AdviseQuery) -> AdviceView {
     }
 }
 
-/// What is held without need, by namespace, and what each pool could bear.
+/// The waste by namespace, and advice on each pool.
 pub(crate) fn waste(app: &App) -> (BTreeMap<String, Waste>, BTreeMap<PoolName, PoolAdvice>) {
     let all = app.ledger.advice(app.clock.now());
     let mut teams: BTreeMap<String, Waste> = BTreeMap::new();

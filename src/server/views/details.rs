@@ -1,20 +1,20 @@
-//! Where devices sit and what ails them, as `/v1/state` shows it.
+//! Location and health of devices, as in `/v1/state`.
 
 use serde::Serialize;
 
 use crate::hardware::device::{DeviceDetails, DeviceId};
 use crate::usage::node_details::{Condition, NodeDetails};
 
-/// What is known of a device beside the books; what is not known is left out.
+/// What is known of a device beside its allocations; unknown values are left out.
 #[derive(Debug, Default, Serialize)]
 pub struct DetailsView {
-    /// Why it takes no new tenants, where its agent says so.
+    /// Why it takes no new tenants, if its agent says so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ailment: Option<&'static str>,
     /// Number of the newest Xid since its agent's start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_xid: Option<u64>,
-    /// How its control daemon of MPS is.
+    /// State of its MPS control daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mps: Option<&'static str>,
     /// Number of its device node.
@@ -23,21 +23,21 @@ pub struct DetailsView {
     /// NUMA node of the host that it is attached to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
-    /// GPUs that it reaches by NVLink.
+    /// GPUs reached over NVLink.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub neighbours: Vec<NeighbourView>,
-    /// Where a MIG instance lies on its GPU.
+    /// Position of a MIG instance on its GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<SlotView>,
     /// Streaming multiprocessors of a MIG instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
-    /// Whether its driver can hold containers to an amount of its memory.
+    /// Whether its driver can limit the memory of a container.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub can_limit_memory: bool,
 }
 
-/// A GPU that another one reaches by NVLink.
+/// A GPU that another one reaches over NVLink.
 #[derive(Debug, Serialize)]
 pub struct NeighbourView {
     /// UUID.
@@ -46,7 +46,7 @@ pub struct NeighbourView {
     pub links: u32,
 }
 
-/// Where a MIG instance lies, in units of its GPU's axis.
+/// Position of a MIG instance, in units of its GPU's axis.
 #[derive(Debug, Serialize)]
 pub struct SlotView {
     /// The first unit.
@@ -56,7 +56,7 @@ pub struct SlotView {
 }
 
 impl DetailsView {
-    /// What `node` knows of the device `id`.
+    /// The details of the device `id` on `node`.
     pub fn of(node: &NodeDetails, id: &DeviceId) -> Self {
         let condition = node.conditions.get(id).copied().unwrap_or_default();
         let Condition { ailment, last_xid, mps } = condition;

@@ -1,4 +1,4 @@
-//! `GET /v1/explain`: why one pod waits, on the books of this moment, and what would help.
+//! `GET /v1/explain`: why one pod waits, by the current ledger, and what would help.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,10 +20,10 @@ use crate::model::rejection::Rejection;
 use crate::server::views::pods::reservation_state;
 use crate::server::views::waiting::{LineView, Lines, since};
 
-/// Nodes that are named in an explanation.
+/// Most nodes listed in an explanation.
 const NAMED: usize = 20;
 
-/// Nodes that a sentence names.
+/// Most nodes listed in a sentence.
 const NAMED_IN_WORDS: usize = 3;
 
 /// Why a pod waits.
@@ -33,50 +33,50 @@ pub struct Explanation {
     pub pod: String,
     /// One sentence.
     pub verdict: String,
-    /// What it asks for, in words.
+    /// Its request, in words.
     pub asks: String,
-    /// What is lacking, in a word: `memory`, `compute`, `model` and so on; `kube-scheduler` where nodes
-    /// fit, `request` where the request is refused; empty for a pod that is placed.
+    /// What is lacking, in a word: `memory`, `compute`, `model` and so on; `kube-scheduler` if
+    /// nodes fit, `request` if the request is refused; empty for a placed pod.
     pub blocked_by: &'static str,
-    /// How long ago it was created.
+    /// Seconds since its creation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<u64>,
-    /// Its place among the pods that no node fits and that wait for the same GPUs.
+    /// Its position among the pods that fit on no node and wait for the same GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<LineView>,
-    /// Nodes that would take it now, the first twenty by name.
+    /// Nodes on which it fits now, the first twenty by name.
     pub fits_on: Vec<String>,
-    /// Nodes that would take it now.
+    /// Number of nodes on which it fits now.
     pub fitting_nodes: usize,
-    /// Why the others refuse, by groups of nodes that are alike, the closest first.
+    /// Why the others refuse, by groups of similar nodes, the closest first.
     pub refusals: Vec<RefusalView>,
-    /// The smallest changes that would help, each true at this moment, the cheapest first; then what an
-    /// operator could do.
+    /// Suggestions: the smallest changes that would help now, each checked, the cheapest first;
+    /// then what an operator could do.
     pub mends: Vec<String>,
-    /// The cheapest moves of running pods that would make room, where some few do.
+    /// The cheapest moves of running pods that would make room, if a few are enough.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub moves: Vec<MoveView>,
-    /// What is not known and might matter.
+    /// Unknown facts that might matter.
     pub unknown: Vec<String>,
-    /// Each node that refuses, by name.
+    /// Each refusing node, by name.
     pub nodes: Vec<NodeRefusal>,
 }
 
-/// One node that refuses.
+/// One refusing node.
 #[derive(Debug, Serialize)]
 pub struct NodeRefusal {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
     /// The constant reason.
     pub reason: &'static str,
-    /// What is missing there.
+    /// What the node lacks.
     pub missing: String,
 }
 
 /// Nodes of one pool with the same GPUs that refuse for one reason.
 #[derive(Debug, Serialize)]
 pub struct RefusalView {
-    /// Their pool; empty where they have none.
+    /// Their pool; empty if they have none.
     pub pool: String,
     /// The GPUs of each: `8 × NVIDIA L4 (23034 MiB)`.
     pub gpus: String,
@@ -84,17 +84,17 @@ pub struct RefusalView {
     pub lacks: &'static str,
     /// The constant reason.
     pub reason: &'static str,
-    /// How many nodes.
+    /// Number of nodes.
     pub nodes: usize,
     /// The closest of them.
     pub closest_node: String,
-    /// What is missing there.
+    /// What that node lacks.
     pub missing: String,
-    /// Whether room that others leave could cure it.
+    /// Whether the pod would fit if other pods left.
     pub curable_by_room: bool,
 }
 
-/// Why a pod waits, or where it is placed; `None` for a pod that is not known.
+/// Why a pod waits, or where it is placed; `None` for an unknown pod.
 pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanation> {
     let pod = format!("{namespace}/{name}");
     let gated = app.gated.iter().find(|gated| *gated.pod.name == *pod).map(|it| Arc::clone(&it));
@@ -142,7 +142,7 @@ pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanati
     })
 }
 
-/// Why a pod waits, on the books of this moment.
+/// Why a pod waits, by the current ledger.
 pub fn explain(app: &App, state: &WaitingState) -> Explanation {
     let (waiting, question) = (&state.waiting, &state.waiting.question);
     let nodes = app.ledger.nodes();
@@ -191,7 +191,7 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
     }
 }
 
-/// Refusing nodes by what they are and why they refuse, the closest first.
+/// Refusing nodes grouped by their GPUs and reason, the closest first.
 fn groups(nodes: &[NodeState], answers: &[Answer]) -> Vec<RefusalView> {
     let mut groups: BTreeMap<(&str, String, &'static str), (usize, Rejection, &NodeState)> =
         BTreeMap::new();
@@ -236,8 +236,8 @@ fn gpus(node: &NodeState) -> String {
     alike.into_iter().map(of_kind).collect::<Vec<_>>().join(" + ")
 }
 
-/// What an explanation cannot know: nodes without reports, memory that the driver does not tell, and
-/// what kube-scheduler's own filters refuse.
+/// What an explanation cannot know: nodes without reports, memory that the driver does not report,
+/// and refusals of kube-scheduler's own filters.
 fn unknown(state: &WaitingState, nodes: &[NodeState]) -> Vec<String> {
     let mut unknown = Vec::new();
     for (of, what) in [

@@ -1,5 +1,5 @@
 //! `GET /v1/fit`: which GPUs a request could get now, by the fit function that places pods;
-//! `GET /v1/fragmentation`: where room is that no typical request can use.
+//! `GET /v1/fragmentation`: where free share is that no typical request can use.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ use crate::model::fit::HostRule;
 use crate::model::request::GpuRequest;
 use crate::scoring::strategy::Strategy;
 
-/// Longest value of a question, in bytes.
+/// Longest value of a query, in bytes.
 const MAX_VALUE: usize = 512;
 
-/// What may be asked, with the annotation or resource that it stands for.
+/// The keys of a query.
 const KEYS: &str = "`fraction`, `memory`, `count`, `model`, `isolation` and `mig`, or `pod` alone";
 
 /// Where a request fits.
@@ -30,18 +30,18 @@ const KEYS: &str = "`fraction`, `memory`, `count`, `model`, `isolation` and `mig
 pub(crate) struct Fits {
     /// The request in words.
     pub asks: String,
-    /// GPUs that it could get, or part of which; of a request for several, each that could be one of them.
+    /// GPUs that it could get, wholly or in part; each that could be one of several.
     pub gpus: usize,
-    /// Nodes that fit.
+    /// Number of nodes that fit.
     pub nodes: usize,
-    /// By name of the node: positions of these GPUs in the node's `gpus` of `/v1/summary`.
+    /// By node name: positions of these GPUs in the node's `gpus` of `/v1/summary`.
     pub on: BTreeMap<String, Vec<usize>>,
 }
 
-/// Where the request that `query` describes fits now. Nothing is claimed, nothing learnt.
+/// Where the request in `query` fits now. Makes no hold and notes nothing.
 ///
 /// # Errors
-/// What is wrong with the query, and its mend.
+/// What is wrong with the query, and a suggestion.
 pub(crate) fn fits(app: &App, query: &BTreeMap<String, String>) -> Result<Fits, String> {
     let request = match query.get("pod") {
         Some(pod) => waiting_request(app, query, pod)?,
@@ -60,7 +60,7 @@ pub(crate) fn fits(app: &App, query: &BTreeMap<String, String>) -> Result<Fits, 
     })
 }
 
-/// What a waiting pod asks for.
+/// The request of a waiting pod.
 fn waiting_request(
     app: &App,
     query: &BTreeMap<String, String>,
@@ -78,7 +78,7 @@ fn waiting_request(
     })
 }
 
-/// The request that a pod with these annotations would make: there is one parser for it.
+/// The request of a pod with these annotations, read by the one parser.
 fn request(rules: &RequestRules, query: &BTreeMap<String, String>) -> Result<GpuRequest, String> {
     let mut annotations = BTreeMap::new();
     let mut container = ContainerAsk {
@@ -120,7 +120,7 @@ fn request(rules: &RequestRules, query: &BTreeMap<String, String>) -> Result<Gpu
     }
 }
 
-/// By name of the node: its free share that no typical request can use, in millionths of a GPU. Nodes
+/// By node name: the free share that no typical request can use, in millionths of a GPU. Nodes
 /// without any are left out.
 pub(crate) fn fragmentation(app: &App) -> BTreeMap<String, u64> {
     let nodes = app.ledger.packing_by_node().into_iter();

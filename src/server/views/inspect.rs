@@ -1,4 +1,4 @@
-//! What people and tools may look at: the whole model as JSON.
+//! The whole ledger as JSON, for people and tools.
 
 use serde::Serialize;
 
@@ -23,9 +23,9 @@ pub struct PackingView {
     pub devices: u64,
     /// Devices with at least one tenant.
     pub occupied: u64,
-    /// Devices with more booked than they have.
+    /// Overallocated devices.
     pub overbooked: u64,
-    /// Booked share over capacity.
+    /// Allocated share over capacity.
     pub allocation_millionths: u64,
     /// Mean fullness of the occupied devices.
     pub efficiency_millionths: u64,
@@ -50,24 +50,24 @@ impl PackingView {
 /// One node.
 #[derive(Debug, Serialize)]
 pub struct NodeView {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Its pool; empty where it has none.
+    /// Its pool; empty if it has none.
     pub pool: String,
     /// `never_reported`, `reporting`, `silent` or `gone`.
     pub state: &'static str,
-    /// Processor time that it offers to pods, in thousandths of a core.
+    /// CPU that it offers to pods, in thousandths of a core.
     pub cpu_milli: u64,
-    /// Main memory that it offers to pods.
+    /// Host memory that it offers to pods.
     pub memory_mib: u64,
-    /// Processor time left, in thousandths of a core.
+    /// Free CPU, in thousandths of a core.
     pub free_cpu_milli: u64,
-    /// Main memory left.
+    /// Free host memory.
     pub free_memory_mib: u64,
     /// Version of its driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
-    /// Newest CUDA that its driver can run.
+    /// Newest CUDA version that its driver can run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cuda: Option<String>,
     /// Its devices, by index.
@@ -93,41 +93,41 @@ pub struct DeviceView {
     pub sharing: SharingView,
     /// Whether it takes new tenants.
     pub healthy: bool,
-    /// What ails it, and where it sits.
+    /// Its health and location.
     #[serde(flatten)]
     pub details: DetailsView,
     /// Schedulable memory.
     pub capacity_mib: u64,
-    /// Memory that is booked.
+    /// Allocated memory.
     pub booked_mib: u64,
-    /// Share that is booked.
+    /// Allocated share.
     pub booked_share_millionths: u64,
-    /// Memory held back by claims.
+    /// Memory in holds.
     pub claimed_mib: u64,
-    /// Share held back by claims.
+    /// Share in holds.
     pub claimed_share_millionths: u64,
-    /// Memory that can be placed on.
+    /// Free memory.
     pub free_mib: u64,
-    /// Share that can be placed on.
+    /// Free share.
     pub free_share_millionths: u64,
-    /// Memory in use as the agent saw it.
+    /// Memory in use, as the agent saw it.
     pub used_mib: Option<u64>,
-    /// Memory in use that no booking covers.
+    /// Memory in use beyond what is allocated.
     pub unbooked_mib: u64,
-    /// Memory used by processes of no pod that holds anything on the node, as of the last list.
+    /// Untracked memory, as of the last list of processes.
     pub foreign_mib: u64,
-    /// Pods that use more of it than they may, by UID; not all of them are tenants.
+    /// Over-limit pods on it, by UID; not all of them are its tenants.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub over_users: Vec<OverLimitPodView>,
-    /// Whether more is booked than there is.
+    /// Whether it is overallocated.
     pub overbooked: bool,
     /// Its tenants, by UID.
     pub tenants: Vec<TenantView>,
 }
 
-/// The whole model as it is now, as JSON: how full the cluster is, all nodes by name, and all pods that are placed
-/// or wait. Written node by node: 5,000 nodes come to 40 MB, and everything at once in any other form to several
-/// times that.
+/// The current ledger as JSON: packing of the cluster, all nodes by name, and all placed or waiting
+/// pods. It is written node by node: 5,000 nodes make 40 MB, and any other form of all at once
+/// takes several times that.
 pub fn state(app: &App) -> Vec<u8> {
     let mut names = Vec::new();
     app.ledger.look_at_each(|node| names.push(node.name().clone()));
@@ -149,7 +149,7 @@ pub fn state(app: &App) -> Vec<u8> {
     json
 }
 
-/// A JSON list under way.
+/// A JSON list under construction.
 struct List(Vec<u8>);
 
 impl List {
@@ -170,13 +170,13 @@ impl List {
     }
 }
 
-/// One node as it is now; `None` where there is none of that name.
+/// One node as it is now; `None` if no node has this name.
 pub fn node(app: &App, name: &str) -> Option<NodeView> {
     let node = app.ledger.node(name).filter(|node| !node.is_forgettable());
     node.map(|node| node_view(app, &node))
 }
 
-/// The state of a node as JSON has it.
+/// The JSON name of a node's state.
 pub(crate) fn state_name(state: NodeReporting) -> &'static str {
     match state {
         NodeReporting::NeverReported => "never_reported",

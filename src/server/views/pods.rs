@@ -1,4 +1,4 @@
-//! The pods of `/v1/state`: what each one asks for, or holds.
+//! The pods of `/v1/state`: what each one requests or holds.
 
 use serde::Serialize;
 
@@ -10,40 +10,40 @@ use crate::model::node_state::NodeState;
 use crate::model::request::Amount;
 use crate::model::reservation::{Reservation, ReservationState};
 
-/// One pod: one that runs with what it holds, or one that waits with what it asks for.
+/// One pod: a placed one with what it holds, or a waiting one with its request.
 #[derive(Debug, Serialize)]
 pub struct PodView {
     /// Its UID.
     pub pod_uid: String,
-    /// `namespace/name`; empty where only the UID is known, which is so for pods without a GPU.
+    /// `namespace/name`; empty if only the UID is known, as for pods without a GPU.
     pub pod: String,
-    /// The node it is placed on; none while it waits.
+    /// Its node; none while it waits.
     pub node: Option<String>,
     /// `assumed`, `confirmed`, `draining` or `waiting`.
     pub state: &'static str,
-    /// Processor time, in thousandths of a core.
+    /// CPU, in thousandths of a core.
     pub cpu_milli: u64,
-    /// Main memory.
+    /// Host memory.
     pub memory_mib: u64,
-    /// Devices.
+    /// Number of devices.
     pub devices: u32,
-    /// Compute share of each device; none for a request that names none.
+    /// Compute share of each device; none if the request names none.
     pub share_millionths: Option<u64>,
-    /// Memory of each device; none for a request that names none.
+    /// Memory of each device; none if the request names none.
     pub device_memory_mib: Option<u64>,
-    /// MIG profile, where the devices are MIG instances.
+    /// MIG profile, if the devices are MIG instances.
     pub mig_profile: Option<String>,
-    /// Models that it accepts while it waits; empty for any. What a running one accepts is not told.
+    /// Models that a waiting pod accepts; empty for any. Empty for a placed pod, too.
     pub models: Vec<String>,
-    /// When it was created, in seconds since 1970; known of waiting pods.
+    /// Creation time in seconds since 1970; only of waiting pods.
     pub created_unix_seconds: Option<i64>,
-    /// Why a container of it cannot start, where that is about its device.
+    /// Why one of its containers cannot start, if its device is the cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_failure: Option<String>,
 }
 
 impl PodView {
-    /// A pod of which only processor time and memory matter.
+    /// A pod of which only CPU and host memory matter.
     fn bare(uid: &PodUid, state: &'static str, host: HostAmount) -> Self {
         Self {
             pod_uid: uid.to_string(),
@@ -77,7 +77,7 @@ impl PodView {
         }
     }
 
-    /// A pod that waits.
+    /// A waiting pod.
     fn waiting(waiting: &WaitingPod) -> Self {
         let bare = Self {
             pod: waiting.pod.name.to_string(),
@@ -104,7 +104,7 @@ impl PodView {
     }
 }
 
-/// The state of a reservation as JSON has it.
+/// The JSON name of a reservation's state.
 pub(crate) fn reservation_state(held: &Reservation) -> &'static str {
     match held.state {
         ReservationState::Assumed { .. } => "assumed",
@@ -138,7 +138,7 @@ pub(crate) fn on(app: &App, node: &NodeState) -> impl Iterator<Item = PodView> {
     placed.chain(others)
 }
 
-/// Shows the pods that wait, the most important and then oldest first.
+/// Shows the waiting pods, by priority, then the oldest first.
 pub(crate) fn waiting(app: &App, show: impl FnMut(PodView)) {
     app.waiting.all().iter().map(|state| PodView::waiting(&state.waiting)).for_each(show);
 }

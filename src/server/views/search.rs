@@ -7,26 +7,26 @@ use serde::Serialize;
 use crate::control::shared::app::App;
 use crate::model::reservation::PodRef;
 
-/// Longest text that is looked for: the longest `namespace/name` of Kubernetes.
+/// Longest search text: the longest `namespace/name` of Kubernetes.
 pub(crate) const MAX_TEXT: usize = 63 + 1 + 253;
 
-/// Things of each kind that are named.
+/// Most results listed of each kind.
 const NAMED: usize = 20;
 
-/// What was found, by kind, each by name.
+/// The results by kind, each by name.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Found {
-    /// Nodes whose name has the text in it.
+    /// Nodes whose name contains the text.
     pub nodes: Vec<String>,
-    /// Namespaces likewise, of pods that hold a GPU or wait for one.
+    /// The same for namespaces of pods that hold a GPU or wait for one.
     pub namespaces: Vec<String>,
-    /// Pods likewise, that hold a GPU or wait for one.
+    /// The same for pods that hold a GPU or wait for one.
     pub pods: Vec<FoundPod>,
-    /// How many there are of these three kinds, named or not.
+    /// Number of results of these three kinds, listed or not.
     pub all: [usize; 3],
 }
 
-/// A pod that was found.
+/// A pod in the results.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct FoundPod {
     /// `namespace/name`.
@@ -37,7 +37,7 @@ pub(crate) struct FoundPod {
     pub gpus: Vec<usize>,
 }
 
-/// The first things of a kind by name, and how many there are.
+/// The first results of a kind by name, and the number of all.
 struct First<T>(BTreeSet<T>, usize);
 
 impl<T: Ord> First<T> {
@@ -50,8 +50,8 @@ impl<T: Ord> First<T> {
     }
 }
 
-/// Everything with `text` in its name: O(pods). Names of Kubernetes are in lower case, so the text may
-/// be in any. The first 20 of each kind are named.
+/// Everything with `text` in its name: O(pods). Kubernetes names are in lower case, so upper case
+/// in the text matches, too. Lists the first 20 of each kind.
 pub(crate) fn search(app: &App, text: &str) -> Found {
     let lower = text.to_lowercase();
     let is_it = |name: &str| name.contains(text) || name.contains(&lower);

@@ -1,4 +1,4 @@
-//! How a device is shared, as `/v1/state` shows it.
+//! How a device is shared, as in `/v1/state`.
 
 use serde::Serialize;
 
@@ -10,13 +10,13 @@ use crate::model::node_state::NodeState;
 /// How a device is shared.
 #[derive(Debug, Serialize)]
 pub struct SharingView {
-    /// Part of its GPU's compute that a MIG instance has, in millionths, where the model is known.
+    /// Part of its GPU's compute that a MIG instance has, in millionths, if the model is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute_millionths: Option<u64>,
-    /// Slots that it is cut into, and how many of them are free; none where any part may be taken.
+    /// Its slots, all and free; none if it is not cut into slots.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slots: Option<SlotsView>,
-    /// What the operator says holds tenants that share it: `none`, `mps` or `driver`.
+    /// Isolation of its tenants as the operator configured it: `none`, `mps` or `driver`.
     pub protection: &'static str,
     /// What is known of that: `intended`, `verified` of every tenant that was seen, or `missing`.
     pub protection_evidence: &'static str,
@@ -25,9 +25,9 @@ pub struct SharingView {
 /// The slots of a device.
 #[derive(Debug, Serialize)]
 pub struct SlotsView {
-    /// How many there are.
+    /// Number of slots.
     pub all: u32,
-    /// How many can be placed on.
+    /// Free slots.
     pub free: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The tenants of a device, as `/v1/state` shows them.
+//! The tenants of a device, as in `/v1/state`.
 
 use serde::Serialize;
 
@@ -21,13 +21,13 @@ pub struct TenantView {
     pub memory_mib: u64,
     /// Share that it holds.
     pub share_millionths: u64,
-    /// Memory that it uses, as of the last list of processes; none where the driver cannot say.
+    /// Memory in use, as of the last list of processes; none if the driver does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_mib: Option<u64>,
-    /// What is meant to hold it to its memory: `none`, `mps`, `driver`, `mig`, or `whole` where it has no
-    /// neighbours.
+    /// The configured isolation of its memory: `none`, `mps`, `driver`, `mig`, or `whole` for a pod
+    /// that has the device to itself.
     pub intended: &'static str,
-    /// What is known to hold it, likewise.
+    /// The verified isolation, with the same values.
     pub verified: &'static str,
 }
 

@@ -1,5 +1,5 @@
-//! `GET /v1/waiting`: the pods that wait, each with what it asks for, what is in the way, what would
-//! help and its place in line.
+//! `GET /v1/waiting`: the waiting pods, each with its request, the obstacle, a suggestion and its
+//! position in line.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,79 +17,79 @@ use crate::ledger::suggest::search::Suggestion;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
 use crate::model::request::GpuRequest;
 
-/// Pods that are listed where nobody asks for another number.
+/// Pods in the list if the query names no limit.
 const DEFAULT_LIMIT: usize = 500;
 
-/// Most pods that are listed at once, and that lines are made of: the most important and oldest ones.
+/// Most pods in the list and in all lines: those with the highest priority, then the oldest.
 const MOST: usize = 10_000;
 
-/// Different requests that are looked into anew for one list, those of the most important pods first.
+/// Most different requests that one list evaluates, those of the most important pods first.
 const MOST_REQUESTS: usize = 20;
 
-/// What is asked for.
+/// The query.
 #[derive(Debug, Default, Deserialize)]
 pub struct WaitingQuery {
     /// Only pods of this namespace.
     pub namespace: Option<String>,
-    /// Most pods listed.
+    /// Most pods in the list.
     pub limit: Option<usize>,
 }
 
-/// The pods that wait.
+/// The waiting pods.
 #[derive(Debug, Serialize)]
 pub struct WaitingList {
-    /// How many wait, of those that are asked for.
+    /// Number of waiting pods that match the query.
     pub waiting: usize,
-    /// How many of them are not in the list.
+    /// Number of those that are not in the list.
     pub left_out: usize,
-    /// The others: pods whose request is refused first, then the most important and oldest first, and at
-    /// last those with scheduling gates.
+    /// The others: first pods whose request is refused, then by priority and age, and last those
+    /// with scheduling gates.
     pub pods: Vec<WaitingView>,
 }
 
-/// A pod that waits.
+/// A waiting pod.
 #[derive(Debug, Serialize)]
 pub struct WaitingView {
     /// `namespace/name`.
     pub pod: String,
-    /// What it asks for, in words.
+    /// Its request, in words.
     pub asks: String,
-    /// The closest obstacle, as kube-scheduler is told it.
+    /// The closest obstacle, as kube-scheduler shows it.
     pub reason: &'static str,
     /// What is lacking, in a word, as in an explanation.
     pub blocked_by: &'static str,
-    /// What is missing on the closest node, with its amount.
+    /// What the closest node lacks, with its amount.
     pub missing: String,
     /// Nodes with that obstacle.
     pub nodes: usize,
-    /// How long ago it was created.
+    /// Seconds since its creation.
     pub seconds: u64,
     /// Its priority.
     pub priority: i32,
-    /// The cheapest change that would help now; none where none is known. An explanation has more.
+    /// The cheapest change that would help now; none if none is known. An explanation has more.
     pub mend: Option<String>,
-    /// Its place in line; none for a pod that waits for no room.
+    /// Its position in line; none for a pod that does not wait for room.
     pub line: Option<LineView>,
 }
 
-/// A place in line.
+/// A position in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct LineView {
-    /// The place; the first is 1.
+    /// The position; the first is 1.
     pub place: usize,
     /// Pods in the line; of more than 10,000 waiting pods the first 10,000 count.
     pub of: usize,
 }
 
-/// The pods that no node fits, by the devices that they wait for: those of two lines that have a device
-/// class in common stand in each other's way.
+/// The pods that fit on no node, by the devices that they wait for. Pods in two lines with a common
+/// device class compete.
 pub(crate) struct Lines {
     pods: Vec<WaitingState>,
     classes: BTreeMap<GpuRequest, BTreeSet<usize>>,
 }
 
 impl Lines {
-    /// The lines as they are now.
+    /// The current lines.
     pub(crate) fn of(app: &App) -> Self {
         let mut pods = app.waiting.all();
         pods.retain(|state| state.refused.is_some());
@@ -102,7 +102,7 @@ impl Lines {
         Self { pods, classes }
     }
 
-    /// The pods, the most important and then oldest first.
+    /// The pods, by priority, then the oldest first.
     pub(crate) fn pods(&self) -> &[WaitingState] {
         &self.pods
     }
@@ -111,13 +111,13 @@ impl Lines {
         self.classes.get(&waiting.question.gpu.as_ref()?.shape())
     }
 
-    /// The place of one pod; none where no device could ever take it, and where it is in no line.
+    /// The position of one pod; `None` if no device could ever take it, or it is in no line.
     pub(crate) fn place(&self, waiting: &WaitingPod) -> Option<LineView> {
         let at = self.pods.iter().position(|state| state.waiting.pod.uid == waiting.pod.uid)?;
         self.places(at..=at).pop().flatten()
     }
 
-    /// The places of the first pods.
+    /// The positions of the first pods.
     pub(crate) fn first(&self, count: usize) -> Vec<Option<LineView>> {
         match count.min(self.pods.len()) {
             0 => Vec::new(),
@@ -125,7 +125,7 @@ impl Lines {
         }
     }
 
-    /// The places of some pods: O(pods × different sets of devices).
+    /// The positions of some pods: O(pods × different sets of devices).
     fn places(&self, wanted: std::ops::RangeInclusive<usize>) -> Vec<Option<LineView>> {
         let mut counts: BTreeMap<&BTreeSet<usize>, usize> = BTreeMap::new();
         let beside = |counts: &BTreeMap<&BTreeSet<usize>, usize>, own: &BTreeSet<usize>| {
@@ -150,7 +150,7 @@ impl Lines {
     }
 }
 
-/// The first pods that no node fits, for the page.
+/// The first pods that fit on no node, for the page.
 pub(crate) fn refused(app: &App, most: usize) -> Vec<WaitingView> {
     let lines = Lines::of(app);
     let now = app.clock.unix_seconds();
@@ -167,8 +167,8 @@ pub(crate) fn refused(app: &App, most: usize) -> Vec<WaitingView> {
     .collect()
 }
 
-/// The pods that wait, whatever for. Looks at every node for some requests: tens of milliseconds each
-/// in a large cluster.
+/// All waiting pods, whatever they wait for. Checks every node for some requests: tens of
+/// milliseconds each in a large cluster.
 pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
     let is_asked = |namespace: &str| query.namespace.as_deref().is_none_or(|of| of == namespace);
     let limit = query.limit.unwrap_or(DEFAULT_LIMIT).min(MOST);
@@ -219,13 +219,13 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
     WaitingList { waiting, left_out: waiting - pods.len(), pods }
 }
 
-/// The first mend of a pod that no node fits.
+/// The first suggestion for a pod that fits on no node.
 fn suggestions_of(state: &WaitingState, known: &[Suggestion]) -> Option<String> {
     let rejections = state.refused.as_ref()?.keys().copied();
     wording::mends(&state.waiting.question, known, rejections).into_iter().next()
 }
 
-/// A pod as it was refused last, or as one that `fits` now.
+/// A pod as at its last refusal, or as one that `fits` now.
 fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> WaitingView {
     let waiting = &state.waiting;
     let closest = state.closest().filter(|_| !fits);
@@ -263,7 +263,7 @@ fn refused_request(pod: &SeenPod, fault: &RequestError, now_unix_seconds: u64) -
     }
 }
 
-/// Seconds since a moment; zero where it is not known or in the future.
+/// Seconds since a time; zero if it is unknown or in the future.
 pub(crate) fn since(created_unix_seconds: i64, now_unix_seconds: u64) -> u64 {
     let created = u64::try_from(created_unix_seconds).ok().filter(|created| *created > 0);
     created.map_or(0, |created| now_unix_seconds.saturating_sub(created))

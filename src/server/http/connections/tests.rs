@@ -1,4 +1,4 @@
-//! What is said over one connection, byte by byte.
+//! What goes over one connection, byte by byte.
 
 use std::net::IpAddr;
 use std::sync::atomic::AtomicUsize;
@@ -18,7 +18,7 @@ use crate::server::http::exchange::STAYS_FOR;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// As long as answers on the loopback take, many times over.
+/// Many times as long as answers on the loopback take.
 const A_WHILE: Duration = Duration::from_millis(50);
 
 fn routes() -> Router {
@@ -44,7 +44,7 @@ async fn pair() -> (TcpStream, TcpStream) {
     (client, listener.accept().await.unwrap().0)
 }
 
-/// A connection that is attended, until the sender says stop.
+/// A served connection. The sender stops the service.
 async fn attended() -> (TcpStream, watch::Sender<bool>, JoinHandle<()>) {
     let (client, server) = pair().await;
     let (stop, stopped) = watch::channel(false);
@@ -55,7 +55,7 @@ fn roomy() -> Limits {
     Limits::new(1_000, 64 << 20)
 }
 
-/// A place among as many as anybody could want.
+/// A connection under limits that are never reached.
 fn alone() -> Arc<Connection> {
     let clients = Clients::new(roomy());
     let place = clients.admit(IpAddr::from([127, 0, 0, 1]), Phase::Idle).unwrap();
@@ -68,7 +68,7 @@ async fn talk(stream: TcpStream, routes: Router, stop: watch::Receiver<bool>) ->
     converse(stream, &alone(), routes, stop, Rest::Allowed).await
 }
 
-/// Reads until `part` was there, and gives all of it.
+/// Reads until `part` has come, and returns everything read.
 async fn hear(client: &mut TcpStream, part: &str) -> String {
     let mut heard = Vec::new();
     let all = async {
@@ -83,7 +83,7 @@ async fn hear(client: &mut TcpStream, part: &str) -> String {
     String::from_utf8(heard).unwrap()
 }
 
-/// What still comes until the end.
+/// Everything that still comes until the end.
 async fn rest(client: &mut TcpStream) -> String {
     let mut heard = String::new();
     // A reset after the answer is an end as well.
@@ -221,7 +221,7 @@ async fn a_body_that_nobody_reads_is_never_taken_for_a_request() {
         client.write_all(format!("{head}{}", &smuggled[..first]).as_bytes()).await.unwrap();
         let mut heard = hear(&mut client, "deaf").await;
         tokio::time::sleep(A_WHILE).await;
-        // Whoever does not read may also hang up.
+        // A client that does not read may also hang up.
         let _ = client.write_all(&smuggled.as_bytes()[smuggled.len() - later..]).await;
         let _ = client.write_all(b"GET /hello HTTP/1.0\r\n\r\n").await;
         heard.push_str(&rest(&mut client).await);
@@ -285,7 +285,7 @@ async fn the_end_waits_for_answers_and_not_for_those_who_ask_nothing() {
     assert!(TcpStream::connect(address).await.is_err(), "nobody listens");
 }
 
-/// A service with these bounds; where it listens, and what ends it.
+/// A service with these limits: its address, and what stops it.
 async fn served(limits: Limits) -> (std::net::SocketAddr, watch::Sender<bool>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -483,7 +483,7 @@ async fn no_call_from_another_thread_is_missed() {
                 said.store(call, Ordering::SeqCst);
                 bell.wake();
                 while call % 7 == 0 && heard.load(Ordering::SeqCst) < call {
-                    std::thread::yield_now(); // until it is asleep again, or nearly
+                    std::thread::yield_now(); // until it sleeps again, or nearly
                 }
             }
         })

@@ -8,7 +8,7 @@ use super::*;
 use crate::server::http::limits::LOOKS;
 
 thread_local! {
-    /// How often this thread looked at what a connection does.
+    /// How often this thread read the phase of a connection.
     static LOOKED: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -16,7 +16,7 @@ pub(crate) fn count_look() {
     LOOKED.set(LOOKED.get() + 1);
 }
 
-/// How often it was looked at a connection since the last time.
+/// How often it did since the last call.
 fn looks() -> usize {
     LOOKED.replace(0)
 }
@@ -37,8 +37,8 @@ fn is_closed(clients: &Clients, place: &Place) -> bool {
     !clients.table().has(place.0.address, place.0.id)
 }
 
-/// Lets a connection wait for its client since so long ago. The clock has run for no time worth naming, so
-/// "now" is what is moved: later connections are later.
+/// Makes a connection wait for its client since `since_ms`. The clock has hardly run, so the tests
+/// move "now" instead: later connections are later.
 fn waits(place: &Place, phase: Phase, since_ms: u64) {
     *place.0.phase.lock() = (phase, Timestamp::from_millis(since_ms));
 }
@@ -173,7 +173,7 @@ async fn what_is_closed_hears_of_it_even_if_it_listens_later() {
     old.0.closing().await;
 }
 
-/// Milliseconds by which all real time of these tests has passed: the times that they set are later.
+/// Milliseconds: more than all real time of these tests. The times that they set are later.
 const LATER: u64 = 1 << 40;
 
 #[test]
@@ -181,7 +181,7 @@ fn however_many_one_address_has_a_choice_looks_at_few() {
     for phase in [Phase::Idle, Phase::Head, Phase::Work] {
         let clients = clients(4_096, 1_000);
         let crowd: Vec<Place> = (0..4_096).map(|_| open(&clients, 9)).collect();
-        // Each has done something since it came, some more than others.
+        // Each was active since it came, some more often than others.
         for (at, place) in (LATER..).zip(&crowd) {
             waits(place, phase, at % 97 + at / 2);
         }
@@ -209,7 +209,7 @@ fn those_that_ask_again_and_again_stay_though_their_own_address_floods() {
     for second in 0..5 {
         let now = LATER + 1_000 * second;
         agents.iter().zip(0..).for_each(|(agent, at)| waits(agent, Phase::Idle, now + at));
-        clients.close_overdue_at(Timestamp::from_millis(now)); // as it is done twice a second
+        clients.close_overdue_at(Timestamp::from_millis(now)); // as the service does twice a second
         for at in 500..900 {
             let now = Timestamp::from_millis(now + at);
             flood.push(clients.admit_at(address(9), Phase::Idle, now).unwrap());
@@ -241,7 +241,7 @@ fn however_many_hold_bytes_a_choice_looks_at_few_and_all_get_their_turn() {
     };
     assert_eq!(found, Some((address(9), crowd[700].0.id)));
     assert!(tries <= 1_000 / LOOKS + 1, "{tries}");
-    // Another address gets as much as it asks for, at once.
+    // Another address gets as many bytes as it needs, at once.
     let other = open(&clients, 1);
     looks();
     assert!(other.0.hold(100_000));
@@ -251,7 +251,7 @@ fn however_many_hold_bytes_a_choice_looks_at_few_and_all_get_their_turn() {
     clients.table().audit();
 }
 
-/// Of the addresses with the most connections the one that waits longest, found by looking at all.
+/// The longest waiting connection of the addresses with the most connections, by a full search.
 fn longest_of_all(clients: &Clients) -> Option<Timestamp> {
     let table = clients.table();
     let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();

@@ -1,23 +1,23 @@
-//! Whether a GPU may take new tenants, as far as the driver's events and its wishes tell.
+//! Whether a GPU may take new tenants, by the driver's events and recovery actions.
 //!
-//! Pure: [`crate::agent::nvml::probe`] brings what the driver says. An Xid that is not an application's fault makes
-//! the GPU (or the MIG instance that it names) sick. It is well again only when the driver says so:
-//! after it wanted something done, and no longer does, or after the driver was loaded anew. Time alone
-//! heals nothing. Where the driver tells what it wants (field 230), that counts, not a private table of
-//! Xids.
+//! Pure: [`crate::agent::nvml::probe`] passes in what the driver reports. An Xid that is not an
+//! application's fault makes the GPU, or the MIG instance that it names, unhealthy. It is healthy
+//! again only when the driver says so: after it requested an action and no longer does, or after
+//! the driver was loaded again. Time alone changes nothing. If the driver reports the action that
+//! it requests (field 230), that counts, not a private table of Xids.
 
 use std::collections::BTreeMap;
 
 use crate::report::condition::Ailment;
 
-/// Xids that an application causes and only it suffers from. The device plugin and the DRA driver of
-/// NVIDIA ignore the same ones.
+/// Xids that an application causes and that affect only it. NVIDIA's device plugin and DRA driver
+/// ignore the same ones.
 const APPLICATION_XIDS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 
-/// The Xid that says nothing but that the driver now wants something else to be done.
+/// The Xid that only says that the driver now requests another recovery action.
 const RECOVERY_XID: u64 = 154;
 
-/// What the driver wants to be done with a GPU: NVML's field 230, `nvmlDeviceGpuRecoveryAction_t`.
+/// The recovery action that the driver requests: field 230, `nvmlDeviceGpuRecoveryAction_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecoveryAction {
     /// Nothing.
@@ -30,12 +30,12 @@ pub enum RecoveryAction {
     DrainPeers,
     /// End its work, then reset it.
     DrainAndReset,
-    /// Something that a later driver knows.
+    /// An action of a later driver.
     Unknown(u64),
 }
 
 impl RecoveryAction {
-    /// The action that NVML's number stands for.
+    /// The action for NVML's number.
     pub fn from_nvml(number: u64) -> Self {
         match number {
             0 => Self::Nothing,
@@ -47,7 +47,7 @@ impl RecoveryAction {
         }
     }
 
-    /// What it makes of the GPU; none where nothing is wanted.
+    /// The fault that it stands for; `None` if no action is requested.
     fn ailment(self) -> Option<Ailment> {
         match self {
             Self::Nothing => None,
@@ -58,25 +58,25 @@ impl RecoveryAction {
     }
 }
 
-/// Something that the driver tells by event about a GPU.
+/// An event of the driver about a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// An Xid.
     Xid {
         /// Its number.
         number: u64,
-        /// The GPU instance that it is about; none: the whole GPU.
+        /// The GPU instance that it affects; `None`: the whole GPU.
         instance: Option<u32>,
     },
     /// The GPU is not available.
     Unavailable,
-    /// The driver wants something else to be done.
+    /// The driver requests another recovery action.
     RecoveryChanged,
 }
 
 impl Event {
-    /// The same event, of the whole GPU where it names an instance that is not known: better too many
-    /// suffer for it than none.
+    /// The same event, but for the whole GPU if it names an unknown instance. Too many devices are
+    /// unhealthy then, rather than too few.
     pub fn of_known_instance(self, is_known: impl FnOnce(u32) -> bool) -> Self {
         match self {
             Self::Xid { number, instance } => {
@@ -99,15 +99,15 @@ pub struct XidCounts {
 /// What is known of one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuHealth {
-    /// What an event made of the whole GPU (none) or of one GPU instance.
+    /// Faults by event, of the whole GPU (`None`) or of one GPU instance.
     strikes: BTreeMap<Option<u32>, Ailment>,
-    /// What the driver wants now.
+    /// The fault of the recovery action that the driver requests now.
     wish: Option<Ailment>,
-    /// Whether the driver wanted something, or was away, since the last strike.
+    /// Whether the driver requested an action, or was away, since the last strike.
     was_treated: bool,
-    /// Whether the driver has told what it wants since it was loaded.
+    /// Whether the driver has reported its recovery action since it was loaded.
     tells_wish: bool,
-    /// Number of the newest Xid of all.
+    /// Number of the newest Xid of any kind.
     last_xid: Option<u64>,
     /// Xids so far.
     counts: XidCounts,
@@ -136,11 +136,11 @@ impl GpuHealth {
         self.was_treated = self.wish.is_some();
     }
 
-    /// Takes in what the driver wants now; none where it does not know the question. Call it only for
-    /// a GPU that answers, and not when the question failed.
+    /// Takes in the requested recovery action; `None` if the driver does not know the field. Call
+    /// it only for a GPU that answers, and not if the read failed.
     pub fn learn_wish(&mut self, action: Option<RecoveryAction>) {
         if action.is_none() && self.tells_wish {
-            return; // it did know the question
+            return; // it knew the field before
         }
         self.tells_wish = action.is_some();
         self.wish = action.and_then(RecoveryAction::ailment);
@@ -152,19 +152,19 @@ impl GpuHealth {
         }
     }
 
-    /// Notes that the GPU did not answer because it is lost or needs a reset, or that the driver went
-    /// away: when it answers again, it has been seen to.
+    /// Notes that the GPU did not answer because it is lost or needs a reset, or that the driver
+    /// went away. When it answers again, it has been repaired.
     pub fn learn_absence(&mut self) {
         self.was_treated = true;
         self.tells_wish = false;
     }
 
-    /// Whether its recovery action is to be read at once, not just now and then.
+    /// Whether its recovery action must be read at once, not only with lists of processes.
     pub fn is_in_doubt(&self) -> bool {
         !self.strikes.is_empty() || self.wish.is_some() || self.was_treated
     }
 
-    /// What ails the GPU as a whole, or its instance `instance`.
+    /// The fault of the whole GPU, or of its instance `instance`.
     pub fn ailment(&self, instance: Option<u32>) -> Option<Ailment> {
         let struck = self.strikes.get(&None);
         let instance = instance.and_then(|id| self.strikes.get(&Some(id)));

@@ -1,7 +1,7 @@
-//! What a probe is: something that reads the devices of a node.
+//! A probe reads the devices of a node.
 //!
-//! There are two, [`crate::agent::nvml::probe`] and [`crate::agent::simulated::probe`]. A probe reads and never decides; what is
-//! sent when and to whom is the business of [`crate::agent::node::run`].
+//! There are two: [`crate::agent::nvml::probe`] and [`crate::agent::simulated::probe`]. A probe
+//! only reads. [`crate::agent::node::run`] decides what is sent, when and to whom.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -12,36 +12,36 @@ use crate::hardware::units::Timestamp;
 use crate::report::condition::Ailment;
 use crate::report::wire::{Booking, DeviceReport, DeviceUse, DriverReport};
 
-/// Whether processes are to be listed. Listing costs milliseconds under a lock of the driver that
-/// also stalls the workloads, so it is done more rarely than reading memory.
+/// Whether to list processes. Listing costs milliseconds under a lock of the driver that also
+/// stalls the workloads, so it is done less often than reading memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessSampling {
-    /// Memory, utilisation and health alone.
+    /// Only memory, utilization and health.
     Skip,
     /// The processes of each device, too.
     List,
 }
 
-/// What a probe saw at one moment.
+/// What a probe saw at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Everything that the node owns. Shared, since it rarely changes.
     pub inventory: Arc<[DeviceReport]>,
-    /// How it is used; no device twice.
+    /// The use of each device; no device twice.
     pub uses: Vec<DeviceUse>,
-    /// The driver, where there is one and it tells its version.
+    /// The driver, if there is one and it reports its version.
     pub driver: Option<DriverReport>,
     /// Xids of each GPU since the agent's start, by UUID.
     pub xids: BTreeMap<String, XidCounts>,
-    /// How many devices did not answer. Those known from before are in the inventory as unhealthy.
+    /// Number of devices that did not answer. Known ones are in the inventory as unhealthy.
     pub unreadable: usize,
-    /// Pods that were known to drain when it was taken, by UID; the sampler says it.
+    /// Pods known to drain when the sample was taken, by UID; set by the sampler.
     pub draining: BTreeSet<String>,
 }
 
 impl Sample {
-    /// What is left of this sample when the driver is away: the devices as they were, none of them
-    /// usable, nothing known of their use.
+    /// This sample for the time when the driver is away: the same devices, all unhealthy, with
+    /// unknown use.
     pub fn without_driver(&self) -> Self {
         let unread =
             |device: &DeviceReport| DeviceUse::unread(device.uuid.clone(), Ailment::DriverAway);
@@ -55,25 +55,25 @@ pub trait Probe: Send {
     /// the others.
     ///
     /// # Errors
-    /// [`ProbeError`] when no device at all can be read; the next call tries anew.
+    /// [`ProbeError`] if no device at all can be read; the next call tries again.
     fn sample(&mut self, processes: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError>;
 
-    /// Learns what is booked on the node: a simulated node plays it, a real one looks for what is left of
-    /// ended pods.
+    /// Learns the allocations on the node. A simulated node plays them; a real one looks for
+    /// processes that are left of ended pods.
     fn observe(&mut self, bookings: &[Booking], now: Timestamp) {
         let _ = (bookings, now);
     }
 
-    /// Whether [`Probe::sample`] may block, so that it must not run on a thread of the event loop.
+    /// Whether [`Probe::sample`] may block and must not run on a thread of the event loop.
     fn may_block(&self) -> bool {
         true
     }
 }
 
-/// Why nothing can be read on this node. Each is tried again without a restart.
+/// Why nothing can be read on this node. Each error is retried without a restart.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
-    /// The library is not there or cannot be loaded.
+    /// The library does not exist or cannot be loaded.
     #[error(
         "NVIDIA's library `{library}` cannot be loaded ({cause}): install the NVIDIA driver on this \
          node, run the agent with the `nvidia` runtime class or mount the driver's libraries, or \
@@ -82,22 +82,22 @@ pub enum ProbeError {
     LibraryMissing {
         /// The library.
         library: PathBuf,
-        /// What the loader said.
+        /// The error of the loader.
         cause: String,
     },
-    /// The library is there, the kernel module is not.
+    /// The library exists, but the kernel module is not loaded.
     #[error(
         "NVIDIA's kernel driver is not loaded: check `lsmod` and the driver's installation on this \
          node"
     )]
     DriverNotLoaded,
-    /// Library and kernel module differ, as in the middle of an upgrade.
+    /// The versions of library and kernel module differ, as during an upgrade.
     #[error(
         "NVIDIA's library and kernel driver are of different versions, as during an upgrade: reload \
          the kernel driver or reboot the node when the upgrade is done"
     )]
     DriverMismatch,
-    /// The driver lacks something that cannot be done without.
+    /// The driver lacks a required function.
     #[error(
         "NVIDIA's library lacks a function that is needed ({cause}): version R510 of the driver or \
          newer is required"
@@ -109,24 +109,24 @@ pub enum ProbeError {
     /// Anything else.
     #[error("NVIDIA's library refuses to {what}: {cause}")]
     Driver {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the library said.
+        /// The error of the library.
         cause: String,
     },
-    /// A call has not come back.
+    /// A call has not returned.
     #[error(
         "NVIDIA's library has not answered for {seconds} s: the driver or a GPU hangs; look for Xid \
          lines in the kernel's log (`dmesg`)"
     )]
     Hangs {
-        /// How long it was waited for at least.
+        /// How long the agent waited at least.
         seconds: u64,
     },
-    /// The probe ended by a defect of ours.
+    /// The probe failed because of a bug in gpupack.
     #[error("the probe was interrupted: {cause}")]
     Interrupted {
-        /// What is known.
+        /// The known details.
         cause: String,
     },
 }

@@ -1,7 +1,7 @@
-//! What holds a client of MPS, by the environment of its process.
+//! The limit of an MPS client, by the environment of its process.
 //!
-//! It is what the process was started with: a program may have changed its variables since, or written
-//! over them, so this finds mistakes and no malice. Whatever is not understood holds nobody.
+//! This is the environment at the start of the process. A program may have changed or overwritten
+//! it since, so this finds mistakes, not malice. What cannot be understood counts as no limit.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -18,25 +18,25 @@ use crate::agent::processes::mounts::Mounts;
 /// Most bytes of an environment that are read. Thousands of services make a few hundred KiB.
 const MAX_ENVIRONMENT_BYTES: u64 = 2 << 20;
 
-/// Most bytes of a container's mounts that are read. A hundred volumes make some 30 KiB.
+/// Most bytes of a container's mounts that are read. A hundred volumes make about 30 KiB.
 const MAX_MOUNTS_BYTES: u64 = 1 << 20;
 
-/// Longest wait for what is read of a client; it takes less than a millisecond.
+/// Longest wait for one read about a client, which takes less than a millisecond.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(250);
 
-/// Most clients that are waited for without an answer: 2 seconds in all.
+/// Most reads without an answer at a time: 2 seconds of waiting in all.
 const MAX_UNANSWERED: usize = 8;
 
-/// Where a client looks for its daemon unless it is told.
+/// Where a client looks for its daemon by default.
 const DEFAULT_PIPES: &str = "/tmp/nvidia-mps";
 
-/// Clients of which something is being read. An environment is memory of its process, which can put there a
-/// file of a file system that never answers: such a reader is left behind, and no second one goes there.
+/// Clients with a read in progress. An environment is memory of its process, which can map a file
+/// there whose file system never answers. Such a reader is left behind, and gets no second one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unanswered(Arc<Mutex<BTreeSet<PathBuf>>>);
 
 impl Unanswered {
-    /// What `read` finds of a process; none where that takes too long, or too many others still do.
+    /// Runs `read` about a process; `None` if it takes too long, or too many others still do.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
         process: PathBuf,
@@ -54,7 +54,7 @@ impl Unanswered {
         let started = reader.spawn(move || {
             let found = read();
             all.forget(&process);
-            // Nobody may be waiting any more.
+            // The caller may have stopped waiting.
             let _ = answer.send(found);
         });
         if started.is_err() {
@@ -73,20 +73,21 @@ impl Unanswered {
 struct Client {
     /// Where it looks for its daemon, in its own file system.
     pipes: PathBuf,
-    /// What it may take of the device, in MiB.
+    /// Its memory limit on the device, in MiB.
     memory_mib: u64,
 }
 
-/// What the process with the folder `process` in the process table may take of the device `uuid`, in MiB,
-/// as a client of the daemon with these `pipes`, which this process sees; its own folder is `own`.
+/// The memory limit in MiB on the device `uuid` of the process with the folder `process` in the
+/// process table, as a client of the daemon with these `pipes`. This process sees `pipes`; its
+/// folder is `own`.
 ///
-/// None where its environment may not be read, says nothing of it or something else, or leads to another
-/// daemon. The path is told by mounts alone, and never followed: it is the client's, and may lead to a file
-/// system that does not answer, or by a link to what only we see there.
+/// `None` if its environment is not readable, sets no such limit, or leads to another daemon.
+/// Mounts alone tell where its path leads. The path is never opened: the client chose it, and it
+/// may lead to a file system that does not answer, or by a link to what only the agent sees there.
 pub(crate) fn limit_mib(process: &Path, uuid: &str, pipes: &Path, own: &Path) -> Option<u64> {
     let client = Client::of(&environment(process)?, uuid)?;
     let mut parts = client.pipes.strip_prefix("/").ok()?.components();
-    // A way up may start at a link.
+    // A path with `..` may pass a link.
     let is_plain = parts.all(|part| matches!(part, Component::Normal(_)));
     let mounts = |process| Mounts::of(process, MAX_MOUNTS_BYTES).ok();
     let ours = mounts(own)?.place(&pipes.canonicalize().ok()?)?;
@@ -94,7 +95,7 @@ pub(crate) fn limit_mib(process: &Path, uuid: &str, pipes: &Path, own: &Path) ->
     is_same.then_some(client.memory_mib)
 }
 
-/// The environment of a process; none where it may not be read, or is longer than any.
+/// The environment of a process; `None` if it is not readable or above the limit.
 fn environment(process: &Path) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = File::open(process.join("environ")).ok()?;
@@ -103,8 +104,8 @@ fn environment(process: &Path) -> Option<Vec<u8>> {
 }
 
 impl Client {
-    /// The client that these variables make of a process with the device `uuid` alone. Of variables that
-    /// are there twice, programs take the first or the last: all must do.
+    /// The client that these variables describe, with the device `uuid` alone. If a variable occurs
+    /// twice, programs take the first or the last: all must agree.
     fn of(environment: &[u8], uuid: &str) -> Option<Self> {
         let values = |name: &'static str| {
             environment.split(|byte| *byte == 0).filter_map(move |variable| {
@@ -127,8 +128,9 @@ impl Client {
     }
 }
 
-/// The most that a list of limits, such as `0=4096M`, allows of the device `uuid`, in MiB. None where an
-/// entry names another device: MPS drops all limits for one that the process cannot see.
+/// The largest amount that a list of limits, such as `0=4096M`, allows on the device `uuid`, in
+/// MiB. `None` if an entry names another device: then MPS drops all limits, as the process cannot
+/// see that device.
 fn allowed_mib(limits: &str, uuid: &str) -> Option<u64> {
     let mut most = None;
     for entry in limits.split(',') {
@@ -289,7 +291,7 @@ mod tests {
         for bad in ["/run/alike", "/run/gone", "/run/covered", "/run/mine/x", "/run/../run/mine"] {
             assert_eq!(limit(bad), None, "{bad}");
         }
-        // Where the agent would follow them, these links lead to the very folder of the daemon.
+        // If the agent followed them, these links would lead to the daemon's own folder.
         let run = at("proc/7").join("root").join("run");
         std::fs::create_dir_all(&run).unwrap();
         std::os::unix::fs::symlink(at("mps/pipe"), run.join("link")).unwrap();

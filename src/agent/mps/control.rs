@@ -1,7 +1,7 @@
-//! What a control daemon of MPS is asked, and how its answers are taken.
+//! Commands to a control daemon of MPS, and its answers.
 //!
-//! NVIDIA's control program is both: with `-f` it is the daemon of its pipe directory, without it reads
-//! commands and hands them to the daemon there.
+//! NVIDIA's control program has two roles. With `-f` it is the daemon of its pipe directory.
+//! Without, it reads commands and passes them to the daemon there.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -15,39 +15,39 @@ use crate::report::condition::MpsState;
 /// Longest time of one command.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Most bytes of an answer that are read: a list of servers is a few lines.
+/// Most bytes of an answer that are read: a list of servers has a few lines.
 const MAX_ANSWER_BYTES: u64 = 16 << 10;
 
-/// Most servers of one daemon that are asked for: one per user, and one user under a shared server.
+/// Most servers of one daemon that are checked: one per user, and one user under a shared server.
 const MAX_SERVERS: usize = 16;
 
-/// Arguments of a daemon in the foreground whose server takes clients of all users: containers run under
-/// many.
+/// Arguments of a daemon in the foreground whose server takes clients of all users, since
+/// containers run under many.
 const DAEMON: [&str; 2] = ["-f", "-multiuser-server"];
 
-/// The control program, for the daemon with these pipes.
+/// The control program for the daemon with these pipes.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     /// The program.
     pub(crate) program: PathBuf,
     /// Folder of the daemon's pipes.
     pub(crate) pipes: PathBuf,
-    /// Folder of its logs.
+    /// Folder of the daemon's logs.
     pub(crate) logs: PathBuf,
 }
 
 impl Control {
-    /// Starts the daemon for the GPU `uuid`; it is killed when the answer is dropped.
+    /// Starts the daemon for the GPU `uuid`. Dropping the returned child kills it.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The error of the operating system.
     pub(crate) fn start(&self, uuid: &str) -> std::io::Result<Child> {
         let mut daemon = self.command();
         daemon.args(DAEMON).env("CUDA_VISIBLE_DEVICES", uuid);
         daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
     }
 
-    /// How the daemon is.
+    /// The state of the daemon.
     pub(crate) async fn state(&self) -> MpsState {
         let servers = match self.ask("get_server_list").await {
             Some(answer) => servers(&answer),
@@ -58,18 +58,18 @@ impl Control {
         for server in servers {
             let answer = self.ask(&format!("get_server_status {server}")).await;
             let found = answer.map_or(MpsState::Faulted, |answer| status(&answer));
-            // The worst of all: a client may be that server's.
+            // The worst state of all counts: a client may be on that server.
             state = state.max(found);
         }
         state
     }
 
-    /// Tells the daemon to end itself and its servers, whatever their clients do.
+    /// Makes the daemon end itself and its servers, whatever their clients do.
     pub(crate) async fn quit(&self) {
         let _ = self.ask("quit -t 1").await;
     }
 
-    /// The answer to a command; none where no daemon gives one in time.
+    /// The answer to a command; `None` if no daemon answers in time.
     async fn ask(&self, command: &str) -> Option<String> {
         tokio::time::timeout(TIMEOUT, self.exchange(command)).await.ok()?
     }
@@ -103,14 +103,14 @@ fn is_folder(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.is_dir())
 }
 
-/// The process ids of a list of servers; none where it is no such list.
+/// The process ids in a list of servers; `None` if it is no such list.
 fn servers(answer: &str) -> Option<Vec<u32>> {
     let lines = answer.lines().map(str::trim).filter(|line| !line.is_empty());
     let servers: Option<Vec<u32>> = lines.map(|line| line.parse().ok()).collect();
     servers.filter(|servers| servers.len() <= MAX_SERVERS)
 }
 
-/// What a server says of itself. One that is not understood takes nobody that we know of.
+/// The state that a server reports. An unknown one counts as faulted.
 fn status(answer: &str) -> MpsState {
     match answer.trim() {
         "ACTIVE" => MpsState::Serving,

@@ -1,9 +1,9 @@
-//! The control daemons of MPS on this node, one per GPU: whether each serves, and, where the agent is told
-//! to, that each runs.
+//! The MPS control daemons on this node, one per GPU: whether each serves, and, with
+//! `--mps manage`, that each runs.
 //!
-//! A daemon without a server has no client. A server that has lost its GPU vanishes while its clients go on
-//! without limits, so the list of servers is watched, and not the daemon alone. Daemons end with the agent's
-//! container, whoever wants them to or not: its processes are killed with it.
+//! A daemon without a server has no client. A server that lost its GPU vanishes while its clients
+//! go on without limits. So the list of servers is watched, not only the daemon. Daemons always end
+//! with the agent's container, because its processes are killed with it.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -25,49 +25,49 @@ use crate::hardware::units::Timestamp;
 use crate::report::condition::MpsState;
 use crate::report::wire::{DeviceReport, Kind};
 
-/// Time between two looks at a daemon: as between two regular lists of processes.
+/// Time between two checks of a daemon: the same as between two regular lists of processes.
 pub const ASK_EVERY: Duration = Duration::from_secs(5);
 
-/// Pause before a daemon that ended is started again; it doubles with each further time.
+/// Pause before an ended daemon is started again; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Looks without an answer after which a daemon of ours is killed, and started again.
+/// Checks without an answer after which the agent kills its daemon and starts it again.
 const MISSES_MAX: u32 = 3;
 
-/// Looks between two at the memory that clients share, and how old what is removed must be.
+/// Checks between two sweeps of shared memory; in time also the least age of what is removed.
 const LOOKS_PER_SWEEP: u32 = 12;
 
-/// How long a daemon may take to end by itself.
+/// How long a daemon may take to end on request.
 const END_WITHIN: Duration = Duration::from_secs(3);
 
 /// Shared memory, in the folder of all daemons.
 const SHARED_MEMORY: &str = "shm";
 
-/// The folder of a node's shared memory: everybody's, as `/dev/shm` is.
+/// The mode of a node's shared memory: open to all users, as `/dev/shm` is.
 const SHARED_MEMORY_MODE: u32 = 0o1777;
 
-/// Who starts the daemons.
+/// The process that starts the daemons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duty {
-    /// Somebody else: they are looked at.
+    /// Another one: the agent only checks them.
     Rely,
     /// The agent.
     Manage,
 }
 
-/// What is to be known of the daemons.
+/// Settings of the daemons.
 #[derive(Clone, Debug)]
 pub struct MpsSettings {
     /// Folder with a folder `<UUID>/pipe` for each GPU, as in the configuration of the webhook.
     pub folder: PathBuf,
     /// NVIDIA's control program.
     pub program: PathBuf,
-    /// Who starts them.
+    /// The process that starts them.
     pub duty: Duty,
-    /// Time between two looks at each.
+    /// Time between two checks of each.
     pub ask_every: Duration,
     /// Where the host's process table is mounted.
     pub proc_root: PathBuf,
@@ -87,20 +87,20 @@ struct Shared {
     devices: watch::Sender<Devices>,
     /// The clients whose limits are being read.
     unanswered: Unanswered,
-    /// How each daemon was when it was looked at last.
+    /// The state of each daemon at the last check.
     known: Mutex<BTreeMap<String, (MpsState, Timestamp)>>,
 }
 
 /// The devices of the node that can have a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Devices {
-    /// Who starts each daemon, by UUID.
+    /// By UUID: the process that starts the daemon.
     duties: BTreeMap<String, Duty>,
     /// Whether all daemons are to end.
     is_over: bool,
 }
 
-/// The loops of a node's daemons, until they are ended.
+/// The loops of a node's daemons, until `end`.
 #[derive(Debug)]
 pub struct MpsLoops {
     daemons: MpsDaemons,
@@ -108,15 +108,15 @@ pub struct MpsLoops {
 }
 
 impl MpsDaemons {
-    /// Knows of no device yet.
+    /// Without any device.
     pub fn new(settings: MpsSettings, clock: Clock) -> Self {
         let devices = watch::Sender::new(Devices::default());
         let (unanswered, known) = (Unanswered::default(), Mutex::default());
         Self { shared: Arc::new(Shared { settings, clock, devices, unanswered, known }) }
     }
 
-    /// Learns which devices there are. MIG instances are never the agent's: a daemon of somebody else may
-    /// be there.
+    /// Learns the devices. The agent never manages MIG instances: another process's daemon may
+    /// serve them.
     pub fn learn(&self, inventory: &[DeviceReport]) {
         let is_plain = |uuid: &str| {
             !uuid.is_empty()
@@ -136,15 +136,15 @@ impl MpsDaemons {
         });
     }
 
-    /// How the daemon of a device was when it was looked at last; none where that is too long ago.
+    /// The state of a device's daemon at the last check; `None` if that is too long ago.
     pub fn state(&self, uuid: &str, now: Timestamp) -> Option<MpsState> {
         let known = self.shared.known.lock();
         let (state, asked) = known.get(uuid)?;
         (now.since(*asked) <= 3 * self.shared.settings.ask_every).then_some(*state)
     }
 
-    /// What the process `pid` may take of a device, in MiB, as a client of its daemon; none where it is held
-    /// by nothing that is known.
+    /// The limit of the process `pid` on a device as a client of its daemon, in MiB; `None` if no
+    /// limit is known.
     pub(crate) fn limit_mib(&self, pods: &PodsByProcess, pid: u32, uuid: &str) -> Option<u64> {
         let process = pods.folder_of(pid);
         let pipes = self.shared.control(uuid).pipes;
@@ -154,7 +154,7 @@ impl MpsDaemons {
         self.shared.unanswered.ask(process, move || clients::limit_mib(&asked, &uuid, &pipes, &own))
     }
 
-    /// Starts to look after the daemons of the devices that [`MpsDaemons::learn`] tells of.
+    /// Starts the loops for the devices of [`MpsDaemons::learn`].
     pub fn start(&self) -> MpsLoops {
         let shared = Arc::clone(&self.shared);
         MpsLoops { daemons: self.clone(), loops: tokio::spawn(look_after(shared)) }
@@ -162,7 +162,7 @@ impl MpsDaemons {
 }
 
 impl MpsLoops {
-    /// Ends the daemons that are the agent's. Takes some seconds at most.
+    /// Ends the daemons that the agent manages. Takes some seconds at most.
     pub async fn end(self) {
         self.daemons.shared.devices.send_modify(|devices| devices.is_over = true);
         let mut loops = self.loops;
@@ -179,7 +179,7 @@ impl Shared {
         Control { program: self.settings.program.clone(), pipes, logs }
     }
 
-    /// Notes how a daemon is, and writes to the log what has changed.
+    /// Notes the state of a daemon, and logs changes.
     fn note(&self, uuid: &str, state: MpsState) {
         let mut known = self.known.lock();
         let before = known.insert(uuid.to_owned(), (state, self.clock.now()));
@@ -197,7 +197,7 @@ impl Shared {
     }
 }
 
-/// Keeps one loop for each device, until all are to end.
+/// Keeps one loop for each device, until all have to end.
 async fn look_after(shared: Arc<Shared>) {
     let mut news = shared.devices.subscribe();
     let mut keepers = JoinSet::new();
@@ -210,7 +210,7 @@ async fn look_after(shared: Arc<Shared>) {
         if devices.is_over {
             break;
         }
-        // The one of a device that went and came back may still be ending: then the next one waits for it.
+        // If a device went and came back, its old loop may still be ending: the new one waits.
         running.retain(|_, keeper| !keeper.is_finished());
         for (uuid, duty) in devices.duties {
             running
@@ -220,7 +220,7 @@ async fn look_after(shared: Arc<Shared>) {
         tokio::select! {
             _ = news.changed() => {}
             Some(_) = keepers.join_next() => {}
-            // Nobody waits for one: what it looks at may be slow. At the end it is left alone.
+            // A sweep may be slow and blocks nothing. At the end it is left alone.
             _ = sweeps.tick() => if sweeping.as_ref().is_none_or(JoinHandle::is_finished) {
                 sweeping = Some(tokio::spawn(sweep(shared.settings.clone())));
             },
@@ -229,7 +229,7 @@ async fn look_after(shared: Arc<Shared>) {
     while keepers.join_next().await.is_some() {}
 }
 
-/// Empties the memory that clients share, where it is the agent's and no client is left.
+/// Removes what clients left in shared memory, if the agent manages it and no client lives.
 async fn sweep(settings: MpsSettings) {
     let folder = settings.folder.join(SHARED_MEMORY);
     if settings.duty != Duty::Manage || !folder.is_dir() {
@@ -248,19 +248,19 @@ async fn sweep(settings: MpsSettings) {
     }
 }
 
-/// Looks after the daemon of one device.
+/// Manages the daemon of one device.
 struct Keeper {
     shared: Arc<Shared>,
     control: Control,
     uuid: String,
     duty: Duty,
-    /// The daemon, where it is ours and runs.
+    /// The daemon, if the agent started it and it runs.
     daemon: Option<Child>,
-    /// When it may be started.
+    /// The earliest time for its start.
     next_start: Timestamp,
     /// The pause after its next end.
     pause: Duration,
-    /// Looks without an answer since it was started.
+    /// Checks without an answer since its start.
     misses: u32,
 }
 
@@ -302,7 +302,7 @@ impl Keeper {
         self.end().await;
     }
 
-    /// Starts the daemon where none answers, and kills ours where it does not.
+    /// Starts the daemon if none answers, and kills the agent's own if it does not answer.
     fn mind(&mut self, state: MpsState) {
         let now = self.shared.clock.now();
         match (state, &mut self.daemon) {
@@ -312,7 +312,7 @@ impl Keeper {
                 self.misses += 1;
                 if self.misses >= MISSES_MAX {
                     tracing::warn!(gpu = self.uuid, "the MPS daemon does not answer: it is killed");
-                    // It has ended otherwise, which is seen next.
+                    // On an error it has ended already, which the next check sees.
                     let _ = daemon.start_kill();
                 }
             }
@@ -342,7 +342,7 @@ impl Keeper {
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
     }
 
-    /// Notes that our daemon has ended by itself.
+    /// Notes that the agent's daemon has ended unexpectedly.
     fn bury(&mut self) {
         self.daemon = None;
         self.next_start = self.shared.clock.now().plus(self.pause);
@@ -350,7 +350,7 @@ impl Keeper {
         self.shared.note(&self.uuid, MpsState::Absent);
     }
 
-    /// A daemon of ours that was just started answers within moments, or has ended.
+    /// Time to the next check. A daemon that was just started is checked when its pause is over.
     fn time_to_next_look(&self) -> Duration {
         let every = self.shared.settings.ask_every;
         let until_start = self.next_start.since(self.shared.clock.now());
@@ -360,7 +360,7 @@ impl Keeper {
         }
     }
 
-    /// Ends the daemon where it is ours.
+    /// Ends the daemon if the agent started it.
     async fn end(mut self) {
         if self.daemon.is_some() {
             self.control.quit().await;
@@ -372,7 +372,7 @@ impl Keeper {
     }
 }
 
-/// Waits until the daemon has ended; for ever where there is none.
+/// Waits until the daemon has ended; forever if there is none.
 async fn ended(daemon: &mut Option<Child>) {
     match daemon {
         Some(daemon) => {
@@ -382,7 +382,7 @@ async fn ended(daemon: &mut Option<Child>) {
     }
 }
 
-/// Makes the folders of a daemon.
+/// Creates the folders of a daemon.
 fn prepare(folder: &Path, control: &Control) -> std::io::Result<()> {
     let shared_memory = folder.join(SHARED_MEMORY);
     for made in [&control.pipes, &control.logs, &shared_memory] {

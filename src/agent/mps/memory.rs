@@ -1,11 +1,11 @@
-//! The memory that daemons and clients of MPS share, as files: it is emptied when no client is left.
+//! The memory that MPS daemons and clients share, as files. It is emptied when no client is left.
 //!
-//! Clients that end without tidying up leave their files behind, and the folder is everybody's. Which client
-//! made a file cannot be told, so nothing is removed while any client lives. Where it cannot be told whether a
-//! process is one, since it has too many mounts, what it has open or mapped stays, and no more: else the owner
-//! of one container could keep the memory of the node from being emptied. What they left may be as deep as
-//! they like, and somebody new may change it meanwhile: folders are opened one at a time and never through a
-//! link, and what is in them is moved up instead of being followed down.
+//! Clients that end without cleaning up leave files behind, and the folder is open to all users.
+//! Which client made a file is unknown, so nothing is removed while any client lives. A process
+//! with too many mounts may be a client or not. Then only what it has open or mapped stays: else
+//! the owner of one container could keep the node's memory from being emptied. Leftovers may be
+//! deeply nested, and other processes may change them meanwhile. So folders are opened one at a
+//! time and never through a link, and their content is moved up instead of being followed down.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, OsStr};
@@ -26,36 +26,36 @@ use rustix::io::Errno;
 use crate::agent::processes::mounts::{Mounts, Place};
 use crate::clock::Clock;
 
-/// Most entries that are removed or moved at once; the rest the next time.
+/// Most entries removed or moved at once; the rest follows the next time.
 const MAX_REMOVED: usize = 10_000;
 
 /// Most bytes of a process's list of mapped files that are read.
 const MAX_MAPS_BYTES: u64 = 4 << 20;
 
-/// Most bytes of the mounts of a process that are read. A node of hundreds of pods makes 1 MiB; a container may
-/// make a hundred thousand mounts of its own.
+/// Most bytes of the mounts of a process that are read. A node of hundreds of pods makes 1 MiB; a
+/// container may make a hundred thousand mounts of its own.
 const MAX_MOUNTS_BYTES: u64 = 8 << 20;
 
-/// Where a container has its shared memory.
+/// Path of the shared memory in a container.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Removes what is left in `folder` where no process of another container has it as its shared memory.
-/// What is younger than `spared` stays, since a client may have come meanwhile, and so does what a daemon
-/// has open. Answers how many entries were removed.
+/// Removes what is left in `folder`, unless a process of another container has it as its shared
+/// memory. It spares what is younger than `spared`, since a client may have come meanwhile, and
+/// what a daemon has open. Returns the number of removed entries.
 ///
 /// # Errors
-/// What the operating system says, also where a process may not be looked at.
+/// The error of the operating system, also if a process may not be read.
 pub(crate) fn sweep(folder: &Path, proc_root: &Path, spared: Duration) -> io::Result<usize> {
     let own = proc_root.join("self");
     let container = fs::read_link(own.join("ns/mnt"))?;
     let shared = Mounts::of(&own, MAX_MOUNTS_BYTES)?.place(&folder.canonicalize()?);
     let shared = shared.ok_or_else(|| io::Error::other("it is in none of our mounts"))?;
-    // Where it cannot be read, all are taken for containers.
+    // If it is not readable, all processes count as containers.
     let host = fs::read_link(proc_root.join("1/ns/mnt")).ok();
     let (mut used, mut known) = (BTreeSet::new(), BTreeMap::new());
     for process in processes(proc_root)? {
         let Some(of) = absent(fs::read_link(process.join("ns/mnt")))? else { continue };
-        // Hundreds of processes see the same mounts. The link is read, and not followed.
+        // Hundreds of processes see the same mounts. The link is read, not followed.
         let view = (of.clone(), fs::read_link(process.join("root")).ok());
         let is_client = match known.get(&view) {
             Some(is_client) => *is_client,
@@ -90,17 +90,17 @@ pub(crate) fn sweep(folder: &Path, proc_root: &Path, spared: Duration) -> io::Re
     broom.sweep()
 }
 
-/// Whether who sees these mounts has `shared` as its shared memory. Its own path is mounted in a container, and
-/// by its mount it is told. Where it is not, it may be a link: then whoever can reach `shared` at all counts,
-/// but for the host, which sees all mounts of the node.
+/// Whether processes with these mounts have `shared` as their shared memory. A container mounts
+/// `SHARED_MEMORY`, and that mount decides. If it is not mounted, it may be a link: then each
+/// process that can reach `shared` counts, except on the host, which sees all mounts.
 fn are_clients(mounts: &Mounts, shared: &Place, is_host: bool) -> bool {
     let path = Path::new(SHARED_MEMORY);
     let is_told = is_host || mounts.is_mount_point(path);
     mounts.place(path).as_ref() == Some(shared) || (!is_told && mounts.are_near(shared))
 }
 
-/// Whether nothing changed an entry for so long. By the time that its owner cannot set; one to come is that of
-/// a clock that was put back.
+/// Whether an entry has not changed for the time `spared`, by its ctime, which its owner cannot
+/// set. A time in the future comes from a clock that was set back, and counts as old.
 fn is_old(found: &Metadata, spared: Duration) -> bool {
     let part = |number: i64| u64::try_from(number).unwrap_or(0);
     let since_1970 = Duration::from_secs(part(found.ctime()))
@@ -108,25 +108,25 @@ fn is_old(found: &Metadata, spared: Duration) -> bool {
     Clock::age_of(since_1970).is_none_or(|age| age >= spared)
 }
 
-/// Removes entries of a folder, with all that is in them, by a bounded number of steps and two open folders.
+/// Removes entries of a folder with their content, in bounded steps and with two open folders.
 struct Broom {
     folder: File,
-    /// The inodes that stay.
+    /// Inodes of files that stay.
     used: BTreeSet<u64>,
-    /// Entries of the folder that are to be removed.
+    /// Entries of the folder to remove.
     moved: Vec<CString>,
-    /// How many steps are left.
+    /// Steps that are left.
     left: usize,
 }
 
 impl Broom {
-    /// Removes what is to be removed; how many entries. A fault with one does not keep the others.
+    /// Removes the entries; returns their number. An error with one does not stop the others.
     fn sweep(mut self) -> io::Result<usize> {
         let (mut removed, mut fault) = (0, None);
         while let Some(name) = self.moved.pop().filter(|_| self.left > 0) {
             match self.remove(&name) {
                 Ok(count) => removed += count,
-                // Who is faster than we are, or uses it, keeps it.
+                // Another process has removed it, or still uses it: then it stays.
                 Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => {}
                 Err(error) => fault = fault.or(Some(error)),
             }
@@ -182,13 +182,13 @@ fn processes(proc_root: &Path) -> io::Result<Vec<PathBuf>> {
 /// The inodes of the files that a process has open or mapped; too many rather than too few.
 fn used_by(process: &Path) -> BTreeSet<u64> {
     let open = fs::read_dir(process.join("fd")).into_iter().flatten().filter_map(Result::ok);
-    // A file system of a tenant may never answer, so what the kernel knows of the file has to do.
+    // A tenant's file system may never answer, so the kernel's cached state has to do.
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
     let found = |entry: fs::DirEntry| statx(CWD, entry.path(), flags, StatxFlags::INO).ok();
     let open = open.filter_map(found).map(|found| found.stx_ino);
     let mut text = Vec::new();
     if let Ok(maps) = File::open(process.join("maps")) {
-        // What could be read of it counts.
+        // What could be read counts.
         let _ = maps.take(MAX_MAPS_BYTES).read_to_end(&mut text);
     }
     let text = String::from_utf8_lossy(&text);
@@ -196,9 +196,9 @@ fn used_by(process: &Path) -> BTreeSet<u64> {
     open.chain(mapped).collect()
 }
 
-/// `None` for what is not there, as processes and their files come and go.
+/// `None` for what does not exist, as processes and their files come and go.
 fn absent<T>(result: io::Result<T>) -> io::Result<Option<T>> {
-    // A process that ends while it is looked at.
+    // The error of a process that ends while it is read.
     const NO_SUCH_PROCESS: i32 = 3;
     match result {
         Ok(found) => Ok(Some(found)),
@@ -225,8 +225,8 @@ mod tests {
         folder
     }
 
-    /// A process that sees a folder of this world as its shared memory. There is nothing but what the kernel
-    /// tells of it: no root folder to look into.
+    /// A process that sees a folder of this test as its shared memory. It has only what the kernel
+    /// writes about it, and no root folder.
     fn process(folder: &Path, pid: &str, sees: &str, container: &str) {
         let seen = folder.canonicalize().unwrap().join(sees);
         let mounts = format!(
@@ -348,7 +348,7 @@ mod tests {
             ("shm/folder", "/run/shm", "", "mnt:[2]", true),
             ("", "/all", "", "mnt:[2]", true),
             ("other", "/run/shm", "", "mnt:[2]", false),
-            // Its shared memory is mounted, so it is no link: a look at the whole node, as monitoring has it.
+            // Its shared memory is a mount and no link: a view of the whole node, for monitoring.
             ("", "/host", own, "mnt:[2]", false),
             ("shm", "/host/run/gpupack/mps/shm", own, "mnt:[2]", false),
             // What is mounted over it counts.

@@ -1,9 +1,10 @@
-//! When to sample, and when to list processes: pure decisions over the clock and the bookings.
+//! When to sample, and when to list processes: pure decisions over the clock and the allocations.
 //!
-//! Reading memory costs microseconds, listing processes milliseconds under a lock of the driver that
-//! also stalls the workloads. So lists are read each five seconds, in the minute after the end of a pod (its
-//! room is free only when a list shows no process of it), and when use departs from what the last list
-//! showed: when it has grown, or when more is used than is booked and that has changed.
+//! Reading memory costs microseconds. Listing processes costs milliseconds under a lock of the
+//! driver that also stalls the workloads. So lists are read every five seconds, and for a minute
+//! after the end of a pod, whose room is free only when lists show no process of it. They are also
+//! read when use departs from the last list: it has grown, or it has changed and is above what is
+//! allocated.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,21 +13,21 @@ use crate::agent::gpu::probe::{ProcessSampling, Sample};
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{Booking, BookingState};
 
-/// How often processes are listed at least.
+/// Longest time between two lists of processes.
 const LIST_EVERY: Duration = Duration::from_secs(5);
 
-/// Time between samples while a pod is draining, so that its room is seen soon.
+/// Time between samples while a pod drains, so that its room is soon free.
 const QUICK_PERIOD: Duration = Duration::from_millis(250);
 
-/// How long the end of a pod makes haste. A process that is stuck for longer, be it in the driver, is looked
-/// for as rarely as others: each list holds up the workloads.
+/// How long the end of a pod shortens the pause. A process that hangs longer, maybe in the driver,
+/// is checked as rarely as others, since each list stalls the workloads.
 const HASTE_FOR: Duration = Duration::from_secs(60);
 
 /// Time between attempts while nothing can be read: opening the library is slow.
 const PROBE_RETRY: Duration = Duration::from_secs(5);
 
-/// How much memory must have come or gone on a device before its list is read early:
-/// less than the context of one process, which takes hundreds of MiB.
+/// Change of a device's used memory above which its list is read early: less than the context of
+/// one process, which takes hundreds of MiB.
 const DEPARTURE_MIB: u64 = 64;
 
 /// Decides when one node is sampled.
@@ -34,18 +35,18 @@ const DEPARTURE_MIB: u64 = 64;
 pub struct Cadence {
     /// Time between samples.
     period: Duration,
-    /// When processes were listed last.
+    /// Time of the last lists of processes.
     listed: Option<Timestamp>,
     /// Used memory of each device at that time.
     listed_mib: BTreeMap<String, u64>,
-    /// When each draining pod was first seen to drain, by UID.
+    /// When each draining pod was first seen draining, by UID.
     drains: BTreeMap<String, Timestamp>,
     /// The time of the last sample.
     sampled: Timestamp,
 }
 
 impl Cadence {
-    /// Samples each `period`.
+    /// A cadence of one sample per `period`.
     pub fn new(period: Duration) -> Self {
         Self {
             period,
@@ -70,7 +71,7 @@ impl Cadence {
         }
     }
 
-    /// Whether any pod has begun to drain not long ago.
+    /// Whether any pod has started to drain recently.
     fn is_hasty(&self, bookings: &[Booking]) -> bool {
         let is_new = |uid: &String| {
             self.drains.get(uid).is_none_or(|since| self.sampled.since(*since) < HASTE_FOR)
@@ -78,12 +79,12 @@ impl Cadence {
         bookings.iter().any(|it| it.state == BookingState::Draining && is_new(&it.pod_uid))
     }
 
-    /// Whether a sample without lists shows that the lists are wanted at once: a device on which more is
-    /// used than when they were read last, or on which less is, and still more than is booked.
+    /// Whether a sample without lists shows that lists are needed at once. That is so if a device
+    /// uses more than at the last lists, or uses less, but still more than is allocated.
     ///
-    /// Growth counts within the books too: one tenant's idle share may hide what another takes beyond
-    /// its own. Memory that comes and goes costs at most one list more for each regular one, since it
-    /// grows only beyond what the last list saw.
+    /// Growth within what is allocated counts too: one tenant may use the idle share of another.
+    /// Memory that comes and goes costs at most one extra list for each regular one, since only use
+    /// beyond the last list counts as growth.
     pub fn departs(&self, sample: &Sample, bookings: &[Booking]) -> bool {
         sample.uses.iter().any(|device| {
             let Some(used) = device.used_mib else { return false };
@@ -93,7 +94,7 @@ impl Cadence {
         })
     }
 
-    /// Learns that `sample`, taken `now`, lists processes.
+    /// Learns that `sample`, taken `now`, has lists of processes.
     pub fn learn_lists(&mut self, sample: &Sample, now: Timestamp) {
         self.listed = Some(now);
         let used = sample.uses.iter().map(|it| (it.uuid.clone(), it.used_mib.unwrap_or(0)));
@@ -111,7 +112,7 @@ impl Cadence {
     }
 }
 
-/// What is booked of the memory of the device `uuid`.
+/// Allocated memory of the device `uuid`.
 fn booked_mib(bookings: &[Booking], uuid: &str) -> u64 {
     let devices = bookings.iter().flat_map(|booking| &booking.devices);
     devices

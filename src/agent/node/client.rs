@@ -1,7 +1,7 @@
 //! The HTTP side of the conversation with one extender.
 //!
-//! Plain HTTP on kept-alive connections. TLS and the service-account token that proves the node
-//! belong here, in [`ExtenderClient::new`] and [`ExtenderClient::put`], and nowhere else.
+//! Plain HTTP on kept-alive connections. TLS and a service-account token that proves the node would
+//! belong in [`ExtenderClient::new`] and [`ExtenderClient::put`], and nowhere else.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::agent::node::session::Answer;
 use crate::causes::with_causes;
 use crate::report::wire::{MAX_BODY_BYTES, Refusal, Reply, Report, is_readable, report_path};
 
-/// Longest time from the first byte to the last. An extender that needs longer counts as away.
+/// Longest time from the first byte to the last. A slower extender counts as away.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Longest time to connect.
@@ -27,7 +27,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an idle connection is kept: longer than any sensible period.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Reports on their way to one extender at the same time, when one process plays many nodes.
+/// Concurrent reports to one extender, when one process plays many nodes.
 const REPORTS_IN_FLIGHT_MAX: usize = 64;
 
 /// One extender.
@@ -35,10 +35,9 @@ const REPORTS_IN_FLIGHT_MAX: usize = 64;
 pub struct ExtenderClient {
     /// Its address without a final slash.
     base: String,
-    /// Connections to it.
     http: Client<HttpConnector, Full<Bytes>>,
-    /// Bounds the reports in flight. Each extender has its own, so that one that hangs does not hold
-    /// up the others.
+    /// Limits the reports in flight. Each extender has its own, so that one that hangs does not
+    /// delay the others.
     permits: Semaphore,
 }
 
@@ -53,10 +52,10 @@ pub struct AddressError {
 }
 
 impl ExtenderClient {
-    /// A client of the extender at `url`; connects when it is first used.
+    /// A client of the extender at `url`; it connects at the first use.
     ///
     /// # Errors
-    /// [`AddressError`] when `url` is not an `http` address.
+    /// [`AddressError`] if `url` is not an `http` address.
     pub fn new(url: &str) -> Result<Self, AddressError> {
         let fault = |cause: String| AddressError { url: url.to_owned(), cause };
         let address: Uri = url.parse().map_err(|cause| fault(format!("{cause}")))?;
@@ -85,8 +84,8 @@ impl ExtenderClient {
         &self.base
     }
 
-    /// Waits for its turn, has the report written, and sends it. Writing comes last, so that the
-    /// report is not older than it must be.
+    /// Waits for a permit, calls `write`, and sends the report. It is written last, so that it is
+    /// as recent as possible.
     pub async fn put(&self, node: &str, write: impl FnOnce() -> Report) -> Answer {
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
         let body = serde_json::to_vec(&write()).expect("a report has no map and cannot fail");
@@ -113,7 +112,7 @@ impl ExtenderClient {
     }
 }
 
-/// What an answer means.
+/// The meaning of an answer.
 fn read(status: StatusCode, body: &[u8]) -> Answer {
     if status == StatusCode::OK {
         return match serde_json::from_slice::<Reply>(body) {
@@ -132,7 +131,7 @@ fn read(status: StatusCode, body: &[u8]) -> Answer {
     let error = refusal.map_or_else(|| status.to_string(), |it| format!("{status}: {}", it.error));
     let is_away = status.is_server_error()
         || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::NOT_FOUND);
-    // Not found: an extender that does not know the node yet.
+    // Not found: the extender does not know the node yet.
     if is_away { Answer::Away { error } } else { Answer::Refused { error } }
 }
 

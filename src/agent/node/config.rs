@@ -1,4 +1,4 @@
-//! What an agent is started with, and what its loops share.
+//! The configuration of an agent, and the state that its loops share.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::agent::node::metrics::AgentMetrics;
 use crate::agent::node::session::{Contact, NodeBooks};
 use crate::clock::Clock;
 
-/// What the agent needs to know, whatever it reports.
+/// The configuration of an agent, whatever it reports.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
     /// Addresses of the extender's replicas; each gets every report.
@@ -19,30 +19,29 @@ pub struct AgentConfig {
     pub period: Duration,
     /// The clock of this process.
     pub clock: Clock,
-    /// Where figures of the GPUs go, where anybody wants them.
+    /// Metrics of the GPUs; `None` without an endpoint for them.
     pub metrics: Option<AgentMetrics>,
 }
 
-/// One replica of the extender, as all nodes of this process see it.
+/// One replica of the extender, shared by all nodes of this process.
 pub(crate) struct Extender {
-    /// The way to it.
+    /// The client for it.
     pub(crate) client: ExtenderClient,
-    /// When it last answered anyone.
+    /// When it last answered any node.
     pub(crate) contact: Mutex<Contact>,
 }
 
-/// What the loops of one node share.
+/// State that the loops of one node share.
 pub(crate) struct Node {
-    /// Its name.
     pub(crate) name: String,
-    /// What the extenders say is booked on it.
+    /// The allocations on it, as the extenders report them.
     pub(crate) books: Mutex<NodeBooks>,
-    /// Told when the bookings changed.
+    /// Notified when the allocations change.
     pub(crate) news: Notify,
 }
 
 impl Node {
-    /// The bookings; held for moments only, never across an await.
+    /// The allocations. The lock is short and never held across an await.
     pub(crate) fn books(&self) -> MutexGuard<'_, NodeBooks> {
         self.books.lock()
     }

@@ -1,9 +1,10 @@
-//! Which devices kubelet hands out by itself: those of a device plugin, as kubelet's `PodResources` service
-//! tells on a Unix socket (`v1.PodResourcesLister/GetAllocatableResources`). gpupack places nobody on them.
+//! The devices that kubelet hands out: those of a device plugin, read from kubelet's `PodResources`
+//! service on a Unix socket (`v1.PodResourcesLister/GetAllocatableResources`). gpupack places no
+//! pod there.
 //!
-//! One call without arguments and a list of names: gRPC is spoken here by hand, over HTTP/2, and the
-//! answer's two nested messages are read field by field. Kubelet limits the rate of calls, so it is asked
-//! each ten seconds.
+//! The call has no arguments, and the answer is a list of names. So gRPC is written by hand here,
+//! over HTTP/2, and the two nested messages of the answer are read field by field. Kubelet limits
+//! the rate of calls, so there is one every ten seconds.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,7 +25,7 @@ use crate::hardware::units::Timestamp;
 use crate::report::condition::Ailment;
 use crate::report::wire::Booking;
 
-/// Where kubelet listens.
+/// Path of kubelet's socket.
 pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 
 /// Time between two calls.
@@ -33,28 +34,28 @@ const ASK_EVERY: Duration = Duration::from_secs(10);
 /// Longest time of one call.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Largest answer that is read; a node of 256 devices in 16 replicas comes to 200 KiB.
+/// Largest answer that is read; a node of 256 devices in 16 replicas makes 200 KiB.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
 
-/// Why kubelet's devices are not known.
+/// Why kubelet's devices are unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KubeletError {
     /// There is no socket: no kubelet, or it is not mounted.
     #[error("there is no socket")]
     Absent,
-    /// The socket is there and cannot be used.
+    /// The socket exists and cannot be used.
     #[error("{cause}")]
     Connection {
-        /// What is known.
+        /// The known details.
         cause: String,
     },
     /// Kubelet refused the call.
     #[error("kubelet answers with gRPC status `{status}`")]
     Refused {
-        /// The status; 8 says that it was asked too often.
+        /// The gRPC status; 8 means too many calls.
         status: String,
     },
-    /// The answer is none.
+    /// The answer is not valid.
     #[error("kubelet's answer cannot be read")]
     Malformed,
 }
@@ -66,22 +67,22 @@ pub struct KubeletDevices {
     known: Arc<Mutex<Known>>,
 }
 
-/// What was learnt last.
+/// The last known state.
 #[derive(Debug, Default)]
 struct Known {
     /// UUIDs of GPUs and MIG instances.
     devices: BTreeSet<String>,
-    /// What the log has; none before the first call.
+    /// The state in the log; none before the first call.
     told: Option<Result<BTreeSet<String>, KubeletError>>,
 }
 
 impl KubeletDevices {
-    /// Asks at `socket`; nothing is known before the first call.
+    /// A handle for the service at `socket`. It knows nothing before the first call.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into(), known: Arc::default() }
     }
 
-    /// Asks once. Without a socket nothing is kubelet's; after any other failure, what was known stays.
+    /// Calls once. Without a socket kubelet has no devices; other failures keep the last state.
     pub async fn refresh(&self) {
         let asked = tokio::time::timeout(TIMEOUT, allocatable(&self.socket)).await;
         let late = KubeletError::Connection { cause: "no answer in time".to_owned() };
@@ -117,7 +118,7 @@ impl KubeletDevices {
         }
     }
 
-    /// Asks for ever.
+    /// Calls forever.
     pub async fn run(self) {
         loop {
             tokio::time::sleep(ASK_EVERY).await;
@@ -130,12 +131,12 @@ impl KubeletDevices {
     }
 }
 
-/// A probe whose devices take no tenants where they are kubelet's.
+/// A probe that reports kubelet's devices as taken.
 #[derive(Debug)]
 pub struct BesideKubelet<P> {
     /// Reads the devices.
     pub probe: P,
-    /// Those that are kubelet's.
+    /// The devices of kubelet.
     pub kubelet: KubeletDevices,
 }
 
@@ -145,7 +146,7 @@ impl<P: Probe> Probe for BesideKubelet<P> {
         for seen in &mut sample.uses {
             if self.kubelet.owns(&seen.uuid) {
                 seen.healthy = false;
-                // What else ails it is worse.
+                // Any other fault is worse.
                 seen.ailment = seen.ailment.or(Some(Ailment::KubeletOwned));
             }
         }
@@ -164,7 +165,7 @@ impl<P: Probe> Probe for BesideKubelet<P> {
 /// UUIDs of the devices that kubelet may hand out.
 ///
 /// # Errors
-/// [`KubeletError`] where they are not known.
+/// [`KubeletError`] if they are unknown.
 pub async fn allocatable(socket: &Path) -> Result<BTreeSet<String>, KubeletError> {
     let failed =
         |error: &dyn std::error::Error| KubeletError::Connection { cause: error.to_string() };
@@ -200,17 +201,17 @@ pub async fn allocatable(socket: &Path) -> Result<BTreeSet<String>, KubeletError
     }
 }
 
-/// The gRPC status, in front of the body where there is none, else after it; at most 16 characters.
+/// The gRPC status, before the body if there is none, otherwise after it; at most 16 characters.
 fn status(headers: &HeaderMap) -> Option<String> {
     let value = headers.get("grpc-status")?.to_str().unwrap_or("unreadable");
     Some(value.chars().take(16).collect())
 }
 
-/// Bytes before a gRPC message: whether it is compressed, and its length.
+/// Bytes before a gRPC message: the compression flag and the length.
 const FRAME_HEAD: usize = 5;
 
-/// Device ids of an `AllocatableResourcesResponse` in its frame; none where it is not one. A replica's
-/// id is that of its device and `::<number>`.
+/// Device ids of an `AllocatableResourcesResponse` in its frame; `None` if it is not one. A
+/// replica's id is that of its device and `::<number>`.
 fn devices(frame: &[u8]) -> Option<BTreeSet<String>> {
     let (head, message) = frame.split_at_checked(FRAME_HEAD)?;
     let [0, length @ ..] = head else { return None };
@@ -231,8 +232,8 @@ fn devices(frame: &[u8]) -> Option<BTreeSet<String>> {
     Some(ids)
 }
 
-/// The fields of a protobuf message that have a length, with their numbers; others are passed over. None
-/// where it is no message.
+/// The fields with a length of a protobuf message, with their numbers; others are skipped. `None`
+/// if it is not a message.
 fn fields(mut rest: &[u8]) -> Option<Vec<(u64, &[u8])>> {
     let mut found = Vec::new();
     while !rest.is_empty() {
@@ -256,7 +257,7 @@ fn fields(mut rest: &[u8]) -> Option<Vec<(u64, &[u8])>> {
     Some(found)
 }
 
-/// Takes a number of 7 bits a byte, the lowest first, off the front.
+/// Takes a number of 7 bits per byte, the lowest first, off the front.
 fn varint(rest: &mut &[u8]) -> Option<u64> {
     let mut number = 0_u64;
     for shift in (0..64).step_by(7) {

@@ -12,33 +12,30 @@ use crate::clock::Clock;
 
 /// Reports one node to one extender.
 pub(crate) struct Link {
-    /// The node.
     pub(crate) node: Arc<Node>,
     /// Position of the extender in the configuration.
     pub(crate) position: usize,
-    /// The extender.
     pub(crate) extender: Arc<Extender>,
     /// The state of the conversation.
     pub(crate) session: Session,
     /// The newest sample.
     pub(crate) newest: watch::Receiver<Option<Arc<Sample>>>,
-    /// The clock of this process.
     pub(crate) clock: Clock,
-    /// Whether the log has that this node's reports are refused.
+    /// Whether the log says that this node's reports are refused.
     pub(crate) is_refused: bool,
 }
 
 impl Link {
     /// Reports until the sampler ends.
     pub(crate) async fn run(mut self) {
-        // Ends with the process: the sampler never drops its end before.
+        // Ends with the process: the sampler never drops its end earlier.
         while self.newest.changed().await.is_ok() {
             let mut next = Next::HelloNow;
             while next == Next::HelloNow {
                 next = self.exchange().await;
             }
             if let Next::Pause(pause) = next {
-                // Half of it by chance, so that many agents do not come back at one moment.
+                // Half of the pause is random, so that agents do not all come back together.
                 let part = rand::rng().random_range(500..=1_000_u32);
                 tokio::time::sleep(pause.saturating_mul(part) / 1_000).await;
             }
@@ -48,7 +45,7 @@ impl Link {
     /// One report and its answer.
     async fn exchange(&mut self) -> Next {
         let (session, newest) = (&mut self.session, &mut self.newest);
-        // The first sample is there: links wait for it before they come here.
+        // The first sample exists: links wait for it before they come here.
         let Some(mut sample) = newest.borrow_and_update().clone() else { return Next::NextSample };
         let answer = self.extender.client.put(&self.node.name, || {
             if let Some(newer) = newest.borrow_and_update().clone() {
@@ -72,8 +69,8 @@ impl Link {
         next
     }
 
-    /// Writes to the log what has changed: about the extender once, whatever the number of nodes,
-    /// about this node's reports for itself.
+    /// Logs changes: those of the extender once, whatever the number of nodes, and those of this
+    /// node's reports for each node.
     fn tell(&mut self, answer: &Answer) {
         let (node, extender) = (&self.node.name, self.extender.client.address());
         let was_refused = self.is_refused;

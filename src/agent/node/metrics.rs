@@ -1,8 +1,8 @@
-//! Figures of this node's GPUs for Prometheus, on an endpoint of the agent's own.
+//! Metrics of this node's GPUs for Prometheus, on an endpoint of the agent's own.
 //!
-//! One node has few GPUs, so each has its own series here; the extender, which has them all, exports
-//! sums only. `UUID`, `gpu` and `Hostname` are spelt as DCGM's exporter spells them, so that both can
-//! be joined. What the driver cannot say has no series: zero would be a lie.
+//! A node has few GPUs, so each has its own series here. The extender has them all and exports
+//! sums only. `UUID`, `gpu` and `Hostname` are spelled as in DCGM's exporter, so that both can be
+//! joined. What the driver does not report has no series: zero would be false.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -24,14 +24,14 @@ use crate::scoring::efficiency::busy_part;
 /// Labels of every series of a GPU.
 const LABELS: [&str; 4] = ["UUID", "gpu", "Hostname", "model"];
 
-/// Labels of every series of a tenant of a GPU. The UID tells a pod from an earlier one of its name.
+/// Labels of every series of a GPU's tenant. The UID separates pods that had the same name.
 const TENANT_LABELS: [&str; 5] = ["UUID", "Hostname", "namespace", "pod", "uid"];
 
-/// Figures of the GPUs of the nodes of one process; a handle, cheap to copy.
+/// Metrics of the GPUs of all nodes of one process; a handle, cheap to copy.
 #[derive(Clone, Debug)]
 pub struct AgentMetrics(Arc<Mutex<Families>>);
 
-/// The families, and the devices and tenants that have series in them.
+/// The families, and the devices and tenants with series in them.
 #[derive(Debug)]
 struct Families {
     registry: Registry,
@@ -47,10 +47,10 @@ struct Families {
     shown: BTreeMap<String, (DeviceLabels, TenantLabels)>,
 }
 
-/// Labels of the devices that have series.
+/// Labels of the devices with series.
 type DeviceLabels = BTreeSet<[String; 4]>;
 
-/// Labels of the tenants that have series.
+/// Labels of the tenants with series.
 type TenantLabels = BTreeSet<[String; 5]>;
 
 impl Default for AgentMetrics {
@@ -117,7 +117,7 @@ impl AgentMetrics {
         Self(Arc::new(Mutex::new(families().expect("the names are constants, each used once"))))
     }
 
-    /// Shows a sample of `node`, beside what is booked there.
+    /// Shows a sample of `node`, and the allocations there.
     pub fn show(&self, node: &str, sample: &Sample, bookings: &[Booking]) {
         self.0.lock().show(node, sample, bookings);
     }
@@ -131,10 +131,10 @@ impl AgentMetrics {
         text
     }
 
-    /// Answers `GET /metrics` on `listener` for ever.
+    /// Answers `GET /metrics` on `listener` forever.
     ///
     /// # Errors
-    /// What the operating system says about the listener.
+    /// The error of the operating system about the listener.
     pub async fn serve(self, listener: std::net::TcpListener) -> std::io::Result<()> {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -149,7 +149,7 @@ impl AgentMetrics {
 /// Opens the port of the endpoint.
 ///
 /// # Errors
-/// What the operating system says, for instance that the port is taken.
+/// The error of the operating system, for instance if the port is in use.
 pub fn listen(address: SocketAddr) -> std::io::Result<std::net::TcpListener> {
     std::net::TcpListener::bind(address)
 }
@@ -170,7 +170,7 @@ impl Families {
             for (class, count) in [("application", counts.application), ("device", counts.device)] {
                 let series = self.xids.with_label_values(&with(&labels, class));
                 if count < series.get() {
-                    series.reset(); // the GPU was away, and is counted anew
+                    series.reset(); // the GPU was away, and its counts start again
                 }
                 series.inc_by(count.saturating_sub(series.get()));
             }
@@ -194,7 +194,7 @@ impl Families {
         }
     }
 
-    /// Shows the tenants of all devices of a node; gives their labels.
+    /// Shows the tenants of all devices of a node; returns their labels.
     fn show_tenants(
         &self,
         node: &str,
@@ -219,7 +219,7 @@ impl Families {
                     let labels = with(&labels, kind);
                     match mib {
                         Some(mib) => self.tenant_memory.with_label_values(&labels).set(bytes(mib)),
-                        // Between two lists what the last one showed stays.
+                        // Between two lists the value of the last one stays.
                         None if is_listed => {
                             drop(self.tenant_memory.remove_label_values(&labels));
                         }
@@ -272,13 +272,13 @@ impl Families {
             self.set_memory(labels, "overuse", Some(outside.overuse_mib));
             self.set_memory(labels, "foreign", Some(outside.foreign_mib));
         } else if !seen.healthy {
-            // The last list says nothing any more.
+            // The last list is out of date.
             self.set_memory(labels, "overuse", None);
             self.set_memory(labels, "foreign", None);
         }
     }
 
-    /// Sets one amount of memory, or takes its series away.
+    /// Sets one amount of memory, or removes its series.
     fn set_memory(&self, labels: &[&str; 4], kind: &str, mib: Option<u64>) {
         let labels = with(labels, kind);
         match mib {
@@ -287,7 +287,7 @@ impl Families {
         }
     }
 
-    /// Takes all series of a device away; it may have only some.
+    /// Removes all series of a device; it may have only some.
     fn forget(&self, labels: &[String; 4]) {
         let labels = labels.each_ref().map(String::as_str);
         for kind in ["capacity", "reserved", "booked", "observed", "overuse", "foreign"] {
@@ -306,21 +306,21 @@ fn bytes(mib: u64) -> i64 {
     i64::try_from(mib.saturating_mul(1 << 20)).unwrap_or(i64::MAX)
 }
 
-/// A share as a gauge shows it: in GPUs.
+/// A share in the unit of a gauge: GPUs.
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the books are not")]
 fn gpus(millionths: u64) -> f64 {
     millionths as f64 / 1e6
 }
 
-/// MiB that the processes of a pod use, as the list shows; none without a list, and where the driver
-/// cannot say it of one of them.
+/// MiB in use by the processes of a pod, by the list; `None` without a list, and if the driver does
+/// not report it for one of them.
 fn used_by(uid: &str, seen: &DeviceUse) -> Option<u64> {
     let mut own = seen.processes.as_ref()?.iter().filter(|it| it.pod_uid.as_deref() == Some(uid));
     own.try_fold(0_u64, |sum, process| sum.checked_add(process.memory_mib?))
 }
 
-/// A pod's part of the time in which kernels ran on a device whose processes are listed: its own kernels',
-/// where the driver says whose they are; none where it does not say that time at all.
+/// The part of the time in which a pod's kernels ran on a device with lists: as the driver reports
+/// it, or else its part of the device's time by its share. `None` if no time is reported.
 fn load_of(uid: &str, seen: &DeviceUse, bookings: &[Booking]) -> Option<Share> {
     let list = seen.processes.as_ref()?;
     let is_here = |uid: &str| list.iter().any(|it| it.pod_uid.as_deref() == Some(uid));
@@ -347,7 +347,7 @@ fn with<'a, T: AsRef<str>>(labels: &'a [T], more: &'a str) -> Vec<&'a str> {
     labels.iter().map(AsRef::as_ref).chain([more]).collect()
 }
 
-/// MiB of the device `uuid` that each pod of the node holds, by UID; nothing of it is zero.
+/// Allocated MiB of the device `uuid` by pod UID; zero for a pod with nothing of it.
 fn held<'a>(uuid: &str, bookings: &'a [Booking]) -> BTreeMap<&'a str, u64> {
     let mut held = BTreeMap::new();
     for booking in bookings {
@@ -360,17 +360,17 @@ fn held<'a>(uuid: &str, bookings: &'a [Booking]) -> BTreeMap<&'a str, u64> {
     held
 }
 
-/// Memory that is used outside the bookings.
+/// Memory in use outside of what is allocated.
 #[derive(Debug, PartialEq, Eq)]
 struct Outside {
-    /// Used by pods beyond what they hold.
+    /// Memory of pods beyond what they hold.
     overuse_mib: u64,
-    /// Used by processes of no pod that holds anything.
+    /// Untracked memory: of processes of no pod that holds anything.
     foreign_mib: u64,
 }
 
 impl Outside {
-    /// What `processes` use outside of what is `held`. What the driver cannot say counts for nothing.
+    /// The use of `processes` outside of what is `held`, without amounts that are not reported.
     fn of(processes: &[ProcessUse], held: &BTreeMap<&str, u64>) -> Self {
         let mut used: BTreeMap<Option<&str>, u64> = BTreeMap::new();
         for process in processes {

@@ -1,8 +1,9 @@
-//! The loops of the agent: one that samples each node, and one for each pair of node and extender.
+//! The loops of the agent: one sampler for each node, and one link for each pair of node and
+//! extender.
 //!
-//! They share little: the sampler publishes its newest sample, each link sends the newest one when
-//! it can, and the replies' bookings flow back to the sampler. So an extender that is away costs
-//! neither samples nor the conversation with its peers, and nothing ever ends because of it.
+//! They share little. The sampler publishes its newest sample, each link sends the newest one when
+//! it can, and the allocations in the replies flow back to the sampler. So an extender that is away
+//! delays neither samples nor the conversation with its peers, and never ends anything.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,16 +21,16 @@ use crate::agent::node::session::{Contact, NodeBooks, Session};
 use crate::agent::simulated::fleet::Fleet;
 use crate::agent::simulated::probe::SimulatedProbe;
 
-/// Why the agent ends before it is told to.
+/// Why the agent ends before `stop`.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// An address that cannot be used.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// A loop ended: a defect of ours, and better restarted than silent.
+    /// A loop ended because of a bug in gpupack; a restart is better than silence.
     #[error("a loop of the agent ended: {cause}")]
     LoopEnded {
-        /// What is known.
+        /// The known details.
         cause: String,
     },
 }
@@ -49,8 +50,8 @@ pub async fn run_node(
     agent.run(stop).await
 }
 
-/// Plays all nodes of `fleet` in one process, their reports spread over the period, until `stop` is
-/// done.
+/// Plays all nodes of `fleet` in one process, with their reports spread over the period, until
+/// `stop` is done.
 ///
 /// # Errors
 /// [`AgentError`] for an address that cannot be used.
@@ -72,7 +73,6 @@ pub async fn run_fleet(
 struct Agent {
     /// Random id of this run.
     instance: String,
-    /// What it was told at the start.
     config: AgentConfig,
     /// The replicas of the extender.
     extenders: Vec<Arc<Extender>>,
@@ -81,7 +81,7 @@ struct Agent {
 }
 
 impl Agent {
-    /// Prepares the way to the extenders.
+    /// Creates the clients of the extenders.
     fn new(config: &AgentConfig) -> Result<Self, AgentError> {
         let extenders = config.extenders.iter().map(|url| {
             let client = ExtenderClient::new(url)?;

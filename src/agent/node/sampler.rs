@@ -1,8 +1,8 @@
 //! The loop that samples one node.
 //!
-//! A driver that is away is no reason for silence: once the node's devices are known, the extender is
-//! told that none of them can be used, so that it places nothing there, and keeps what is booked. A
-//! call that does not come back is waited for beside the loop, never called a second time meanwhile.
+//! If the driver is away, reports go on: once the devices are known, the extender is told that all
+//! are unhealthy. It then places no pod there, and keeps what is allocated. A call that does not
+//! return is waited for beside the loop, and not repeated meanwhile.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,45 +20,43 @@ use crate::report::condition::Ailment;
 use crate::report::wire::{Booking, BookingState, DeviceUse};
 
 /// How long a read may take before its devices count as unknown: longer than the library takes to
-/// open on nodes of 16 GPUs, shorter than an extender takes to count a node as silent.
+/// open on nodes of 16 GPUs, shorter than the time after which an extender calls a node silent.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 /// Samples one node.
 pub(crate) struct Sampler<P> {
-    /// The node.
     node: Arc<Node>,
     /// Reads the devices.
     reader: Reader<P>,
-    /// When to sample what.
+    /// When to sample and when to list.
     cadence: Cadence,
-    /// The clock of this process.
     clock: Clock,
     /// The newest sample, for the links.
     samples: watch::Sender<Option<Arc<Sample>>>,
-    /// Where figures of the GPUs go.
+    /// Metrics of the GPUs.
     metrics: Option<AgentMetrics>,
-    /// What was last said in the log.
+    /// The last state in the log.
     told: Told,
 }
 
-/// Asks a probe, where it does no harm.
+/// Calls a probe on a thread where it may block.
 struct Reader<P> {
     /// Whether the probe must not run on a thread of the event loop.
     may_block: bool,
-    /// The probe. Behind a lock, so that it survives a panic below it.
+    /// The probe, behind a lock, so that it survives a panic below it.
     probe: Arc<Mutex<P>>,
-    /// A read that has taken too long and is still on its way.
+    /// A read that has taken too long and still runs.
     overdue: Option<JoinHandle<Result<Sample, ProbeError>>>,
 }
 
-/// What was last said about a node's devices, so that the log has changes only.
+/// The last logged state of a node's devices, so that the log has changes only.
 #[derive(Default, PartialEq, Eq)]
 struct Told {
     /// Why nothing can be read.
     failure: Option<ProbeError>,
-    /// Devices known and unhealthy, each with its ailment.
+    /// Unhealthy devices, each with its fault.
     unhealthy: Vec<String>,
-    /// Devices that did not answer.
+    /// Number of devices that did not answer.
     unreadable: usize,
 }
 
@@ -82,7 +80,7 @@ impl<P: Probe + 'static> Sampler<P> {
         }
     }
 
-    /// Samples for ever.
+    /// Samples forever.
     pub(crate) async fn run(mut self, phase: Duration) {
         tokio::time::sleep(phase).await;
         loop {
@@ -92,7 +90,7 @@ impl<P: Probe + 'static> Sampler<P> {
             self.tell(&sample);
             let has_failed = sample.is_err();
             let last = self.samples.borrow().clone();
-            // Nothing was ever read: then nothing is known to be there.
+            // If nothing was ever read, no device is known.
             let shown = sample.ok().or_else(|| last.map(|last| last.without_driver()));
             if let Some(shown) = shown {
                 if let Some(metrics) = &self.metrics {
@@ -100,7 +98,7 @@ impl<P: Probe + 'static> Sampler<P> {
                 }
                 self.samples.send_replace(Some(Arc::new(shown)));
             }
-            // A pod that begins to drain shortens the pause.
+            // A pod that starts to drain shortens the pause.
             loop {
                 let pause = if has_failed {
                     self.cadence.pause_after_failure()
@@ -119,7 +117,7 @@ impl<P: Probe + 'static> Sampler<P> {
         }
     }
 
-    /// Takes one sample; takes it again with processes where it departs from the books.
+    /// Takes one sample, and again with processes if it departs from the last lists.
     async fn sample(&mut self, bookings: &Arc<[Booking]>) -> Result<Sample, ProbeError> {
         let now = self.clock.now();
         let mut processes = self.cadence.sampling(&self.node.books().draining(), now);
@@ -136,7 +134,7 @@ impl<P: Probe + 'static> Sampler<P> {
         Ok(sample)
     }
 
-    /// Writes to the log what has changed.
+    /// Logs what has changed.
     fn tell(&mut self, sample: &Result<Sample, ProbeError>) {
         let told = match sample {
             Ok(sample) => Told {
@@ -164,8 +162,8 @@ impl<P: Probe + 'static> Sampler<P> {
 }
 
 impl<P: Probe + 'static> Reader<P> {
-    /// Asks the probe, after telling it what is booked. The answer of a read that was overdue is old:
-    /// it only shows that the driver answers again.
+    /// Reads the probe after passing it the allocations. The result of an overdue read is old: it
+    /// only shows that the driver answers again.
     async fn read(
         &mut self,
         bookings: &Arc<[Booking]>,
@@ -188,7 +186,7 @@ impl<P: Probe + 'static> Reader<P> {
         self.wait(tokio::task::spawn_blocking(read)).await?
     }
 
-    /// Waits for a read, but not for ever.
+    /// Waits for a read, for a limited time.
     async fn wait(
         &mut self,
         mut read: JoinHandle<Result<Sample, ProbeError>>,
@@ -204,7 +202,7 @@ impl<P: Probe + 'static> Reader<P> {
     }
 }
 
-/// An unhealthy device and why it is so.
+/// An unhealthy device and its fault.
 fn ailing(device: &DeviceUse) -> String {
     let ailment = device.ailment.map_or("unhealthy", Ailment::name);
     match device.last_xid {

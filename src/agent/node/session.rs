@@ -1,7 +1,7 @@
-//! What to say next to an extender: the pure half of the conversation in [`crate::report::wire`].
+//! What to send next to an extender: the pure half of the conversation in [`crate::report::wire`].
 //!
-//! One [`Session`] for each pair of node and extender; [`NodeBooks`] joins what the extenders of one
-//! node answer. Neither does I/O or reads a clock.
+//! There is one [`Session`] for each pair of node and extender. [`NodeBooks`] merges the answers of
+//! all extenders of one node. Neither does I/O or reads a clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,39 +20,39 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause while an extender is away. At half the usual rate, retries cannot overload it.
 const AWAY_PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// Pause after a report that was refused for good: the next one will hardly be better.
+/// Pause after a report that was refused: the next one is likely to be refused, too.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
-/// An extender that answered nobody for so long is lost.
+/// An extender that answered no node for this time is lost.
 const LOST_AFTER: Duration = Duration::from_secs(2);
 
-/// What came back for a report.
+/// The answer to a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It was read.
     Reply(Reply),
     /// It belongs to an older session.
     SessionExpired,
-    /// It will never be believed.
+    /// It was refused: sending it again does not help.
     Refused {
-        /// What the extender says.
+        /// The error in the extender's words.
         error: String,
     },
-    /// No answer, or *later*.
+    /// No answer, or a request to try later.
     Away {
-        /// What is known.
+        /// The known details.
         error: String,
     },
 }
 
-/// What to do after an answer.
+/// The next step after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Report the next sample.
     NextSample,
-    /// Report the same sample again: it says hello.
+    /// Report the same sample again as a hello.
     HelloNow,
-    /// Report the newest sample when this time has passed; the caller adds chance to it.
+    /// Report the newest sample after this time, to which the caller adds a random part.
     Pause(Duration),
 }
 
@@ -65,19 +65,19 @@ pub struct Session {
     number: Option<u64>,
     /// Sequence number of the last report.
     sequence: u64,
-    /// What the last report said that the node owns, until it is answered.
+    /// The inventory and driver in the last report, until it is answered.
     sent: Option<Owned>,
-    /// What the extender knows that the node owns.
+    /// The inventory and driver that the extender knows.
     known: Option<Owned>,
-    /// Version of the bookings in the last reply of this session.
+    /// Version of the allocations in the last reply of this session.
     bookings_version: Option<u64>,
-    /// Pods that drain as the extender last said, by UID.
+    /// Draining pods, by the extender's last word, by UID.
     draining: BTreeSet<String>,
     /// Failures since the last reply.
     failures: u32,
 }
 
-/// What a node owns, as far as a report tells it only when it has changed.
+/// What a node owns, which a report repeats only after a change.
 #[derive(Debug)]
 struct Owned {
     /// Its devices.
@@ -87,7 +87,7 @@ struct Owned {
 }
 
 impl Owned {
-    /// Whether it is what `sample` shows.
+    /// Whether `sample` shows the same.
     fn is_in(&self, sample: &Sample) -> bool {
         let is_same = Arc::ptr_eq(&self.inventory, &sample.inventory);
         (is_same || self.inventory == sample.inventory) && self.driver == sample.driver
@@ -95,7 +95,7 @@ impl Owned {
 }
 
 impl Session {
-    /// A conversation that begins with hello.
+    /// A conversation that begins with a hello.
     pub fn new(agent: impl Into<String>) -> Self {
         Self {
             agent: agent.into(),
@@ -111,8 +111,8 @@ impl Session {
 
     /// The report to send about `sample`. It carries the inventory unless the extender has it.
     ///
-    /// After the first failure it has the number of the report before, and hello has it after each: of reports
-    /// with one number the extender takes in one.
+    /// After the first failure it repeats the last sequence number; a hello does so after each
+    /// failure. Of several reports with one number the extender accepts one.
     pub fn report(&mut self, sample: &Sample) -> Report {
         let is_again = self.failures == 1 || (self.failures > 1 && self.number.is_none());
         self.sequence += u64::from(!is_again);
@@ -133,9 +133,10 @@ impl Session {
         }
     }
 
-    /// What `sample` shows. Without its lists where it was taken before a pod was known to drain, or what
-    /// drains may be news that got lost: the agent has not looked then for what is left of that pod, and two
-    /// such lists would free its room. Of the reports with lists at most one is taken in between two replies.
+    /// The use in `sample`. The lists are left out if the sample was taken before a pod was known
+    /// to drain, or if news about drains may be lost. The agent did not look for processes of that
+    /// pod then, and two such lists would free its room. Between two replies at most one report
+    /// with lists is accepted.
     fn uses(&self, sample: &Sample) -> Vec<DeviceUse> {
         let mut uses = sample.uses.clone();
         let may_lack_news = self.number.is_some() && self.failures > 1;
@@ -148,7 +149,7 @@ impl Session {
         uses
     }
 
-    /// Learns what came back, and says what to do next.
+    /// Learns the answer, and returns the next step.
     pub fn settle(&mut self, answer: &Answer) -> Next {
         let sent = self.sent.take();
         match answer {
@@ -173,7 +174,7 @@ impl Session {
                 if was_hello { self.back_off() } else { Next::HelloNow }
             }
             Answer::Refused { .. } => {
-                // Whatever was wrong, begin anew: the extender gets the whole picture again.
+                // Whatever was wrong, start again: the extender gets everything once more.
                 self.number = None;
                 self.known = None;
                 Next::Pause(REFUSED_PAUSE)
@@ -190,21 +191,21 @@ impl Session {
     }
 }
 
-/// Whether an extender answers anyone in this process: what the log says once, not once per node.
+/// Whether an extender answers any node of this process: logged once, not once per node.
 #[derive(Debug)]
 pub struct Contact {
     /// When it last answered.
     answered: Timestamp,
-    /// Whether it was found to be lost since.
+    /// Whether it was found lost since.
     is_lost: bool,
 }
 
-/// What the log has to say.
+/// A change to log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContactChange {
     /// It no longer answers.
     Lost {
-        /// What is known.
+        /// The known details.
         error: String,
     },
     /// It answers again.
@@ -212,12 +213,12 @@ pub enum ContactChange {
 }
 
 impl Contact {
-    /// An extender that is given its time from `now` on.
+    /// An extender that has to answer within a limit from `now` on.
     pub fn new(now: Timestamp) -> Self {
         Self { answered: now, is_lost: false }
     }
 
-    /// Learns that `answer` came, or failed to come, at `now`.
+    /// Learns that `answer` came, or failed to come, at `now`. Returns the change to log.
     pub fn settle(&mut self, answer: &Answer, now: Timestamp) -> Option<ContactChange> {
         match answer {
             Answer::Away { .. } if self.is_lost || now.since(self.answered) < LOST_AFTER => None,
@@ -233,30 +234,30 @@ impl Contact {
     }
 }
 
-/// What the extenders of one node say is booked on it.
+/// The allocations on one node, as its extenders report them.
 #[derive(Debug)]
 pub struct NodeBooks {
     /// One entry per extender, in the order of the configuration.
     extenders: Vec<ExtenderBooks>,
 }
 
-/// What one extender says.
+/// The state of one extender.
 #[derive(Clone, Debug, Default)]
 struct ExtenderBooks {
     /// Whether its last answer was a reply.
     is_live: bool,
-    /// Its last bookings.
+    /// Its last allocations.
     bookings: Vec<Booking>,
 }
 
 impl NodeBooks {
-    /// Nothing heard yet of `extender_count` extenders.
+    /// No answer yet of `extender_count` extenders.
     pub fn new(extender_count: usize) -> Self {
         Self { extenders: vec![ExtenderBooks::default(); extender_count] }
     }
 
-    /// Learns the bookings of the extender at `position`, none where they are as before; says whether that
-    /// is news.
+    /// Learns the allocations of the extender at `position`; `None` if they are unchanged. Returns
+    /// whether that is news.
     pub fn learn(&mut self, position: usize, bookings: Option<Vec<Booking>>) -> bool {
         let Some(books) = self.extenders.get_mut(position) else { return false };
         let changed = bookings.filter(|bookings| books.bookings != *bookings);
@@ -275,8 +276,8 @@ impl NodeBooks {
         }
     }
 
-    /// One booking per pod, in the furthest state that an extender knows. Only extenders that reply
-    /// count; when none does, what was last known stands, so that pods outlive their extenders.
+    /// One allocation per pod, in the furthest state that an extender knows. Only extenders that
+    /// reply count. If none does, the last known ones stay, so that pods outlive their extenders.
     pub fn merged(&self) -> Vec<Booking> {
         let any_live = self.extenders.iter().any(|books| books.is_live);
         let counted = self.extenders.iter().filter(|books| books.is_live || !any_live);
@@ -290,8 +291,8 @@ impl NodeBooks {
         merged.into_values().cloned().collect()
     }
 
-    /// The merged bookings as far as haste goes: without extenders that reply, nobody waits for the
-    /// end of a process.
+    /// The draining ones that shorten the pause. Without extenders that reply there are none, since
+    /// no extender waits for the end of a process.
     pub fn draining(&self) -> Vec<Booking> {
         let live = self.extenders.iter().filter(|books| books.is_live);
         let bookings = live.flat_map(|books| &books.bookings);

@@ -1,5 +1,5 @@
-//! What does not change while the library is open: where a device sits and what it is linked to. Read
-//! once per device and opening; whatever the driver cannot say is left out.
+//! Facts that stay the same while the library is open: location and links of a device. They are
+//! read once per device and opening. What the driver does not report is left out.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::agent::nvml::trouble::{Trouble, unless_lost};
 use crate::agent::processes::pods::CGROUP_ROOT;
 use crate::report::wire::{DeviceReport, DriverReport, Neighbour, Slot};
 
-/// Most NVLinks of a GPU that are looked at; NVIDIA's own constant says 18.
+/// Most NVLinks of a GPU that are read; NVIDIA's own constant says 18.
 const LINKS_MAX: u32 = 36;
 
 /// Words of the set of NUMA nodes: 1,024 nodes.
@@ -23,7 +23,7 @@ const NUMA_WORDS: usize = 16;
 /// Domain, bus and device of a PCI address.
 type PciAddress = (u32, u32, u32);
 
-/// What does not change about a device.
+/// The constant facts of a device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Details {
     /// Its PCI address.
@@ -36,25 +36,25 @@ pub(crate) struct Details {
     minor: Option<u32>,
     /// NUMA node of the host that it is attached to.
     numa_node: Option<u32>,
-    /// Of a MIG instance: the id of its GPU instance.
+    /// The id of its GPU instance; only of a MIG instance.
     pub(crate) instance: Option<u32>,
-    /// Of a MIG instance: where it lies.
+    /// Its position on the GPU; only of a MIG instance.
     slot: Option<Slot>,
-    /// Of a MIG instance: its streaming multiprocessors.
+    /// Its streaming multiprocessors; only of a MIG instance.
     sm_count: Option<u32>,
-    /// Whether the driver tells of limits of its memory.
+    /// Whether the driver supports limits of its memory.
     can_limit_memory: bool,
 }
 
 impl Details {
-    /// What does not change about a GPU.
+    /// The constant facts of a GPU.
     pub(crate) fn of_gpu(
         nvml: &Nvml,
         gpu: &Device<'_>,
         limits: Option<&MemoryLimits>,
     ) -> Result<Self, Trouble> {
         let mut details = Self {
-            // Whatever it says of the root, it knows the call.
+            // Any other answer about the root group shows that the driver has the call.
             can_limit_memory: limits.is_some_and(|limits| {
                 !matches!(
                     limits.hard(gpu, CGROUP_ROOT),
@@ -85,7 +85,7 @@ impl Details {
         Ok(details)
     }
 
-    /// What does not change about a MIG instance of `gpu`.
+    /// The constant facts of a MIG instance of `gpu`.
     pub(crate) fn of_instance(
         nvml: &Nvml,
         gpu: &Device<'_>,
@@ -110,15 +110,15 @@ impl Details {
         report.can_limit_memory = self.can_limit_memory;
     }
 
-    /// Active NVLinks from here to `other`, directly or through switches: all switches of a node make
-    /// one fabric, in which two GPUs are as close as the one with fewer links allows.
+    /// Active NVLinks from here to `other`, directly or through switches. All switches of a node
+    /// form one fabric, in which two GPUs have as many links as the one with fewer.
     fn links_to(&self, other: &Self) -> u32 {
         let direct = other.pci.and_then(|pci| self.links.get(&pci).copied()).unwrap_or(0);
         direct.saturating_add(self.switch_links.min(other.switch_links))
     }
 }
 
-/// The GPUs that `uuid` reaches by NVLink, by UUID, as far as all are known.
+/// The known GPUs that `uuid` reaches over NVLink, by UUID.
 pub(crate) fn neighbours(all: &BTreeMap<String, Details>, uuid: &str) -> Vec<Neighbour> {
     let Some(here) = all.get(uuid) else { return Vec::new() };
     let others = all.iter().filter(|(other, _)| *other != uuid);
@@ -129,7 +129,7 @@ pub(crate) fn neighbours(all: &BTreeMap<String, Details>, uuid: &str) -> Vec<Nei
         .collect()
 }
 
-/// The driver of the node, where it tells its version.
+/// The driver of the node, if it reports its version.
 pub(crate) fn driver(nvml: &Nvml) -> Option<DriverReport> {
     let version = nvml.sys_driver_version().ok().filter(|version| !version.is_empty())?;
     // 1000 times the major version and 10 times the minor one.

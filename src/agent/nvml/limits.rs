@@ -1,9 +1,9 @@
-//! Memory limits of control groups, read back from the driver (r615 and newer). The bindings know nothing
-//! of the call, so its symbol is looked up in the library once more; the loader counts who has it open.
+//! Memory limits of control groups, read from the driver (r615 and newer). The bindings lack this
+//! call, so its symbol is looked up in the library again; the loader counts how often it is open.
 //!
-//! Safety: the symbol has the type of NVIDIA's reference (CUDA 13.4); handles come from the same library
-//! and are only handed back to it; the text and the structure are locals that outlive the call, and the
-//! structure is the first and only version of it, 32 bytes.
+//! Safety: the symbol has the type of NVIDIA's reference (CUDA 13.4). Handles come from the same
+//! library and are only passed back to it. The text and the structure are locals that outlive the
+//! call, and the structure is its first and only version, of 32 bytes.
 
 #![expect(unsafe_code, reason = "a C function of NVML; see above")]
 
@@ -20,10 +20,10 @@ use crate::agent::processes::pods::PodsByProcess;
 use crate::hardware::device::MAX_DEVICE_MEMORY;
 use crate::report::wire::{ProcessUse, TenantReport};
 
-/// What NVML writes where a control group has no limit.
+/// NVML's value for a control group without a limit.
 const UNLIMITED: u64 = u64::MAX;
 
-/// `nvmlMemoryLimits_v1_t` as it is read.
+/// `nvmlMemoryLimits_v1_t`, for reading.
 #[repr(C)]
 struct Limits {
     name_space: *const c_char,
@@ -34,7 +34,7 @@ struct Limits {
 
 type Read = unsafe extern "C" fn(nvmlDevice_t, *mut Limits) -> nvmlReturn_t;
 
-/// The call, where the driver has it.
+/// The call, if the driver has it.
 pub(crate) struct MemoryLimits {
     read: Read,
     /// Keeps the symbol loaded.
@@ -42,7 +42,7 @@ pub(crate) struct MemoryLimits {
 }
 
 impl MemoryLimits {
-    /// Looks the call up in the library that is open; none where the driver is older.
+    /// Looks up the call in the open library; `None` if the driver is older.
     pub(crate) fn find(library: &Path) -> Option<Self> {
         unsafe {
             let library = Library::new(library).ok()?;
@@ -51,10 +51,10 @@ impl MemoryLimits {
         }
     }
 
-    /// Bytes of a GPU's memory that the processes of a control group are held to; none: no limit.
+    /// The limit in bytes of a control group on a GPU; `None` inside: no limit.
     ///
     /// # Errors
-    /// What the driver says, for instance that it has no limits here.
+    /// The error of the driver, for instance that it has no limits here.
     pub(crate) fn hard(&self, gpu: &Device<'_>, group: &str) -> Result<Option<u64>, NvmlError> {
         let group = CString::new(group).map_err(|_| NvmlError::InvalidArg)?;
         let mut limits = Limits { name_space: group.as_ptr(), soft: 0, hard: UNLIMITED, used: 0 };
@@ -65,23 +65,23 @@ impl MemoryLimits {
 
 /// The processes of a device.
 pub(crate) struct Listed {
-    /// Each once.
+    /// The processes, each once.
     pub(crate) processes: Vec<ProcessUse>,
-    /// Those of them that are clients of MPS.
+    /// Those that are clients of MPS.
     pub(crate) mps_clients: BTreeSet<u32>,
-    /// Percent of the time since the last list in which kernels of each process ran, those that had none left
-    /// out; none where the driver does not say it.
+    /// Percent of the time since the last list in which kernels of each process ran; processes
+    /// without any are left out. `None` if the driver does not report it.
     pub(crate) busy: Option<BTreeMap<u32, u32>>,
 }
 
-/// What holds a process, laxer ones later.
+/// The limit of a process; laxer values are greater.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Hold {
-    /// To so many bytes.
+    /// A number of bytes.
     To(u64),
-    /// It cannot be read.
+    /// Not readable.
     Unknown,
-    /// By nothing: the driver knows its control groups, and that they have no limit.
+    /// None: the driver knows its control groups, and they have no limit.
     Not,
 }
 
@@ -97,24 +97,24 @@ impl Hold {
     }
 }
 
-/// What holds a pod that has processes on a device.
+/// The limits of a pod with processes on a device.
 struct Held {
-    /// What the driver holds each container of it to.
+    /// The driver's limit of each container.
     containers: BTreeMap<String, Hold>,
     /// Whether a process of it is a client of MPS.
     is_mps_client: bool,
-    /// What its processes are held to by MPS, in MiB; none when one is held by nothing.
+    /// The sum of its processes' MPS limits, in MiB; `None` if a process has none.
     mps_mib: Option<u64>,
     /// Percent of the time in which its kernels ran.
     busy: u32,
 }
 
-/// What is told of the pods that have processes on a device: those of which anything is.
+/// Reports about the pods with processes on a device, without empty ones.
 ///
-/// A pod is held to the sum of what its containers are held to, and only if each of its processes is: one
-/// without a limit could take everything. A container is held to the least limit of its control groups.
-/// MPS holds each client to its own limit, so a pod is held to the sum of its processes' limits; what a
-/// client of it may take is told by `mps_mib`.
+/// The limit of a pod is the sum of its containers' limits, and exists only if each of its
+/// processes has one: a process without a limit could take everything. The limit of a container is
+/// the least one of its control groups. MPS limits each client on its own, so here a pod's limit is
+/// the sum over its processes. `mps_mib` gives the limit of one client.
 pub(crate) fn tenants(
     (limits, device): (Option<&MemoryLimits>, &Device<'_>),
     listed: &Listed,
@@ -137,7 +137,7 @@ pub(crate) fn tenants(
             .and_then(|sum| sum.checked_add(mps_mib(process.pid)?));
         let groups = limits.map(|_| pods.groups_of(process.pid)).unwrap_or_default();
         let hold = Hold::of(&groups, |group| limits?.hard(device, group).ok());
-        // Without a container's name all are one, of which nothing is known.
+        // Without a container's name all are one container with an unknown limit.
         let container = held.containers.entry(groups.first().cloned().unwrap_or_default());
         container.and_modify(|known| *known = hold.max(*known)).or_insert(hold);
     }

@@ -1,10 +1,10 @@
 //! The GPUs of this node, read through NVML. Only this file and its folder use `nvml-wrapper`.
 //!
-//! Everything is keyed on UUIDs: NVML's indices change between boots and its handles die with a MIG
-//! instance, so devices are looked up anew for each sample. The library is opened at the first
-//! sample and again after the driver was reloaded, so a missing driver, or one in the middle of an
-//! upgrade, costs samples and no restart. Dropping the probe closes the library: a driver cannot be
-//! unloaded below someone who has it open.
+//! All state has UUIDs as keys, because NVML's indices change between boots and its handles end
+//! with a MIG instance. So each sample looks up the devices again. The library is opened at the
+//! first sample, and again after a reload of the driver: a missing driver, or one in an upgrade,
+//! costs samples but no restart. Dropping the probe closes the library, since a driver cannot be
+//! unloaded while a process has the library open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -31,11 +31,11 @@ use crate::hardware::units::Timestamp;
 use crate::report::condition::Ailment;
 use crate::report::wire::{Booking, DeviceReport, DeviceUse, DriverReport, Kind};
 
-/// What is loaded unless a path is given; the loader's search path decides where from.
+/// The library by default; the loader's search path applies.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// How long the library stays open while a GPU is lost or waits for a reset: an open library sees
-/// neither what a reset has mended, nor lets some resets happen. Opening takes a moment, for all GPUs.
+/// How long the library stays open while a GPU is lost or needs a reset. An open library does not
+/// see the effect of a reset, and prevents some resets. Opening takes a short time, for all GPUs.
 const REOPEN_AFTER: Duration = Duration::from_secs(30);
 
 /// Reads the GPUs of this node.
@@ -44,40 +44,38 @@ pub struct NvmlProbe {
     library: PathBuf,
     /// Finds the pod of a process.
     pods: PodsByProcess,
-    /// The daemons of MPS, where anybody looks after them.
+    /// The MPS daemons, if the agent watches them.
     mps: Option<MpsDaemons>,
     /// The library while it is open.
     open: Option<Opened>,
-    /// Devices as they were last read well, by UUID: what a lost device is reported as.
+    /// Devices as they were last read successfully, by UUID; reported for a lost device.
     known: BTreeMap<String, DeviceReport>,
     /// Health of each GPU, by UUID; outlives the library.
     health: BTreeMap<String, GpuHealth>,
-    /// Ended pods that hold devices, and which of them still run.
+    /// Ended pods that hold devices, and their running processes.
     draining: Draining,
 }
 
-/// The open library, and what holds as long as it is.
+/// The open library, and the state that is valid as long as it is open.
 struct Opened {
-    /// The library.
     nvml: Nvml,
     /// When it was opened.
     since: Timestamp,
-    /// Tells events; none where that fails.
+    /// The set of events; none if it cannot be created.
     events: Option<EventSet>,
-    /// UUID of each GPU whose events are asked for, by the identity of its handle.
+    /// UUID of each GPU with registered events, by the identity of its handle.
     registered: BTreeMap<usize, String>,
-    /// What does not change, by UUID.
+    /// Constant facts, by UUID.
     details: BTreeMap<String, Details>,
-    /// The driver.
     driver: Option<DriverReport>,
-    /// Reads memory limits; none where the driver has none.
+    /// Reads memory limits; none if the driver has none.
     limits: Option<MemoryLimits>,
-    /// The last answer about the utilization of each GPU's processes, by UUID.
+    /// The last read utilization of each GPU's processes, by UUID.
     utilization_seen: BTreeMap<String, Utilization>,
 }
 
 impl NvmlProbe {
-    /// A probe that loads `library` (NVIDIA's own where none is named) at the first sample.
+    /// A probe that loads `library`, or NVIDIA's own by default, at the first sample.
     pub fn new(library: Option<PathBuf>, pods: PodsByProcess) -> Self {
         let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
         let (known, health) = (BTreeMap::new(), BTreeMap::new());
@@ -85,7 +83,7 @@ impl NvmlProbe {
         Self { library, pods, mps: None, open: None, known, health, draining }
     }
 
-    /// The same probe, which also reads back what holds clients of MPS.
+    /// The same probe, which also reads the limits of MPS clients.
     #[must_use]
     pub fn with_mps(self, daemons: MpsDaemons) -> Self {
         Self { mps: Some(daemons), ..self }
@@ -106,7 +104,7 @@ impl NvmlProbe {
             error => library_error("start", &error),
         })?;
         if nvml.lib().nvmlShutdown.is_err() {
-            // The wrapper calls it at the end, and panics when it is not there.
+            // The wrapper calls it when dropped, and panics if it does not exist.
             std::mem::forget(nvml);
             return Err(ProbeError::DriverTooOld { cause: "nvmlShutdown".to_owned() });
         }
@@ -150,7 +148,7 @@ impl NvmlProbe {
         sweeper.sweep()
     }
 
-    /// What the sweep says of each device, and what it says of the known ones that did not answer.
+    /// The sample of a sweep, with the known devices that did not answer.
     fn settle(&mut self, sweep: Sweep, open: &mut Opened) -> Sample {
         let Sweep { seen, mut failures } = sweep;
         let mut seen = distrust_duplicates(seen);
@@ -196,8 +194,8 @@ impl NvmlProbe {
         }
     }
 
-    /// Gives its verdict on one device: its own ailment, or what events and the driver's wishes say of
-    /// its GPU. Adds its neighbours, which are known only when all were read.
+    /// Sets the health of a device: its own fault, or that of its GPU by events and recovery
+    /// actions. Adds its NVLink neighbors, which are known only after all devices were read.
     fn judge(&self, device: &mut Seen, details: &BTreeMap<String, Details>) {
         let Seen { report, usage } = device;
         let gpu = report.parent.as_ref().unwrap_or(&report.uuid);
@@ -222,8 +220,8 @@ impl NvmlProbe {
 }
 
 impl Opened {
-    /// Hands on what has happened since the last time. Events are a help, not a need: where they fail,
-    /// the set is made anew the next time, and recovery actions are read without them.
+    /// Passes on new events. They are optional: if they fail, the next sample creates the set
+    /// again, and recovery actions are read without them.
     fn read_events(
         &mut self,
         known: &BTreeMap<String, DeviceReport>,
@@ -276,16 +274,16 @@ impl Drop for Opened {
 }
 
 impl Failure {
-    /// The failure of a device that says of itself what cannot be: the extender would believe nothing
-    /// of a node that has it.
+    /// The failure of a device that reports impossible values. The extender would refuse every
+    /// report of a node with such a device.
     fn of_absurd(report: &DeviceReport, usage: &DeviceUse) -> Option<Self> {
         let sane = report.is_believable() && usage.is_believable();
         (!sane).then(|| Self { uuid: Some(report.uuid.clone()), ailment: Ailment::Absurd })
     }
 }
 
-/// Keeps one of several devices that answer with the same UUID, as unhealthy: it cannot be told which
-/// of them a container would get.
+/// Keeps one of several devices with the same UUID, as unhealthy: it is unknown which of them a
+/// container would get.
 fn distrust_duplicates(seen: Vec<Seen>) -> Vec<Seen> {
     let mut kept: Vec<Seen> = Vec::with_capacity(seen.len());
     for device in seen {
@@ -300,8 +298,8 @@ fn distrust_duplicates(seen: Vec<Seen>) -> Vec<Seen> {
     kept
 }
 
-/// What is said of a known device that did not answer: its size stays, nothing is known of its use.
-/// What ails it is said by its own failure, else by that of its GPU, else by one without a name.
+/// The report of a known device that did not answer: its size stays, its use is unknown. Its fault
+/// is that of its own failure, else of its GPU's, else of one without a UUID.
 fn absent_device(known: &DeviceReport, failures: &[Failure]) -> Seen {
     let failure_of = |uuid: Option<&String>| failures.iter().find(|it| it.uuid.as_ref() == uuid);
     let own = failure_of(Some(&known.uuid));
@@ -315,7 +313,7 @@ impl Probe for NvmlProbe {
     fn sample(&mut self, processes: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {
         let sample = self.take_sample(processes, now);
         if sample.is_err() {
-            // Whatever was wrong with a GPU, the driver begins anew.
+            // Whatever was wrong with a GPU, the driver starts again.
             self.health.values_mut().for_each(GpuHealth::learn_absence);
         }
         sample
@@ -327,7 +325,7 @@ impl Probe for NvmlProbe {
 }
 
 impl NvmlProbe {
-    /// Reads all devices, with the library as it is or opened for it.
+    /// Reads all devices; opens the library if necessary.
     fn take_sample(
         &mut self,
         processes: ProcessSampling,
@@ -345,7 +343,7 @@ impl NvmlProbe {
         }
         let is_away =
             |seen: &DeviceUse| matches!(seen.ailment, Some(Ailment::Lost | Ailment::ResetRequired));
-        // Kept only now: after an error of the whole library it is closed, and opened anew.
+        // Kept only now: after an error of the whole library, the next sample opens it again.
         if !(sample.uses.iter().any(is_away) && now.since(open.since) >= REOPEN_AFTER) {
             self.open = Some(open);
         }

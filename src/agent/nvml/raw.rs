@@ -1,14 +1,13 @@
 //! Calls that `nvml-wrapper` lacks or breaks, through its table of symbols. The only unsafe code of
 //! the product; each function is safe to call.
 //!
-//! What is wrong with the wrapper's own (0.13): process lists take two calls and fail when a process
-//! appears between them; events lose the GPU instance, and kinds of events that it does not know; the
-//! kind of an NVLink's other end is always *unknown*. It has nothing for the ids and places of MIG
-//! instances.
+//! What is wrong with the wrapper's own (0.13): process lists take two calls and fail if a process
+//! appears between them. Events lose the GPU instance, and unknown kinds of events. The kind of an
+//! NVLink's other end is always *unknown*. Ids and positions of MIG instances are missing.
 //!
 //! Safety, for all: symbols come from the open library that `nvml` keeps loaded, with the types of
-//! NVIDIA's header; handles come from the same library and are only handed back to it, which checks
-//! them; every pointer leads to a local that outlives the call and is as large as the call is told.
+//! NVIDIA's header; handles come from the same library and are only passed back to it, which checks
+//! them; every pointer leads to a local that outlives the call and has the size that the call gets.
 
 #![expect(unsafe_code, reason = "the C functions of NVML; see above")]
 
@@ -30,32 +29,32 @@ use crate::report::wire::Slot;
 /// Room for processes at first: more than a GPU in use has.
 const PROCESSES_EXPECTED: usize = 256;
 
-/// Most processes that are read: what a report may carry of one device.
+/// Most processes that are read: the bound of a report for one device.
 const PROCESSES_MAX: usize = MAX_PROCESSES_PER_DEVICE;
 
-/// How often a list is read anew that outgrew its buffer.
+/// How often a list that outgrew its buffer is read again.
 const LIST_ATTEMPTS: usize = 3;
 
-/// What NVML writes where it cannot say: all bits set.
+/// NVML's value for an unknown amount: all bits set.
 const NOT_AVAILABLE: u64 = u64::MAX;
 
-/// What NVML writes for "no instance".
+/// NVML's value for "no instance".
 const NO_INSTANCE: u32 = u32::MAX;
 
-/// How long one look for events waits. Zero might mean "for ever" to some driver; nothing says so, nor
-/// the contrary.
+/// How long one read of events waits. Zero might mean "forever" for some driver; the documentation
+/// is silent about it.
 const EVENT_WAIT_MS: u32 = 1;
 
-/// Most events that are read at once; the others are there the next time.
+/// Most events that are read at once; the rest follows the next time.
 const EVENTS_MAX: usize = 64;
 
-/// The kinds of events that are asked for: an Xid, a GPU that is not available, a new wish of the
-/// driver. Errors of the memory are not among them: those that matter come as Xids too.
+/// The kinds of events to register: an Xid, a GPU that is not available, a new recovery action.
+/// Memory errors are not among them: those that matter come as Xids too.
 const XID: u64 = nvmlEventTypeXidCriticalError as u64;
 const UNAVAILABLE: u64 = nvmlEventTypeGpuUnavailableError as u64;
 const RECOVERY: u64 = nvmlEventTypeGpuRecoveryAction as u64;
 
-/// A symbol of the library, or the error for one that it lacks.
+/// A symbol of the library, or the error if the library lacks it.
 fn symbol<F: Copy, E: Display>(symbol: &Result<F, E>) -> Result<F, NvmlError> {
     match symbol {
         Ok(function) => Ok(*function),
@@ -66,11 +65,11 @@ fn symbol<F: Copy, E: Display>(symbol: &Result<F, E>) -> Result<F, NvmlError> {
 /// The lists of processes of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ProcessList {
-    /// Processes that compute.
+    /// Compute processes.
     Compute,
-    /// Those that do so as clients of MPS.
+    /// Compute processes that are clients of MPS.
     Mps,
-    /// Processes that draw.
+    /// Graphics processes.
     Graphics,
 }
 
@@ -79,14 +78,14 @@ pub(crate) enum ProcessList {
 pub(crate) struct Process {
     /// Its id on the host.
     pub(crate) pid: u32,
-    /// Its memory in bytes; none where the driver cannot say.
+    /// Its memory in bytes; `None` if the driver does not report it.
     pub(crate) used_bytes: Option<u64>,
 }
 
-/// Reads one list of processes of a device, in one call where it has the usual length.
+/// Reads one list of processes of a device, in one call if it has the usual length.
 ///
 /// # Errors
-/// `InsufficientSize` for a list that is longer than any report, or will not hold still.
+/// `InsufficientSize` for a list that is longer than any report, or that keeps growing.
 pub(crate) fn processes(
     nvml: &Nvml,
     device: &Device<'_>,
@@ -115,7 +114,7 @@ pub(crate) fn processes(
                 };
                 return Ok(buffer.into_iter().map(process).collect());
             }
-            // Some more may come before the next call.
+            // More processes may come before the next call.
             Err(NvmlError::InsufficientSize(_)) if room < PROCESSES_MAX => {
                 room = count.saturating_add(PROCESSES_EXPECTED).clamp(room, PROCESSES_MAX);
             }
@@ -145,7 +144,7 @@ pub(crate) fn gpu_instance_id(nvml: &Nvml, instance: &Device<'_>) -> Result<u32,
     Ok(id)
 }
 
-/// Where the GPU instance `id` lies on `gpu`. Drivers want privileges for that.
+/// Position of the GPU instance `id` on `gpu`. Drivers require privileges for it.
 pub(crate) fn slot(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<Slot, NvmlError> {
     let find = symbol(&nvml.lib().nvmlDeviceGetGpuInstanceById)?;
     let read = symbol(&nvml.lib().nvmlGpuInstanceGetInfo)?;
@@ -159,7 +158,7 @@ pub(crate) fn slot(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<Slot, NvmlE
     }
 }
 
-/// Which device of the library a handle stands for; the same one gives the same number.
+/// Identity of the device behind a handle; the same device has the same number.
 pub(crate) fn identity(device: &Device<'_>) -> usize {
     unsafe { device.handle() }.addr()
 }
@@ -168,7 +167,7 @@ pub(crate) fn identity(device: &Device<'_>) -> usize {
 #[derive(Debug)]
 pub(crate) struct EventSet(nvmlEventSet_t);
 
-// SAFETY: NVML may be called from any thread, and the set is only ever handed back to it.
+// SAFETY: NVML may be called from any thread, and the set is only ever passed back to it.
 unsafe impl Send for EventSet {}
 
 impl EventSet {
@@ -176,7 +175,7 @@ impl EventSet {
     pub(crate) fn create(nvml: &Nvml) -> Result<Self, NvmlError> {
         let lib = nvml.lib();
         let create = symbol(&lib.nvmlEventSetCreate)?;
-        // Without these two it could be filled, but neither emptied nor given back.
+        // Without these two functions it could be filled, but neither read nor freed.
         symbol(&lib.nvmlEventSetFree)?;
         symbol(&lib.nvmlEventSetWait_v2)?;
         let mut set = std::ptr::null_mut();
@@ -184,7 +183,7 @@ impl EventSet {
         Ok(Self(set))
     }
 
-    /// Asks for what a device can tell of its health.
+    /// Registers the supported health events of a device.
     pub(crate) fn register(&self, nvml: &Nvml, device: &Device<'_>) -> Result<(), NvmlError> {
         let lib = nvml.lib();
         let (ask, kinds_of) = (
@@ -200,7 +199,7 @@ impl EventSet {
         nvml_try(unsafe { ask(device.handle(), kinds, self.0) })
     }
 
-    /// What has happened since the last call, each with the identity of its device.
+    /// The events since the last call, each with the identity of its device.
     pub(crate) fn read(&self, nvml: &Nvml) -> Result<Vec<(usize, Event)>, NvmlError> {
         let wait = symbol(&nvml.lib().nvmlEventSetWait_v2)?;
         let mut events = Vec::new();
@@ -220,7 +219,7 @@ impl EventSet {
                 XID => Event::Xid { number: data.eventData, instance },
                 UNAVAILABLE => Event::Unavailable,
                 RECOVERY => Event::RecoveryChanged,
-                // Its data is something else: the number of an error of the memory is no Xid.
+                // Its data means something else: the number of a memory error is no Xid.
                 _ => continue,
             };
             events.push((data.device.addr(), event));
@@ -228,10 +227,10 @@ impl EventSet {
         Ok(events)
     }
 
-    /// Gives the set back.
+    /// Frees the set.
     pub(crate) fn free(self, nvml: &Nvml) {
         if let Ok(free) = symbol(&nvml.lib().nvmlEventSetFree) {
-            // A failure leaves nothing to be done: the library is about to be closed.
+            // A failure needs no handling: the library closes next.
             let _ = unsafe { free(self.0) };
         }
     }

@@ -1,4 +1,4 @@
-//! One walk over all devices that the open library knows.
+//! One walk over all devices of the open library.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,57 +29,55 @@ use crate::report::wire::{DeviceReport, DeviceUse, Kind, ProcessUse};
 /// NVML counts bytes.
 const BYTES_PER_MIB: u64 = 1 << 20;
 
-/// Most MIG instances of one GPU that are looked for; today's have 7.
+/// Most MIG instances of one GPU that are read; today's have 7.
 const INSTANCES_MAX: u32 = 32;
 
 /// A device that answered.
 pub(crate) struct Seen {
-    /// What it is.
+    /// Its inventory.
     pub(crate) report: DeviceReport,
-    /// How it is used.
+    /// Its use.
     pub(crate) usage: DeviceUse,
 }
 
 /// A device that did not answer; it may be a known one.
 pub(crate) struct Failure {
-    /// Its UUID, where it told that.
+    /// Its UUID, if it answered that.
     pub(crate) uuid: Option<String>,
-    /// What ails it.
+    /// Its fault.
     pub(crate) ailment: Ailment,
 }
 
-/// What one walk found.
+/// The result of one walk.
 #[derive(Default)]
 pub(crate) struct Sweep {
     /// Devices that answered.
     pub(crate) seen: Vec<Seen>,
-    /// Devices that did not.
+    /// Devices that did not answer.
     pub(crate) failures: Vec<Failure>,
 }
 
 /// Walks over all devices.
 pub(crate) struct Sweeper<'a> {
-    /// The open library.
     pub(crate) nvml: &'a Nvml,
-    /// Tells events; none where the driver has none.
+    /// The set of events; none if the driver has none.
     pub(crate) events: Option<&'a EventSet>,
-    /// UUID of each GPU whose events are asked for, by the identity of its handle.
+    /// UUID of each GPU with registered events, by the identity of its handle.
     pub(crate) registered: &'a mut BTreeMap<usize, String>,
-    /// What does not change, by UUID.
+    /// Constant facts, by UUID.
     pub(crate) details: &'a mut BTreeMap<String, Details>,
     /// Health of each GPU, by UUID.
     pub(crate) health: &'a mut BTreeMap<String, GpuHealth>,
-    /// Devices as they were last read well, by UUID.
+    /// Devices as they were last read successfully, by UUID.
     pub(crate) known: &'a BTreeMap<String, DeviceReport>,
-    /// Reads memory limits; none where the driver has none.
+    /// Reads memory limits; none if the driver has none.
     pub(crate) limits: Option<&'a MemoryLimits>,
     /// Finds the pod of a process.
     pub(crate) pods: &'a PodsByProcess,
-    /// The last answer about the utilization of each GPU's processes, by UUID.
+    /// The last read utilization of each GPU's processes, by UUID.
     pub(crate) utilization_seen: &'a mut BTreeMap<String, Utilization>,
-    /// The daemons of MPS, where anybody looks after them.
+    /// The MPS daemons, if the agent watches them.
     pub(crate) mps: Option<&'a MpsDaemons>,
-    /// The present time.
     pub(crate) now: Timestamp,
     /// Whether to list processes.
     pub(crate) processes: ProcessSampling,
@@ -87,11 +85,8 @@ pub(crate) struct Sweeper<'a> {
 
 /// A GPU as its instances see it.
 struct Parent<'a> {
-    /// Its handle.
     gpu: &'a Device<'a>,
-    /// Its UUID.
     uuid: &'a str,
-    /// Its index.
     index: u32,
 }
 
@@ -115,8 +110,7 @@ impl Sweeper<'_> {
         Ok(sweep)
     }
 
-    /// Reads one GPU and, where it is in MIG mode, its instances. Leaves its UUID in `told` as soon as
-    /// it is known.
+    /// Reads one GPU and, in MIG mode, its instances. Sets `told` to its UUID once that is known.
     fn gpu(
         &mut self,
         gpu: &Device<'_>,
@@ -129,7 +123,7 @@ impl Sweeper<'_> {
         let model = required(gpu.name())?;
         let index = unless_unsupported(gpu.index())?.unwrap_or(position);
         let in_mig_mode = match gpu.mig_mode() {
-            // Taken for a whole GPU without need, it would be given away over its instances' heads.
+            // Not for a known parent: as a whole GPU it would be allocated beside its instances.
             Err(
                 NvmlError::NotSupported
                 | NvmlError::FunctionNotFound
@@ -149,18 +143,18 @@ impl Sweeper<'_> {
         Ok(())
     }
 
-    /// Whether a device was a GPU in MIG mode when it was last read well.
+    /// Whether a device was a GPU in MIG mode when it was last read successfully.
     fn was_parent(&self, uuid: &str) -> bool {
         self.known.get(uuid).is_some_and(|it| it.kind == Kind::MigParent)
     }
 
-    /// Asks for the events of a GPU once, and for what the driver wants done with it: with each list
-    /// of processes, and at once where something is amiss.
+    /// Registers the events of a GPU once. Reads its recovery action with each list of processes,
+    /// and at once if its health is in doubt.
     fn learn_health(&mut self, gpu: &Device<'_>, uuid: &str) -> Result<(), Trouble> {
         if let Some(events) = self.events
             && !self.registered.contains_key(&raw::identity(gpu))
         {
-            // A GPU that has no events stays without; its recovery action is read all the same.
+            // A GPU without events has none; its recovery action is read all the same.
             match unless_unsupported(events.register(self.nvml, gpu)) {
                 Ok(_) => {
                     self.registered.insert(raw::identity(gpu), uuid.to_owned());
@@ -190,7 +184,7 @@ impl Sweeper<'_> {
 
     /// Reads the MIG instances of a GPU.
     fn instances(&mut self, parent: &Parent<'_>, sweep: &mut Sweep) -> Result<(), Trouble> {
-        // The most there can be, not how many there are: gaps answer "not found".
+        // The highest possible number, not the current one: gaps answer "not found".
         let most = required(parent.gpu.mig_device_count())?;
         for position in 0..most.min(INSTANCES_MAX) {
             let instance = match parent.gpu.mig_device_by_index(position) {
@@ -232,7 +226,7 @@ impl Sweeper<'_> {
         self.push(instance, report, sweep)
     }
 
-    /// Reads memory and use of one device and adds it to what was seen.
+    /// Reads memory and use of one device and adds it to the sweep.
     fn push(
         &mut self,
         device: &Device<'_>,
@@ -240,7 +234,7 @@ impl Sweeper<'_> {
         sweep: &mut Sweep,
     ) -> Result<(), Trouble> {
         let memory = match device.memory_info() {
-            // Parts with unified memory have none of their own: nothing can be shared there.
+            // GPUs with unified memory have none of their own: nothing can be shared there.
             Err(NvmlError::NotSupported) => None,
             other => Some(required(other)?).filter(|memory| memory.total > 0),
         };
@@ -255,7 +249,7 @@ impl Sweeper<'_> {
             Kind::MigParent | Kind::MigInstance => None,
         };
         let listed = match (self.processes, report.kind) {
-            // A parent lists its instances' processes once more.
+            // The processes of a parent are those of its instances.
             (ProcessSampling::Skip, _) | (ProcessSampling::List, Kind::MigParent) => None,
             (ProcessSampling::List, Kind::Gpu | Kind::MigInstance) => self.processes_on(device)?,
         };
@@ -265,14 +259,14 @@ impl Sweeper<'_> {
                     utilization::read(device, &report.uuid, self.utilization_seen, self.now)?;
                 Some(Listed { busy, ..listed })
             }
-            // The driver knows nothing of it in MIG mode, and may take clients of MPS for their server.
+            // In MIG mode the driver has no utilization, and may list MPS clients as their server.
             listed => listed,
         };
         let mps = self.mps.and_then(|daemons| daemons.state(&report.uuid, self.now));
         let (processes, tenants) = match listed {
             None => (None, Vec::new()),
             Some(listed) => {
-                // The driver takes no MIG handle: an instance is a limit by itself.
+                // The driver takes no MIG handle: an instance is a limit of its own.
                 let limits = self.limits.filter(|_| report.kind == Kind::Gpu);
                 let uuid = report.uuid.as_str();
                 let serving = self.mps.filter(|_| mps == Some(MpsState::Serving));
@@ -299,8 +293,8 @@ impl Sweeper<'_> {
         Ok(())
     }
 
-    /// All processes on a device, whatever they do there, each once; none where any list of them
-    /// cannot be had: half a list would say of pods that they have ended.
+    /// All processes on a device, each once; `None` if any of its lists cannot be read: from part
+    /// of a list some pods would seem to have ended.
     fn processes_on(&self, device: &Device<'_>) -> Result<Option<Listed>, Trouble> {
         let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
         let mut mps_clients = BTreeSet::new();
@@ -308,8 +302,8 @@ impl Sweeper<'_> {
             let Some(processes) = self.list(device, list)? else { return Ok(None) };
             for process in processes {
                 let used = process.used_bytes.map(|bytes| bytes.div_ceil(BYTES_PER_MIB));
-                // The same process in two lists has its whole memory in both: the greater one counts,
-                // and a known amount is greater than an unknown one.
+                // A process in two lists has its whole memory in both. The greater amount counts,
+                // and a known one is greater than an unknown one.
                 let known = by_pid.entry(process.pid).or_insert(used);
                 *known = used.max(*known);
                 if matches!(list, ProcessList::Mps) {
@@ -320,7 +314,7 @@ impl Sweeper<'_> {
         if by_pid.len() > MAX_PROCESSES_PER_DEVICE {
             return Ok(None);
         }
-        // Whoever has a process id of the list and began later is another process.
+        // A process that has a listed id but began later is another process.
         let listed = self.pods.now();
         let processes = by_pid.into_iter().map(|(pid, memory_mib)| ProcessUse {
             pid,
@@ -330,8 +324,8 @@ impl Sweeper<'_> {
         Ok(Some(Listed { processes: processes.collect(), mps_clients, busy: None }))
     }
 
-    /// One list of processes; none where it cannot be had. Drivers and devices without MPS or graphics
-    /// have no such list, and no such processes.
+    /// One list of processes; `None` if it cannot be read. Drivers and devices without MPS or
+    /// graphics have no such list, and no such processes.
     fn list(
         &self,
         device: &Device<'_>,
@@ -358,7 +352,7 @@ impl Sweep {
     }
 }
 
-/// What the driver wants to be done with a GPU.
+/// The recovery action that the driver requests for a GPU.
 fn wish(gpu: &Device<'_>) -> Result<RecoveryAction, NvmlError> {
     let values = gpu.field_values_for(&[FieldId(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)])?;
     let sample = values.into_iter().next().ok_or(NvmlError::NoData)??;

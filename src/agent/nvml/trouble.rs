@@ -1,22 +1,22 @@
-//! How a failed call of NVML is to be taken.
+//! What a failed call of NVML means.
 
 use nvml_wrapper::error::NvmlError;
 
 use crate::agent::gpu::probe::ProbeError;
 use crate::report::condition::Ailment;
 
-/// How a failed call is to be taken.
+/// The meaning of a failed call.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// The driver cannot say; the rest can be believed.
+    /// The driver does not report it; other answers are valid.
     Unsupported,
     /// This device cannot be used now.
     Device(Ailment),
-    /// Nothing can be read until the library is opened anew.
+    /// Nothing can be read until the library is opened again.
     Library(ProbeError),
 }
 
-/// The answer, or none where the driver cannot say.
+/// The answer; `None` if the driver does not report it.
 pub(crate) fn unless_unsupported<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, Trouble> {
     match answer.map_err(trouble) {
         Ok(value) => Ok(Some(value)),
@@ -25,7 +25,7 @@ pub(crate) fn unless_unsupported<T>(answer: Result<T, NvmlError>) -> Result<Opti
     }
 }
 
-/// The answer, or none where it cannot be had from a device that is there.
+/// The answer; `None` if a device that is there does not give it.
 pub(crate) fn unless_lost<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, Trouble> {
     match answer.map_err(trouble) {
         Ok(value) => Ok(Some(value)),
@@ -44,7 +44,7 @@ pub(crate) fn required<T>(answer: Result<T, NvmlError>) -> Result<T, Trouble> {
     })
 }
 
-/// How a failed call is to be taken.
+/// The meaning of an error.
 fn trouble(error: NvmlError) -> Trouble {
     match error {
         NvmlError::NotSupported
@@ -60,12 +60,12 @@ fn trouble(error: NvmlError) -> Trouble {
         | NvmlError::LibraryNotFound => Trouble::Library(library_error("read the GPUs", &error)),
         NvmlError::GpuLost => Trouble::Device(Ailment::Lost),
         NvmlError::ResetRequired => Trouble::Device(Ailment::ResetRequired),
-        // Interrupt trouble, "unknown", and whatever a later driver invents.
+        // Interrupt trouble, "unknown", and the errors of later drivers.
         _ => Trouble::Device(Ailment::NotAnswering),
     }
 }
 
-/// A failure of the whole library, with its mend.
+/// A failure of the whole library, with what to do about it.
 pub(crate) fn library_error(what: &'static str, error: &NvmlError) -> ProbeError {
     match error {
         NvmlError::DriverNotLoaded => ProbeError::DriverNotLoaded,

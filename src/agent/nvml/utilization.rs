@@ -1,4 +1,4 @@
-//! Whose kernels run on a GPU, as far as the driver says it.
+//! Which processes' kernels run on a GPU, if the driver reports it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,23 +9,23 @@ use nvml_wrapper::error::NvmlError;
 use crate::agent::nvml::trouble::{Trouble, unless_lost};
 use crate::hardware::units::Timestamp;
 
-/// Least time from one question about a GPU to the next. The driver takes samples more rarely than lists
-/// are read while a pod drains, and a list without a new sample would show all pods as idle.
+/// Least time between two reads about a GPU. While a pod drains, lists are read more often than the
+/// driver takes samples. A list without a new sample would show all pods as idle.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 /// The last answer about one GPU.
 pub(crate) struct Utilization {
     /// Time of the driver's newest sample, in its own microseconds.
     newest: u64,
-    /// When it was asked.
+    /// Time of the read.
     asked: Timestamp,
-    /// Percent of the time in which kernels of each process ran; none at the first look.
+    /// Percent of the time in which kernels of each process ran; none at the first read.
     busy: Option<BTreeMap<u32, u32>>,
 }
 
-/// Percent of the time between the last two questions in which kernels of each process on the GPU `uuid` ran;
-/// none at the first question, whose answer would be about all that the driver remembers, and where the
-/// driver does not say it. The last answers are in `seen`; each stands for [`ASK_EVERY`].
+/// Percent of the time between the last two reads in which kernels of each process on the GPU
+/// `uuid` ran. `None` at the first read, which would cover all that the driver remembers, and if
+/// the driver does not report it. The last answers are in `seen`; each is valid for [`ASK_EVERY`].
 pub(crate) fn read(
     device: &Device<'_>,
     uuid: &str,
@@ -51,7 +51,7 @@ pub(crate) fn read(
     let newest = samples.iter().map(|sample| sample.timestamp).max().max(last).unwrap_or(0);
     let mut busy = BTreeMap::new();
     for sample in samples {
-        // One sample has the mean of all since; of several the greatest counts.
+        // One sample is the mean of all since; of several the greatest counts.
         let known = busy.entry(sample.pid).or_insert(0);
         *known = sample.sm_util.min(100).max(*known);
     }

@@ -1,8 +1,8 @@
 //! Ended pods that hold devices, and whose containers still run without using a GPU.
 //!
-//! NVML lists processes that use a GPU. A launcher between two workers, or a program that loads a model on
-//! the CPU, is none, and may be one in a moment. So while a pod drains, the agent looks for processes in the
-//! pod's control group, and lists one of them, with no memory, on each device that the pod holds.
+//! NVML lists processes that use a GPU. A launcher between two workers, or a program that loads a
+//! model on the CPU, is not listed yet, but may be soon. So while a pod drains, the agent searches
+//! its control group, and lists one process there, without memory, on each device that it holds.
 
 use std::collections::BTreeMap;
 
@@ -16,22 +16,22 @@ use crate::report::wire::{Booking, BookingState, DeviceUse, ProcessUse};
 /// The pods that drain on one node.
 #[derive(Debug, Default)]
 pub(crate) struct Draining {
-    /// The devices that each holds, by UUID.
+    /// The devices of each, by UUID.
     devices: BTreeMap<PodUid, Vec<String>>,
-    /// A process of each that had one the last time. It is looked at first: reading the whole process table
-    /// each time would be dear.
+    /// The last known process of each. It is checked first, because reading the whole process table
+    /// each time is expensive.
     running: BTreeMap<PodUid, u32>,
 }
 
 impl Draining {
-    /// Learns what is booked on the node.
+    /// Learns the allocations on the node.
     pub(crate) fn observe(&mut self, bookings: &[Booking]) {
         let draining = bookings.iter().filter(|it| it.state == BookingState::Draining);
         let devices = |it: &Booking| it.devices.iter().map(|part| part.uuid.clone()).collect();
         self.devices = draining.map(|it| (PodUid::new(it.pod_uid.clone()), devices(it))).collect();
     }
 
-    /// Adds to the lists in `uses` a process of each pod that runs and is in none of them.
+    /// Adds a process of each pod that still runs to the lists in `uses`, unless one is listed.
     pub(crate) fn complete(&mut self, uses: &mut [DeviceUse], processes: &PodsByProcess) {
         if !uses.iter().any(|device| device.processes.is_some()) {
             return;
@@ -52,7 +52,7 @@ impl Draining {
                     let pod_uid = Some(uid.to_string());
                     list.push(ProcessUse { pid: *pid, pod_uid, memory_mib: Some(0) });
                 } else {
-                    // Half a list would say of the pod that it has ended.
+                    // From a list without it the pod would seem to have ended.
                     device.processes = None;
                     device.tenants.clear();
                 }
@@ -61,7 +61,7 @@ impl Draining {
     }
 }
 
-/// A process of each of the pods `sought` that has one; those in `known` are looked at first.
+/// A process of each pod in `sought` that has one; those in `known` are checked first.
 fn running(
     sought: &[&PodUid],
     known: &BTreeMap<PodUid, u32>,
@@ -87,8 +87,8 @@ fn running(
     found
 }
 
-/// Whether a process has not ended, by the third field of its `stat` file: zombies and dead ones have, unless
-/// only the first of several threads (the twentieth field) has.
+/// Whether a process has not ended, by the third field of its `stat` file: dead ones have. So have
+/// zombies, unless they have more than one thread (twentieth field): then only the first has ended.
 fn is_running(text: &str) -> bool {
     let mut fields = text.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
     let (state, threads) = (fields.next(), fields.nth(16).and_then(|count| count.parse().ok()));
@@ -133,7 +133,7 @@ mod tests {
         Booking { pod_uid: uid.to_owned(), pod: "d/p".to_owned(), state, devices }
     }
 
-    /// Lists of two devices; of one process of the pod each where one is named.
+    /// Lists of two devices, with one process of each named pod.
     fn lists(on_b: Option<&str>) -> Vec<DeviceUse> {
         let device = |uuid: &str, pod: Option<&str>| {
             let process = |pod: &str| ProcessUse {

@@ -1,8 +1,8 @@
 //! Where a path of another process lies, by that process's table of mounts.
 //!
-//! What is mounted in a container is up to its owner, and a file system of his own may never answer. So
-//! nothing below `/proc/<pid>/root` is looked at. `/proc/<pid>/mountinfo` is the kernel's, and answers without
-//! any file system. Links are not in it: a path through a link is taken for one without.
+//! The owner of a container decides what is mounted there, and a file system may never answer. So
+//! nothing below `/proc/<pid>/root` is opened. The kernel writes `/proc/<pid>/mountinfo` without
+//! any file system. Links are not in it: a path through a link counts as one without.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 /// Most mounts on the way to a path; real ones have a handful.
 const MAX_MOUNTS_ON_PATH: usize = 100;
 
-/// What the kernel adds to a folder that was mounted and then removed. No other path has two slashes.
+/// The kernel's mark on a folder that was mounted and then removed. No other path has two slashes.
 const DELETED: &[u8] = b"//deleted";
 
-/// A file or folder as every container of the node names it.
+/// A file or folder, named alike in every container of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// Major and minor number of its file system.
@@ -30,19 +30,19 @@ pub(crate) struct Place {
 /// The mounts that a process can reach.
 #[derive(Debug)]
 pub(crate) struct Mounts {
-    /// As the kernel writes them, a line each.
+    /// The kernel's text, one line each.
     table: Vec<u8>,
 }
 
-/// One of them.
+/// One mount.
 #[derive(Debug)]
 struct Mount {
     id: u64,
-    /// The mount that it is mounted on; often not in the table for the outermost one.
+    /// The mount below it; often not in the table for the outermost one.
     parent: u64,
-    /// What is mounted; none for a folder that is no more.
+    /// What is mounted; `None` for a removed folder.
     place: Option<Place>,
-    /// Where, as the process sees it.
+    /// The path where the process sees it.
     point: PathBuf,
 }
 
@@ -50,12 +50,12 @@ impl Mounts {
     /// The mounts of the process with the folder `process` in the process table.
     ///
     /// # Errors
-    /// What the operating system says, [`ErrorKind::NotFound`] of a process that has ended, and
-    /// [`ErrorKind::InvalidData`] where they take more than `most` bytes.
+    /// The error of the operating system, [`ErrorKind::NotFound`] for a process that has ended, and
+    /// [`ErrorKind::InvalidData`] if they take more than `most` bytes.
     pub(crate) fn of(process: &Path, most: u64) -> io::Result<Self> {
         let mut table = Vec::new();
         let file = File::open(process.join("mountinfo")).map_err(|error| match error.kind() {
-            // So the kernel calls a process that has ended, and is still in its table.
+            // The kernel's error for a process that has ended and is still in its table.
             ErrorKind::InvalidInput => ErrorKind::NotFound.into(),
             _ => error,
         })?;
@@ -66,19 +66,19 @@ impl Mounts {
         Ok(Self { table })
     }
 
-    /// Where an absolute path without `..` lies; none where that cannot be told.
+    /// Where an absolute path without `..` lies; `None` if it is unknown.
     pub(crate) fn place(&self, path: &Path) -> Option<Place> {
         let mount = self.mount_of(path)?;
         let Place { device, path: root } = mount.place?;
         Some(Place { device, path: root.join(path.strip_prefix(mount.point).ok()?) })
     }
 
-    /// Whether something is mounted at this very path: then no link is on the way to it.
+    /// Whether something is mounted at exactly this path: then it passes no link.
     pub(crate) fn is_mount_point(&self, path: &Path) -> bool {
         self.mount_of(path).is_some_and(|mount| mount.point == path)
     }
 
-    /// Whether a place, or something below or above it, is mounted anywhere.
+    /// Whether a file or folder, or something below or above it, is mounted anywhere.
     pub(crate) fn are_near(&self, place: &Place) -> bool {
         self.all().filter_map(|mount| mount.place).any(|mounted| {
             let is_near =
@@ -87,7 +87,7 @@ impl Mounts {
         })
     }
 
-    /// The mount that a path leads to, from the outermost inwards: one that was put over others hides them.
+    /// The mount of a path, searched from the outermost inwards: later mounts hide earlier ones.
     fn mount_of(&self, path: &Path) -> Option<Mount> {
         let mut on_path: Vec<Mount> =
             self.all().filter(|mount| path.starts_with(&mount.point)).collect();
@@ -113,7 +113,7 @@ impl Mounts {
 }
 
 impl Mount {
-    /// The mount of a line such as `36 35 98:0 /inside /at rw - ext4 /dev/sda rw`; none for any other line.
+    /// The mount of a line such as `36 35 98:0 /inside /at rw - ext4 /dev/sda rw`, if it is one.
     fn of(line: &[u8]) -> Option<Self> {
         let mut fields = line.split(|byte| *byte == b' ');
         let mut text = || std::str::from_utf8(fields.next()?).ok();
@@ -127,7 +127,7 @@ impl Mount {
     }
 }
 
-/// A path of the table: blanks and the like are written as `\` and three octal digits.
+/// A path in the table, where blanks and the like are `\` and three octal digits.
 fn unescaped(field: &[u8]) -> PathBuf {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -152,7 +152,7 @@ mod tests {
         Mounts { table: table.to_vec() }
     }
 
-    /// Where a path lies, such as `0:9 /inside`; `-` where that cannot be told.
+    /// Where a path lies, such as `0:9 /inside`; `-` if it is unknown.
     fn place(table: &[u8], path: &str) -> String {
         let place = mounts(table).place(Path::new(path));
         place.map_or("-".to_owned(), |Place { device: (major, minor), path }| {
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_mount_over_others_hides_them() {
-        // In the order of the kernel or not.
+        // In the kernel's order or not.
         let lines = [
             "1 1 0:1 / / rw - rootfs r rw",
             "2 1 0:2 / / rw - ext4 r rw",
@@ -258,7 +258,7 @@ mod tests {
             assert_eq!(unescaped(odd.as_bytes()), Path::new(plain));
         }
         assert_eq!(unescaped(b"\\377\\000\\040").into_os_string().into_vec(), [255, 0, 32]);
-        // Round and round, and deep.
+        // A circle, and a deep chain.
         let circle =
             "1 2 0:1 / / rw\n2 1 0:1 / / rw\n3 3 0:1 / / rw\n4 3 0:1 / / rw\n3 4 0:1 / / rw\n";
         assert_eq!(place(circle.as_bytes(), "/a"), "-");
@@ -278,7 +278,7 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidData);
             let length = u64::try_from(table.len()).unwrap();
             let whole = Mounts::of(folder.path(), length).unwrap();
-            // No panic, whatever they say.
+            // No panic, whatever the lines are.
             whole.place(Path::new("/dev/shm"));
             whole.are_near(&Place { device: (0, 1), path: PathBuf::from("/") });
         }
@@ -288,7 +288,7 @@ mod tests {
     fn a_process_that_has_ended_has_no_mounts() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let folder = PathBuf::from(format!("/proc/{}", child.id()));
-        // It stays in the table until somebody asks how it ended.
+        // It stays in the table until its parent reads its exit status.
         let ended = (0..1_000).find_map(|_| {
             std::thread::sleep(std::time::Duration::from_millis(5));
             Mounts::of(&folder, 8 << 20).err()
@@ -306,7 +306,7 @@ mod tests {
         let path = folder.path().canonicalize().unwrap();
         let place = own.place(&path).unwrap();
         let device = std::fs::metadata(&path).unwrap().dev();
-        // Their bits as `stat` has them.
+        // The bits as in `stat`.
         let major = (device >> 8 & 0xfff) | (device >> 32 & 0xffff_f000);
         let minor = (device & 0xff) | (device >> 12 & 0xffff_ff00);
         assert_eq!((u64::from(place.device.0), u64::from(place.device.1)), (major, minor));

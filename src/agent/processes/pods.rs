@@ -1,9 +1,9 @@
-//! Which pod a process belongs to, read from its control group.
+//! The pod of a process, read from its control group.
 //!
 //! Kubelet puts each container below a cgroup that names the pod's UID. The path differs by cgroup
 //! driver (systemd, cgroupfs), version (1, 2), quality-of-service class, container runtime and by
 //! what lies above (nested clusters, a custom root, a private cgroup namespace). So one path
-//! component is recognised by its pattern, wherever it stands. Process ids are those of the host:
+//! component is recognized by its pattern at any position. Process ids are those of the host:
 //! the agent needs `hostPID`.
 
 use std::fs::File;
@@ -15,17 +15,17 @@ use crate::hardware::device::PodUid;
 /// Most bytes of a cgroup file that are read: one line per controller, each a path.
 pub(crate) const MAX_CGROUP_BYTES: u64 = 64 << 10;
 
-/// Most bytes of a `stat` file that are read: one line of some 300 bytes.
+/// Most bytes of a `stat` file that are read: one line of about 300 bytes.
 pub(crate) const MAX_STAT_BYTES: u64 = 4 << 10;
 
-/// Where the kernel's control groups, version 2, are mounted.
+/// Mount point of the kernel's control groups, version 2.
 pub(crate) const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// Most control groups of a process below its pod's that are looked at; a container has one or two.
+/// Most control groups of a process below its pod's that are read; a container has one or two.
 const MAX_GROUPS: usize = 4;
 
-/// Clock ticks in a second in which the kernel tells times to processes: `USER_HZ`, which is 100 on
-/// every architecture that has NVIDIA's driver.
+/// Clock ticks per second in the kernel's times for processes: `USER_HZ`, which is 100 on every
+/// architecture that has NVIDIA's driver.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// A time since the boot of the host, in ticks of its process table.
@@ -40,12 +40,12 @@ pub struct PodsByProcess {
 }
 
 impl PodsByProcess {
-    /// Looks below `root`, which is `/proc` but in tests.
+    /// Reads below `root`, which is `/proc` except in tests.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// The present time of the host; none where it cannot be read.
+    /// The present time of the host; `None` if it is not readable.
     pub fn now(&self) -> Option<BootTicks> {
         uptime(&read_lossily(&self.root.join("uptime"), MAX_STAT_BYTES)?)
     }
@@ -62,9 +62,9 @@ impl PodsByProcess {
             .unwrap_or_default()
     }
 
-    /// The pod of the process that had the id `pid` when it was `listed`; none when it is no pod's,
-    /// has ended, or may not be read. A process that began later only has the id of one that ended;
-    /// where the time of the list is not known, that goes unseen.
+    /// The pod of the process that had the id `pid` at the time `listed`. `None` if it is in no
+    /// pod, has ended, or is not readable. A process that began later only reuses the id; this goes
+    /// unnoticed if the time of the list is unknown.
     pub fn pod_of(&self, pid: u32, listed: Option<BootTicks>) -> Option<PodUid> {
         let folder = self.folder_of(pid);
         let began = || began(&read_lossily(&folder.join("stat"), MAX_STAT_BYTES)?);
@@ -73,14 +73,14 @@ impl PodsByProcess {
             return None;
         }
         let pod = pod_in_cgroup(&read_lossily(&folder.join("cgroup"), MAX_CGROUP_BYTES)?)?;
-        // Its id may have passed on while it was read.
+        // Its id may have been reused during the read.
         (began() == Some(before)).then_some(pod)
     }
 }
 
 /// The control groups (version 2) that limit a process of a pod, below the pod's own, the outermost
-/// first: its container's, and those in it. None where the process is in none, or the paths are relative to
-/// this process's own control group, so that nobody can say where they lie.
+/// first: its container's, and those in it. Empty if the process is in none, or if the paths are
+/// relative to this process's own control group, which hides where they lie.
 pub fn groups_in_cgroup(text: &str) -> Vec<String> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
     let parts: Vec<&str> = path.split('/').collect();
@@ -108,17 +108,17 @@ fn began(text: &str) -> Option<BootTicks> {
     fields.split_whitespace().nth(19)?.parse().ok().map(BootTicks)
 }
 
-/// The first `most` bytes of a file as text; none when it cannot be read.
+/// The first `most` bytes of a file as text; `None` if it is not readable.
 pub(crate) fn read_lossily(path: &Path, most: u64) -> Option<String> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(most).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The pod named by the text of a `/proc/<pid>/cgroup` file. Where pods are nested (a cluster in a
-/// pod), the outermost one counts: that is the pod of the cluster which owns the node.
+/// The pod named by the text of a `/proc/<pid>/cgroup` file. If pods are nested (a cluster in a
+/// pod), the outermost one counts: it belongs to the cluster that owns the node.
 pub fn pod_in_cgroup(text: &str) -> Option<PodUid> {
-    // A line is `hierarchy:controllers:path`; the path may contain colons (containerd's systemd
+    // A line is `hierarchy:controllers:path`. The path may contain colons (containerd's systemd
     // names do), so only the first two separate.
     text.lines()
         .filter_map(|line| line.splitn(3, ':').nth(2))
@@ -128,8 +128,8 @@ pub fn pod_in_cgroup(text: &str) -> Option<PodUid> {
 /// The pod named by one component of a cgroup path: `pod<uid>` with cgroupfs,
 /// `…-pod<uid with underscores>.slice` with systemd.
 fn pod_in_component(component: &str) -> Option<PodUid> {
-    // With a runtime that takes kubelet's systemd names literally (driver set on one side alone),
-    // the component goes on: `…-pod<uid>.slice:cri-containerd:<container>`.
+    // If only kubelet uses the systemd driver, the runtime takes its names literally, and the
+    // component goes on: `…-pod<uid>.slice:cri-containerd:<container>`.
     let name = component.split(':').next().unwrap_or(component);
     let uid = match name.strip_suffix(".slice") {
         Some(slice) => slice.rsplit_once("-pod").map(|(_, uid)| uid),
@@ -138,8 +138,8 @@ fn pod_in_component(component: &str) -> Option<PodUid> {
     uid.and_then(to_uid)
 }
 
-/// The UID in its usual spelling, or none when it is none: 32 hexadecimal digits, grouped 8-4-4-4-12
-/// by dashes or underscores (API server), or not at all (hash of a static pod's manifest).
+/// The UID in its usual spelling: 32 hexadecimal digits, grouped 8-4-4-4-12 by dashes or
+/// underscores (API server), or not at all (hash of a static pod's manifest). Otherwise `None`.
 fn to_uid(text: &str) -> Option<PodUid> {
     if text.len() > 36 {
         return None;
@@ -163,7 +163,7 @@ mod tests {
     const STATIC: &str = "9f8e7d6c5b4a39281706f5e4d3c2b1a0";
     const ID: &str = "b2c0a1d4e5f60718293a4b5c6d7e8f90b2c0a1d4e5f60718293a4b5c6d7e8f90";
 
-    /// Checks which UID each text of a cgroup file has; none: that of no pod.
+    /// Checks the UID of each text of a cgroup file; empty: no pod.
     fn check<const N: usize>(texts: [(String, &str); N]) {
         for (text, uid) in texts {
             let found = pod_in_cgroup(&text).map(|uid| uid.to_string()).unwrap_or_default();
@@ -257,7 +257,7 @@ mod tests {
             (format!("0::/kubepods/burstable/pod{UID}/crio-{ID}"), UID),
             // A cluster in a pod: the outer pod counts.
             (format!("0::/kubepods/pod{UID}/{ID}/kubepods/pod{STATIC}/{ID}"), UID),
-            // No pod's.
+            // Of no pod.
             ("0::/user.slice/user-1000.slice/session-3.scope".to_owned(), ""),
             ("0::/system.slice/podman-123.service".to_owned(), ""),
             (format!("0::/machine.slice/libpod-{ID}.scope"), ""),

@@ -1,4 +1,4 @@
-//! Nodes that exist only on paper: the fleet file of `gpupack agent --simulate`.
+//! Simulated nodes: the fleet file of `gpupack agent --simulate`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use crate::hardware::device::{
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu};
 use crate::report::wire::{DeviceReport, Kind};
 
-/// Nodes on paper. Node names and UUIDs are unique, every device is within the limits of the core.
+/// Simulated nodes. Node names and UUIDs are unique, every device is within the limits of the core.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fleet {
     /// How long a process outlives its pod.
     #[serde(default)]
     pub process_linger_ms: u64,
-    /// How much of its booked memory a process uses; more than 100 plays an over-user.
+    /// Percent of its allocated memory that a process uses; above 100 it plays an over-limit pod.
     #[serde(default = "default_use_percent")]
     pub use_percent: u32,
     /// The same for single pods, by `namespace/name`.
@@ -28,17 +28,17 @@ pub struct Fleet {
     pub nodes: Vec<FleetNode>,
 }
 
-/// One node on paper.
+/// One simulated node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetNode {
     /// Its name.
     pub name: String,
-    /// Processor time that it offers, in thousandths of a core.
+    /// CPU that it offers, in thousandths of a core.
     pub cpu_milli: u64,
-    /// Main memory that it offers.
+    /// Host memory that it offers.
     pub memory_mib: u64,
-    /// Its pool, where it has one.
+    /// Its pool, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// Its GPUs, in the order of NVML's index.
@@ -46,18 +46,18 @@ pub struct FleetNode {
     pub gpus: Vec<FleetGpu>,
 }
 
-/// One GPU on paper.
+/// One simulated GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetGpu {
-    /// Its UUID; made from node and index where none is given.
+    /// Its UUID; by default made from node and index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
     /// Product name.
     pub model: String,
     /// Memory on the board.
     pub memory_mib: u64,
-    /// Memory that the driver keeps.
+    /// Memory that the driver reserves.
     #[serde(default)]
     pub reserved_mib: u64,
     /// Its MIG instances; a GPU that has any is in MIG mode.
@@ -65,11 +65,11 @@ pub struct FleetGpu {
     pub mig: Vec<FleetInstance>,
 }
 
-/// One MIG instance on paper.
+/// One simulated MIG instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetInstance {
-    /// Its UUID; made from node, GPU and position where none is given.
+    /// Its UUID; by default made from node, GPU and position.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
     /// Its profile, for instance `3g.40gb`.
@@ -78,7 +78,7 @@ pub struct FleetInstance {
     pub memory_mib: u64,
 }
 
-/// What [`Fleet::use_percent`] is unless told otherwise.
+/// The default of [`Fleet::use_percent`].
 pub(crate) fn default_use_percent() -> u32 {
     60
 }
@@ -143,12 +143,12 @@ impl Fleet {
 }
 
 impl FleetNode {
-    /// Its name as the core spells it.
+    /// Its name as the core writes it.
     pub fn node_name(&self) -> NodeName {
         NodeName::new(self.name.as_str())
     }
 
-    /// What it offers outside its GPUs.
+    /// CPU and host memory that it offers.
     pub fn host(&self) -> HostAmount {
         HostAmount { cpu: MilliCpu::new(self.cpu_milli), memory: MemMib::new(self.memory_mib) }
     }
@@ -180,7 +180,7 @@ impl FleetNode {
     }
 }
 
-/// A UUID that depends on `seed` alone: the two halves of FNV-1a hashes with different beginnings.
+/// A UUID that depends only on `seed`: two FNV-1a hashes with different starts.
 fn made_uuid(prefix: &str, seed: &str) -> String {
     let hash = |start: u64| {
         seed.bytes()
@@ -192,7 +192,7 @@ fn made_uuid(prefix: &str, seed: &str) -> String {
     format!("{prefix}-{}", groups.join("-"))
 }
 
-/// A fault of a fleet file.
+/// An error in a fleet file.
 #[derive(Debug, thiserror::Error)]
 #[error("fleet file `{}`: {fault}", path.display())]
 pub struct FleetError {
@@ -202,27 +202,27 @@ pub struct FleetError {
     pub fault: FleetFault,
 }
 
-/// What is wrong with a fleet.
+/// An error in a fleet.
 #[derive(Debug, thiserror::Error)]
 pub enum FleetFault {
     /// The file cannot be read.
     #[error("it cannot be read: {0}")]
     Read(#[from] std::io::Error),
-    /// It is no fleet.
+    /// Its content is no fleet.
     #[error("at `{at}`: {cause}")]
     Json {
-        /// Where in the document.
+        /// The position in the document.
         at: String,
-        /// What the parser says.
+        /// The error of the parser.
         cause: serde_json::Error,
     },
-    /// A name that no node can have.
+    /// An invalid node name.
     #[error("node name `{name}`: 1 to 253 letters, digits, `-` or `.` are allowed")]
     NodeName {
         /// The name.
         name: String,
     },
-    /// Two nodes of one name.
+    /// Two nodes with one name.
     #[error("node `{name}` is there twice")]
     NodeTwice {
         /// The name.
@@ -233,10 +233,10 @@ pub enum FleetFault {
     TooManyDevices {
         /// The node.
         node: String,
-        /// How many.
+        /// Their number.
         count: usize,
     },
-    /// A device that cannot be one.
+    /// An invalid device.
     #[error("node `{node}`: {cause}")]
     Device {
         /// The node.
@@ -244,7 +244,7 @@ pub enum FleetFault {
         /// What is wrong with it.
         cause: InventoryError,
     },
-    /// Amounts that do not go together.
+    /// Amounts that contradict each other.
     #[error(
         "node `{node}`: device `{id}` has `{total}` MiB and a reserve of `{reserved}`; the reserve \
          is part of the memory, which is at most {MAX_DEVICE_MEMORY}"
@@ -259,7 +259,7 @@ pub enum FleetFault {
         /// Its reserve in MiB.
         reserved: u64,
     },
-    /// Two devices of one UUID.
+    /// Two devices with one UUID.
     #[error("node `{node}`: the UUID `{id}` is there twice")]
     UuidTwice {
         /// The node that has the second one.

@@ -1,4 +1,4 @@
-//! Generated fleets of the models that clusters have: for the demo and the benches.
+//! Generated fleets with the models of real clusters, for the demo and the benches.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::hardware::mig::Geometry;
 use crate::hardware::units::MemMib;
 
 impl Fleet {
-    /// A fleet of `nodes` nodes with `gpus_per_node` GPUs each, of the models that clusters have,
+    /// A fleet of `nodes` nodes with `gpus_per_node` GPUs each, with the models of real clusters,
     /// one model per node. The same arguments give the same fleet, on every machine.
     pub fn mixed(nodes: usize, gpus_per_node: usize, seed: u64) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -43,8 +43,8 @@ pub const SLOTS_POOL: &str = "slots";
 pub const MIG_POOL: &str = "mig";
 
 impl Fleet {
-    /// Has the last node in [`SLOTS_POOL`] and the one before it in [`MIG_POOL`], with A100 GPUs of four
-    /// instances each. A fleet of fewer than three nodes stays as it is.
+    /// Puts the last node into [`SLOTS_POOL`] and the one before it into [`MIG_POOL`], with A100
+    /// GPUs of four instances each. A fleet of fewer than three nodes stays as it is.
     pub fn pooled(mut self) -> Self {
         if let [_, .., mig, slots] = self.nodes.as_mut_slice() {
             slots.pool = Some(SLOTS_POOL.to_owned());
@@ -77,13 +77,13 @@ struct Model {
     reserved_mib: u64,
     /// Cores of the host per GPU.
     cores: u64,
-    /// Main memory of the host per GPU.
+    /// Host memory per GPU.
     host_gib: u64,
     /// How many of 100 nodes have it.
     weight: u32,
 }
 
-/// Names and memory as public captures of `nvidia-smi -q` show them; hosts as clouds sell them.
+/// Names and memory from public outputs of `nvidia-smi -q`; hosts as clouds sell them.
 const MODELS: [Model; 7] = [
     model("NVIDIA A100-SXM4-80GB", 81_920, 634, 16, 128, 25),
     model("NVIDIA A100-SXM4-40GB", 40_960, 581, 12, 96, 15),
@@ -107,7 +107,7 @@ const fn model(
 }
 
 impl Model {
-    /// A node that has `gpu_count` of it.
+    /// A node with `gpu_count` of these GPUs.
     fn node(&self, name: String, gpu_count: usize) -> FleetNode {
         let gpu = FleetGpu {
             uuid: None,

@@ -1,8 +1,8 @@
-//! A node on paper as a probe: its bookings become processes, as if pods ran there.
+//! A simulated node as a probe: its allocations become processes, as if pods ran there.
 //!
-//! Each confirmed booking runs one process per device, which uses a part of its booked memory. When
-//! the booking turns draining or disappears, the process lives on for the fleet's linger time, as
-//! real ones do. Nothing here reads a clock.
+//! Each confirmed allocation runs one process per device, which uses a part of its memory. When the
+//! allocation turns to draining or disappears, the process lives on for the fleet's linger time,
+//! like a real one. Nothing here reads a clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::report::wire::{Booking, BookingState, DeviceReport, DeviceUse, Kind, 
 pub struct SimulatedProbe {
     /// The devices; they never change.
     inventory: Arc<[DeviceReport]>,
-    /// How long processes outlive their booking.
+    /// How long processes outlive their allocation.
     linger: Duration,
-    /// How much of the booked memory they use.
+    /// Percent of the allocated memory that they use.
     use_percent: u32,
     /// The same for single pods.
     use_percent_of: BTreeMap<String, u32>,
@@ -30,10 +30,9 @@ pub struct SimulatedProbe {
     next_pid: u32,
 }
 
-/// The processes of one pod: one per device, all of one process id.
+/// The processes of one pod: one per device, all with one process id.
 #[derive(Debug)]
 struct SimulatedProcess {
-    /// Process id.
     pid: u32,
     /// UUID and used MiB of each device.
     memory_mib: Vec<(String, u64)>,
@@ -42,7 +41,7 @@ struct SimulatedProcess {
 }
 
 impl SimulatedProbe {
-    /// Plays `node` by the rules of `fleet`.
+    /// Plays `node` by the settings of `fleet`.
     pub fn new(fleet: &Fleet, node: &FleetNode) -> Self {
         Self {
             inventory: node.inventory().into(),
@@ -54,7 +53,7 @@ impl SimulatedProbe {
         }
     }
 
-    /// Starts the process of a confirmed booking, unless it runs already.
+    /// Starts the process of a confirmed allocation, unless it runs already.
     fn start(&mut self, booking: &Booking) {
         if let Some(running) = self.processes.get_mut(&booking.pod_uid) {
             running.ends = None;
@@ -75,7 +74,7 @@ impl SimulatedProbe {
         self.processes.insert(booking.pod_uid.clone(), process);
     }
 
-    /// What runs on the device `uuid`.
+    /// The processes on the device `uuid`.
     fn processes_on(&self, uuid: &str) -> Vec<ProcessUse> {
         let mut list = Vec::new();
         for (pod_uid, process) in &self.processes {
@@ -92,13 +91,13 @@ impl SimulatedProbe {
 }
 
 impl Probe for SimulatedProbe {
-    /// Lists processes each time, whatever is asked for: it costs nothing here.
+    /// Lists processes each time, whatever is requested: it costs nothing here.
     fn sample(&mut self, _: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {
         self.processes.retain(|_, process| process.ends.is_none_or(|ends| now < ends));
         let uses = self.inventory.iter().map(|device| {
             let processes = self.processes_on(&device.uuid);
             let used_mib = processes.iter().filter_map(|process| process.memory_mib).sum();
-            // Like the driver: nothing of a GPU in MIG mode is read but its health.
+            // Like the driver: of a GPU in MIG mode only its health is read.
             let whole = device.kind != Kind::MigParent;
             let busy = if processes.is_empty() { 0 } else { 50 };
             DeviceUse {

@@ -188,7 +188,7 @@ fn a_list_from_before_a_pod_was_known_to_drain_is_not_reported() {
     );
 }
 
-/// What becomes of one call.
+/// The fate of one call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     Answered,
@@ -196,8 +196,8 @@ enum Call {
     Lost,
 }
 
-/// Lets a fake extender that takes in each sequence number once have these calls; how many lists it took in
-/// after each reply that arrived.
+/// Runs these calls against a fake extender that accepts each sequence number once. Returns how
+/// many lists it has accepted after each reply that arrived.
 fn lists_taken(calls: impl Iterator<Item = Call>) -> Vec<usize> {
     let unread = DeviceUse::unread("GPU-a".to_owned(), crate::report::condition::Ailment::Lost);
     let uses = vec![DeviceUse { processes: Some(Vec::new()), ..unread }];

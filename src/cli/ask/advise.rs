@@ -1,4 +1,4 @@
-//! `gpupack advise`: who holds GPUs without need, and what request would have been enough.
+//! `gpupack advise`: which pods hold GPUs without need, and what request would have been enough.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use crate::cli::base::connect::{ServerArgs, is_name};
 use crate::cli::base::failure::Failure;
 use crate::cli::base::plain::{API_VERSION, LookArgs, Output, json, print, span, table};
 
-/// Rows of the table.
+/// Most rows of the table.
 const ROWS: usize = 30;
 
 /// Flags of `gpupack advise`.
@@ -22,15 +22,15 @@ pub struct AdviseArgs {
     /// Pods of all namespaces, as without --namespace
     #[arg(short = 'A', long)]
     all_namespaces: bool,
-    /// Looks of the output.
+    /// Form of the output.
     #[command(flatten)]
     look: LookArgs,
-    /// Where the extender is.
+    /// Address of the extender.
     #[command(flatten)]
     server: ServerArgs,
 }
 
-/// What is advised, as the extender tells it and as it is printed.
+/// The advice, as read from the extender and as printed.
 #[derive(Debug, Deserialize, Serialize)]
 struct Advice {
     watched_pods: u64,
@@ -44,7 +44,7 @@ struct Advice {
     pods: Vec<Pod>,
 }
 
-/// The same with what every object that is printed begins with.
+/// The same with the fields that every printed object has.
 #[derive(Debug, Serialize)]
 struct Printed<'a> {
     #[serde(rename = "apiVersion")]
@@ -107,7 +107,7 @@ pub fn run(args: &AdviseArgs) -> Result<(), Failure> {
     })
 }
 
-/// The sums, a row per pod, and what each pool could bear.
+/// The sums, a row per pod, and the possible slots of each pool.
 fn text(advice: &Advice) -> String {
     let mut text = String::new();
     if advice.watched_pods == 0 {
@@ -154,7 +154,7 @@ fn text(advice: &Advice) -> String {
     text
 }
 
-/// What a pool could bear, as a row.
+/// The possible slots of a pool, as a row.
 fn slots_of(pool: &Pool) -> Vec<String> {
     vec![
         if pool.pool.is_empty() { "(none)".to_owned() } else { pool.pool.clone() },

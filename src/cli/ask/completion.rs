@@ -1,4 +1,4 @@
-//! `gpupack completion` and `gpupack man`: what shells and manual readers need, made from the flags.
+//! `gpupack completion` and `gpupack man`: shell completions and manual pages, made from the flags.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::cli::base::plain::print;
 /// Flags of `gpupack completion`.
 #[derive(Debug, Args)]
 pub struct CompletionArgs {
-    /// The shell; its output belongs where that shell looks for completions
+    /// The shell; save its output where that shell looks for completions
     #[arg(value_enum)]
     shell: Shell,
 }

@@ -15,18 +15,18 @@ use crate::cli::base::plain::{API_VERSION, LookArgs, Output, json, print, span, 
 pub struct ExplainArgs {
     /// The pod: NAME, or NAMESPACE/NAME
     pod: String,
-    /// Its namespace, where POD names none [default: that of the kubeconfig's context]
+    /// Its namespace, if POD names none [default: that of the kubeconfig's context]
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Looks of the output.
+    /// Form of the output.
     #[command(flatten)]
     look: LookArgs,
-    /// Where the extender is.
+    /// Address of the extender.
     #[command(flatten)]
     server: ServerArgs,
 }
 
-/// Why a pod waits, as the extender tells it and as it is printed.
+/// Why a pod waits, as read from the extender and as printed.
 #[derive(Debug, Deserialize, Serialize)]
 struct Explanation {
     #[serde(rename(serialize = "apiVersion"), skip_deserializing)]
@@ -50,14 +50,14 @@ struct Explanation {
     unknown: Vec<String>,
 }
 
-/// A place in line.
+/// A position in line.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Line {
     pub(crate) place: u64,
     pub(crate) of: u64,
 }
 
-/// Nodes that are alike and refuse for one reason.
+/// Similar nodes that refuse for one reason.
 #[derive(Debug, Deserialize, Serialize)]
 struct Refusal {
     nodes: u64,
@@ -78,7 +78,7 @@ struct Move {
     to: Place,
 }
 
-/// A node and devices of it.
+/// A node and some of its devices.
 #[derive(Debug, Deserialize, Serialize)]
 struct Place {
     node: String,

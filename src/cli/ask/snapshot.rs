@@ -1,6 +1,6 @@
-//! `gpupack snapshot`: one's own cluster in the files that `gpupack simulate` replays.
+//! `gpupack snapshot`: writes a cluster into the files that `gpupack simulate` replays.
 //!
-//! It reads, once, from a live extender or from the API server, and changes nothing in the cluster.
+//! It reads once, from a live extender or from the API server, and changes nothing in the cluster.
 
 use std::io;
 use std::io::Write;
@@ -21,21 +21,21 @@ use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::sim::snapshot::replace::replace;
 use crate::sim::snapshot::state::{ClusterGpu, ClusterNode, ClusterPod, Names, Snapshot};
 
-/// Longest time for the answer of an extender; that of 5,000 nodes takes a second.
+/// Longest time for an answer of the extender. For 5,000 nodes it takes a second.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the product name of a GPU says that is cut into MIG instances, all of one profile.
+/// The mark in the product name of a GPU that is cut into MIG instances, all of one profile.
 const MIG_MARK: &str = "-MIG-";
 
 /// Flags of `gpupack snapshot`.
 #[derive(Debug, Args)]
 pub struct SnapshotArgs {
-    /// CompiledRequest the live extender at this address, for instance http://127.0.0.1:8081
+    /// Read from the live extender at this address, for instance http://127.0.0.1:8081
     #[arg(long, value_name = "URL", conflicts_with = "kubeconfig")]
     from: Option<String>,
 
-    /// CompiledRequest the API server that this file names; without --from and this, that of the pod's service
-    /// account
+    /// Read from the API server of this kubeconfig; without --from and this, from that of the pod's
+    /// service account
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
@@ -47,23 +47,23 @@ pub struct SnapshotArgs {
     #[arg(long, value_name = "FILE")]
     pods: PathBuf,
 
-    /// Write node-1, pod-1 and so on in place of names
+    /// Write node-1, pod-1 and so on instead of names
     #[arg(long)]
     anonymous: bool,
 }
 
-/// What a source tells.
+/// The content of a source.
 struct Cluster {
     nodes: Vec<ClusterNode>,
     pods: Vec<ClusterPod>,
-    /// What the source could not say, with the number of cases.
+    /// What the source does not report, with the number of cases.
     unsaid: Option<(usize, &'static str)>,
 }
 
 /// Runs `gpupack snapshot`.
 ///
 /// # Errors
-/// A source that does not answer or has nothing to replay, a file that cannot be written.
+/// A source that does not answer or has nothing to replay, or a file that cannot be written.
 pub fn run(args: &SnapshotArgs) -> Result<()> {
     ensure!(args.nodes != args.pods, "--nodes and --pods name the same file: give each its own");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -83,7 +83,7 @@ pub fn run(args: &SnapshotArgs) -> Result<()> {
     let mut stderr = io::stderr().lock();
     let notes = snapshot.notes.iter().map(|(note, cases)| (*cases, note.to_string()));
     for (cases, note) in notes.chain(unsaid.map(|(cases, text)| (cases, text.to_owned()))) {
-        // Where stderr is gone there is nobody left to tell.
+        // If stderr is closed, there is no reader left.
         let _ = writeln!(stderr, "{cases} {note}");
     }
     let (nodes, pods) = (snapshot.nodes.len(), snapshot.pods.len());
@@ -91,7 +91,7 @@ pub fn run(args: &SnapshotArgs) -> Result<()> {
     Ok(())
 }
 
-/// The cluster in the books of a live extender.
+/// The cluster in the ledger of a live extender.
 async fn ask_extender(url: &str) -> Result<Cluster> {
     let base = url.trim_end_matches('/');
     let address: Uri = format!("{base}/v1/state")
@@ -117,7 +117,7 @@ async fn ask_extender(url: &str) -> Result<Cluster> {
     Ok(Cluster { nodes, pods, unsaid: Some(unsaid) })
 }
 
-/// The cluster as the API server tells it. GPUs are those that GPU feature discovery labels name.
+/// The cluster in the API server. Its GPUs are those in the labels of GPU feature discovery.
 async fn ask_api_server(kubeconfig: Option<&Path>) -> Result<Cluster> {
     let config = match kubeconfig {
         Some(_) => kube_config(kubeconfig).await,
@@ -148,7 +148,7 @@ fn cluster_node(node: SeenNode) -> ClusterNode {
     seen
 }
 
-/// The pod; none where its request cannot be read.
+/// The pod; `None` if its request is not valid.
 fn cluster_pod(pod: SeenPod) -> Option<ClusterPod> {
     Some(ClusterPod {
         name: pod.pod.name.to_string(),

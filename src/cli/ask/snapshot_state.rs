@@ -1,4 +1,4 @@
-//! A cluster as a live extender tells it: the part of `/v1/state` that a snapshot takes.
+//! A cluster in a live extender: the part of `/v1/state` that a snapshot needs.
 
 use std::num::NonZeroU32;
 
@@ -9,7 +9,7 @@ use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Share};
 use crate::model::request::{Amount, GpuRequest};
 use crate::sim::snapshot::state::{ClusterGpu, ClusterNode, ClusterPod};
 
-/// The whole model.
+/// The whole state.
 #[derive(Debug, Deserialize)]
 pub(crate) struct State {
     nodes: Vec<Node>,
@@ -49,14 +49,14 @@ struct Pod {
 }
 
 impl State {
-    /// Nodes that are there, and pods that have not ended.
+    /// Nodes that exist, and pods that have not ended.
     pub(crate) fn into_cluster(self) -> (Vec<ClusterNode>, Vec<ClusterPod>) {
         let nodes = self.nodes.into_iter().filter(|node| node.state != "gone");
         let pods = self.pods.into_iter().filter(|pod| pod.state != "draining");
         (nodes.map(Node::into_cluster).collect(), pods.map(Pod::into_cluster).collect())
     }
 
-    /// Running pods with GPUs: which models they accept the extender does not tell.
+    /// Running pods with GPUs. The extender does not report which models they accept.
     pub(crate) fn of_unknown_models(&self) -> usize {
         self.pods.iter().filter(|pod| pod.node.is_some() && pod.devices > 0).count()
     }
@@ -89,13 +89,13 @@ impl Pod {
         }
     }
 
-    /// What it asks of GPUs, or holds of them.
+    /// The GPUs that it requests or holds.
     fn request(&self) -> Option<GpuRequest> {
         let count = NonZeroU32::new(self.devices)?;
         let share = self.share_millionths.map(Share::from_millionths);
         let memory = self.device_memory_mib.map(MemMib::new);
         let amount = match (share, memory) {
-            // Neither a share nor memory: for the format, MIG instances and replicas are alike.
+            // Neither share nor memory: for the format, MIG instances and replicas are alike.
             _ if self.mig_profile.is_some() => Amount::SharedSlot,
             (None, None) => Amount::SharedSlot,
             (Some(share), _) if share >= Share::WHOLE => Amount::Whole,

@@ -1,4 +1,4 @@
-//! `gpupack waiting`: the pods that wait, what is in their way and what would help.
+//! `gpupack waiting`: the waiting pods, their obstacles, and what would help.
 
 use std::fmt::Write as _;
 
@@ -20,18 +20,18 @@ pub struct WaitingArgs {
     /// Pods of all namespaces, as without --namespace
     #[arg(short = 'A', long)]
     all_namespaces: bool,
-    /// Most pods that are shown
+    /// Most pods to show
     #[arg(long, value_name = "COUNT", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
-    /// Looks of the output.
+    /// Form of the output.
     #[command(flatten)]
     look: LookArgs,
-    /// Where the extender is.
+    /// Address of the extender.
     #[command(flatten)]
     server: ServerArgs,
 }
 
-/// The pods that wait, as the extender tells them.
+/// The waiting pods, as read from the extender.
 #[derive(Debug, Deserialize)]
 struct Answer {
     waiting: u64,
@@ -39,7 +39,7 @@ struct Answer {
     pods: Vec<Waiting>,
 }
 
-/// The same as they are printed.
+/// The same as printed.
 #[derive(Debug, Serialize)]
 struct List {
     #[serde(rename = "apiVersion")]
@@ -50,7 +50,7 @@ struct List {
     items: Vec<Waiting>,
 }
 
-/// A pod that waits.
+/// A waiting pod.
 #[derive(Debug, Deserialize, Serialize)]
 struct Waiting {
     pod: String,

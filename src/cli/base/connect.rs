@@ -1,5 +1,5 @@
-//! The way to a running extender: directly, or through the API server's service proxy with the user's
-//! own kubeconfig, which is how `kubectl gpupack` asks.
+//! The connection to a running extender: direct, or through the API server's service proxy with the
+//! user's own kubeconfig, which `kubectl gpupack` uses.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,17 +20,17 @@ use crate::causes::with_causes;
 use crate::cli::base::failure::Failure;
 use crate::server::http::browser::CLIENT_HEADER;
 
-/// What requests say of who sends them.
+/// How requests identify the client.
 const CLIENT: &str = concat!("gpupack/", env!("CARGO_PKG_VERSION"));
 
-/// Largest answer that is read; that of `/v1/state` for 5,000 nodes has some 40 MB.
+/// Largest answer that is read; that of `/v1/state` for 5,000 nodes has about 40 MB.
 const MAX_BODY_BYTES: usize = 1 << 30;
 
-/// Flags that say where the extender is.
+/// Flags with the address of the extender.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Server")]
 pub(crate) struct ServerArgs {
-    /// CompiledRequest the extender at this address, for instance http://127.0.0.1:8081; without it, it is asked
+    /// Use the extender at this address, for instance http://127.0.0.1:8081; without it, connect
     /// through the API server
     #[arg(long, value_name = "URL", env = "GPUPACK_SERVER")]
     server: Option<String>,
@@ -68,13 +68,13 @@ fn service(text: &str) -> Result<Service, String> {
     Ok(Service { namespace: namespace.to_owned(), port: port.to_owned() })
 }
 
-/// Whether Kubernetes could have an object of this name.
+/// Whether this is a valid name of a Kubernetes object.
 pub(crate) fn is_name(text: &str) -> bool {
     let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
     (1..=253).contains(&text.len()) && text.bytes().all(is_legal)
 }
 
-/// A way to a running extender.
+/// A connection to a running extender.
 pub(crate) struct Server {
     way: Way,
     timeout: Duration,
@@ -87,7 +87,7 @@ enum Way {
     Proxy { client: Box<kube::Client>, base: String, service: String },
 }
 
-/// What an extender or an API server says in place of an answer.
+/// An error message of an extender or an API server.
 #[derive(Deserialize)]
 struct Refusal {
     error: Option<String>,
@@ -96,7 +96,7 @@ struct Refusal {
 }
 
 impl ServerArgs {
-    /// The way that the flags name. Asks nobody yet.
+    /// The connection that the flags describe. Sends nothing yet.
     ///
     /// # Errors
     /// An address or kubeconfig that cannot be used.
@@ -165,7 +165,7 @@ impl Server {
     /// The answer to `path`, read as a `T`.
     ///
     /// # Errors
-    /// Nobody answers, or refuses, or answers something else.
+    /// No answer, a refusal, or an answer of another form.
     pub(crate) async fn ask<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
         let asked = tokio::time::timeout(self.timeout, self.exchange(path)).await;
         let seconds = self.timeout.as_secs();
@@ -204,7 +204,7 @@ impl Server {
         }
     }
 
-    /// Who is asked.
+    /// The server, for messages.
     fn name(&self) -> String {
         match &self.way {
             Way::Direct { base } => format!("the extender at {base}"),
@@ -243,7 +243,7 @@ impl Server {
 /// Status and body of a GET, whatever the status.
 ///
 /// # Errors
-/// What went wrong on the way.
+/// What failed on the way.
 pub(crate) async fn get(
     address: Uri,
 ) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
@@ -266,7 +266,7 @@ where
 /// Runs a conversation with a server to its end.
 ///
 /// # Errors
-/// What the conversation ends with.
+/// The error of the conversation.
 pub(crate) fn run(talk: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(Failure::other)?.block_on(talk)

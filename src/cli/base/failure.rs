@@ -1,9 +1,9 @@
-//! How the commands that ask a running extender end: exit codes, and one clear line.
+//! How the commands that query a running extender end: exit codes, and one clear line.
 
 use std::fmt::Display;
 
-/// Why a command did not do what was asked, as one line and an exit code. 0 is done, and 2 is for flags
-/// that cannot be read.
+/// Why a command failed, as one line and an exit code. Exit code 0 means success, and 2 invalid
+/// flags.
 #[derive(Debug, thiserror::Error)]
 #[error("{line}")]
 pub struct Failure {
@@ -17,12 +17,12 @@ impl Failure {
         Self::of(4, line)
     }
 
-    /// What was asked about is not known: 5.
+    /// The object is not known: 5.
     pub(crate) fn not_found(line: impl Display) -> Self {
         Self::of(5, line)
     }
 
-    /// What was asked cannot be: 2, as for flags.
+    /// An invalid value on the command line: 2.
     pub(crate) fn usage(line: impl Display) -> Self {
         Self::of(2, line)
     }
@@ -41,14 +41,14 @@ impl Failure {
         self.code
     }
 
-    /// Whether it may be over in a moment.
+    /// Whether trying again soon may help.
     pub(crate) fn is_passing(&self) -> bool {
         self.code == 4
     }
 }
 
-/// `text` without what a terminal would take as a command or show in another order: such characters are
-/// written out.
+/// `text` with escapes for characters that a terminal would take as a command or show in another
+/// order.
 pub(crate) fn clean(text: &str) -> String {
     let is_plain = |c: char| !c.is_control() && !is_hidden(c);
     if text.chars().all(is_plain) {
@@ -59,7 +59,7 @@ pub(crate) fn clean(text: &str) -> String {
     text.chars().map(written).collect()
 }
 
-/// Whether a character changes the direction or place of others, or has no width.
+/// Whether a character changes the direction or position of others, or has no width.
 pub(crate) fn is_hidden(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
         | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')

@@ -1,4 +1,4 @@
-//! Log lines on stderr, as text or JSON, with a level that can be changed while the program runs.
+//! Log lines on stderr, as text or JSON, with a level that can change while the program runs.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ pub struct LogArgs {
     /// Level or filter, for instance `info` or `info,gpupack=debug`
     #[arg(long, value_name = "FILTER")]
     log_level: Option<String>,
-    /// How log lines look
+    /// Format of log lines
     #[arg(long, value_enum)]
     log_format: Option<LogFormatArg>,
 }
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LogFormatArg {
     /// For people
@@ -32,22 +32,22 @@ enum LogFormatArg {
 }
 
 impl LogArgs {
-    /// The level asked for, or the default.
+    /// The level of the flag, or the default.
     pub fn level(&self) -> &str {
         self.log_level.as_deref().unwrap_or("info")
     }
 
-    /// The looks asked for, or the default.
+    /// The format of the flag, or the default.
     pub fn format(&self) -> LogFormat {
         self.asked_format().unwrap_or_default()
     }
 
-    /// The level that a flag asks for.
+    /// The level of the flag.
     pub(crate) fn asked_level(&self) -> Option<&str> {
         self.log_level.as_deref()
     }
 
-    /// The looks that a flag asks for.
+    /// The format of the flag.
     pub(crate) fn asked_format(&self) -> Option<LogFormat> {
         self.log_format.map(|format| match format {
             LogFormatArg::Text => LogFormat::Text,
@@ -56,7 +56,7 @@ impl LogArgs {
     }
 }
 
-/// Starts logging; returns what changes the filter later.
+/// Starts logging; returns a function that changes the filter later.
 ///
 /// # Errors
 /// A filter that cannot be read, or logging that was started before.

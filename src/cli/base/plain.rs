@@ -1,5 +1,5 @@
-//! Printing for people and programs: tables, colours, JSON. Names come from the cluster, and whoever may
-//! create a pod chooses them: nothing in them reaches the terminal as a command.
+//! Printing for people and programs: tables, colors, JSON. Names come from the cluster, and each
+//! user who may create a pod chooses some: nothing in them may reach the terminal as a command.
 
 use std::fmt::Write as _;
 use std::io;
@@ -14,7 +14,7 @@ use crate::cli::base::failure::{Failure, clean, is_hidden};
 /// Version of the JSON that these commands print.
 pub(crate) const API_VERSION: &str = "gpupack.dev/v1alpha1";
 
-/// Columns that sentences are wrapped to.
+/// Columns at which sentences wrap.
 const WIDTH: usize = 80;
 
 /// Form of the output.
@@ -27,7 +27,7 @@ pub(crate) enum Output {
     Json,
 }
 
-/// When to colour.
+/// When to color.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum When {
     /// On a terminal, unless `NO_COLOR` is set
@@ -39,25 +39,25 @@ enum When {
     Never,
 }
 
-/// Flags about the looks of the output.
+/// Flags about the form of the output.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct LookArgs {
     /// Form of the output
     #[arg(short, long, value_enum, default_value_t)]
     pub(crate) output: Output,
-    /// When to colour
+    /// When to color
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     color: When,
     /// Only ASCII
     #[arg(long)]
     pub(crate) no_unicode: bool,
-    /// The variable of that name; any text turns colours off.
+    /// The variable of that name; any text turns colors off.
     #[arg(long, hide = true, env = "NO_COLOR", hide_env = true, value_name = "TEXT")]
     no_color: Option<String>,
 }
 
 impl LookArgs {
-    /// Whether to colour.
+    /// Whether to color.
     pub(crate) fn is_coloured(&self) -> bool {
         let is_off = self.no_color.as_ref().is_some_and(|text| !text.is_empty());
         match self.color {
@@ -68,12 +68,12 @@ impl LookArgs {
     }
 }
 
-/// How a state is coloured.
+/// How a state is colored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mood {
     /// As it should be.
     Good,
-    /// Something to look at.
+    /// Something to check.
     Odd,
     /// Something is wrong.
     Bad,
@@ -89,7 +89,7 @@ pub(crate) fn table(titles: &[&str], right: &[usize], rows: Vec<Vec<String>>) ->
     }
     let last = titles.len().saturating_sub(1);
     for (at, column) in table.column_iter_mut().enumerate() {
-        // Numbers stand at their right edge, so the gap before them is wide enough with one blank.
+        // Numbers are aligned to the right, so one blank before them is enough.
         let gap = if at == last { 0 } else { 1 + u16::from(!right.contains(&(at + 1))) };
         column.set_padding((0, gap));
         if right.contains(&at) {
@@ -103,7 +103,7 @@ pub(crate) fn table(titles: &[&str], right: &[usize], rows: Vec<Vec<String>>) ->
     text
 }
 
-/// `line` with its last word in a colour.
+/// `line` with its last word in color.
 pub(crate) fn coloured(line: &str, mood: Mood) -> String {
     let at = line.rfind(' ').map_or(0, |at| at + 1);
     let code = match mood {
@@ -135,8 +135,8 @@ pub(crate) fn wrapped(first: &str, sentence: &str) -> String {
     text
 }
 
-/// JSON with a line feed at its end. Characters that are no plain text are written as escapes, which
-/// JSON reads alike.
+/// JSON with a line feed at its end. Characters that are no plain text become escapes, which JSON
+/// reads as the same.
 ///
 /// # Errors
 /// Never for the types of this program.
@@ -157,7 +157,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<String, Failure> {
     Ok(plain)
 }
 
-/// Writes to stdout. Returns whether anybody reads it.
+/// Writes to stdout. Returns whether the reader still reads it.
 pub(crate) fn print(text: &str) -> bool {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()

@@ -3,10 +3,10 @@
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Listens from now on; what it returns ends when the process is asked to end: Ctrl-C or SIGTERM.
+/// Listens from now on. The returned future ends on Ctrl-C or SIGTERM.
 ///
 /// # Errors
-/// What the operating system says about listening.
+/// The error of the operating system.
 pub(crate) fn stop_asked() -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;

@@ -1,5 +1,5 @@
-//! `gpupack demo`: the extender at work without Kubernetes. A fleet on paper, a stream of pods, and a
-//! caller that does what kube-scheduler does, over real HTTP.
+//! `gpupack demo`: the extender at work without Kubernetes. It has a simulated fleet, a stream of
+//! pods, and a caller that does what kube-scheduler does, over real HTTP.
 
 use std::convert::Infallible;
 use std::io;
@@ -41,11 +41,11 @@ use crate::server::api::server::serve;
 use crate::server::api::{background, reports};
 use crate::server::page::service::{Service, SetLogLevel};
 
-/// Most nodes whose base load and first reports go over HTTP. Beyond it that would take minutes.
+/// Most nodes whose base load and first reports go over HTTP. With more it would take minutes.
 const HTTP_FILL_MAX_NODES: usize = 200;
 
-/// Age of a report from which a node counts as silent. Long: the simulated agents live in this very
-/// process, and a busy machine is no dead node.
+/// Age of a report above which a node counts as silent. It is long: the simulated agents live in
+/// this process, and a busy machine does not mean a dead node.
 const STALE_AFTER: Duration = Duration::from_secs(120);
 
 /// How long the first reports may take.
@@ -54,18 +54,18 @@ const FIRST_REPORTS_WITHIN: Duration = Duration::from_secs(60);
 /// Time between two lines of progress.
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
-/// How long calls on their way may take at the end.
+/// How long open calls may take at the end.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Flags of `gpupack demo`.
 ///
-/// The demo needs no Kubernetes and no GPU. Pods are asked about as kube-scheduler asks: filter with
-/// all node names, prioritize with those that are left, bind for the best; one pod after the other,
-/// over HTTP on a kept-alive connection. The simulated nodes report as agents do, over HTTP.
+/// The demo needs no Kubernetes and no GPU. It schedules pods as kube-scheduler does: filter with
+/// all node names, prioritize with the nodes that are left, bind to the best; one pod after the
+/// other, over HTTP on a kept-alive connection. The simulated nodes report as agents do, over HTTP.
 ///
 /// In a fleet of more than 200 nodes the base load (`--fill`) and the first report of each node go
-/// straight into the books, by the functions that the HTTP handlers call; all later pods and reports
-/// go over HTTP.
+/// straight into the ledger, by the functions that the HTTP handlers call. All later pods and
+/// reports go over HTTP.
 #[derive(Clone, Debug, Args)]
 pub struct DemoArgs {
     /// Nodes of the fleet, of mixed models
@@ -74,7 +74,7 @@ pub struct DemoArgs {
     /// GPUs of each node
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     gpus_per_node: u32,
-    /// Part of all compute share that is booked before pods begin to come and go, 0 to 1
+    /// Part of all compute share to allocate before pods start to come and go, 0 to 1
     #[arg(long, default_value = "0.75", value_parser = fill)]
     fill: Share,
     /// Pods that come after the base load [default: no end, with --once none]
@@ -84,20 +84,20 @@ pub struct DemoArgs {
     /// many as can be placed]
     #[arg(long, value_name = "PER_SECOND", value_parser = rate)]
     arrival_rate: Option<f64>,
-    /// Most reports a second of all simulated agents together: few, so that they leave a small machine its time
+    /// Most reports a second of all simulated agents together; keep it low on a small machine
     #[arg(long, value_name = "PER_SECOND", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     report_rate: u32,
     /// Seed of the fleet and the stream; the same seed gives the same placements under --once
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Put one node into a pool with four slots a GPU and one into a pool with shared MIG instances,
-    /// and send pods that ask for them; for three nodes and more
+    /// Put one node into a pool with four slots a GPU and one into a pool with shared MIG
+    /// instances, and send pods that request them; for three nodes and more
     #[arg(long)]
     pools: bool,
     /// Address to listen on [default: a free port of the loopback interface]
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
-    /// Address on which the simulated agents show their metrics; nowhere unless given
+    /// Address on which the simulated agents show their metrics [default: none]
     #[arg(long, value_name = "ADDR")]
     agent_metrics: Option<SocketAddr>,
     /// Place everything, print the summary and exit; pods do not end
@@ -106,7 +106,7 @@ pub struct DemoArgs {
     /// Form of the summary; with json nothing else goes to stdout
     #[arg(long, value_enum, default_value_t)]
     output: Output,
-    /// Verbosity and looks of the log lines.
+    /// Level and format of the log lines.
     #[command(flatten)]
     log: LogArgs,
 }
@@ -130,7 +130,7 @@ impl DemoArgs {
     }
 
     fn arrivals(&self) -> Arrivals {
-        // A fortieth of the GPUs a second: lively, and slow enough to be watched.
+        // A fortieth of the GPUs per second: lively, and slow enough to watch.
         let gpus = u32::try_from(self.gpus()).unwrap_or(u32::MAX);
         let lively = (f64::from(gpus) / 40.0).clamp(1.0, 20.0);
         Arrivals {
@@ -144,8 +144,8 @@ impl DemoArgs {
         }
     }
 
-    /// Says how the demo goes; not on stdout where that is for programs. Whether it is read does not
-    /// matter to the demo.
+    /// Prints the state of the demo, except on a stdout for programs. The demo goes on if it is not
+    /// read.
     fn say(&self, text: &str) {
         let _ = match self.output {
             Output::Table => writeln!(io::stdout(), "{text}"),
@@ -154,10 +154,10 @@ impl DemoArgs {
     }
 }
 
-/// Runs the demo until it is done or told to stop (Ctrl-C).
+/// Runs the demo until it is done or stopped (Ctrl-C).
 ///
 /// # Errors
-/// An address that cannot be listened on; a call that fails; books that do not add up.
+/// An address that cannot be listened on, a call that fails, or a ledger whose sums are wrong.
 pub fn run(args: &DemoArgs, clock: Clock) -> Result<()> {
     let level = args.log.asked_level().unwrap_or("error");
     let set_log_level = logging::start(level, args.log.format())?;
@@ -210,7 +210,7 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     Ok(())
 }
 
-/// An extender whose own books are the truth, and that knows the fleet's nodes.
+/// An extender without an API server: its ledger is the truth, and knows the fleet's nodes.
 fn app(args: &DemoArgs, listen: SocketAddr, clock: Clock) -> App {
     let pools = if args.pools { pools() } else { PoolRules::default() };
     let config = Config { listen, pools, stale_after: STALE_AFTER, ..Config::default() };
@@ -219,7 +219,7 @@ fn app(args: &DemoArgs, listen: SocketAddr, clock: Clock) -> App {
     App::new(ledger, clock, config, Truth::Books)
 }
 
-/// Brings up the fleet, places the base load, and lets pods come.
+/// Starts the fleet, places the base load, and lets pods come.
 async fn live(
     args: &DemoArgs,
     app: &Arc<App>,
@@ -294,7 +294,7 @@ fn agent_metrics(address: SocketAddr) -> Result<AgentMetrics> {
     Ok(shown)
 }
 
-/// The first report of each node, without HTTP: the handler is called directly.
+/// The first report of each node, without HTTP: it calls the handler directly.
 fn report_all(app: &App, fleet: &Fleet) -> Result<()> {
     for node in &fleet.nodes {
         let mut probe = SimulatedProbe::new(fleet, node);
@@ -321,7 +321,7 @@ async fn all_reported(app: &App) -> Result<()> {
     Ok(())
 }
 
-/// Where this process reaches its own service.
+/// The address at which this process reaches its own service.
 fn own_address(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -331,7 +331,7 @@ fn own_address(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-/// Says now and then how it goes.
+/// Prints progress periodically.
 async fn show_progress(args: &DemoArgs, app: &App, figures: &watch::Sender<Figures>) -> Infallible {
     loop {
         tokio::time::sleep(PROGRESS_EVERY).await;

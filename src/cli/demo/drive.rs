@@ -21,65 +21,65 @@ use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::model::node_state::NodeState;
 use crate::waste::request_mix::WINDOW;
 
-/// Pods in a row without a place after which the fleet counts as full.
+/// Pods refused in a row after which the fleet counts as full.
 const FULL_AFTER: u32 = 200;
 
-/// Nodes that are filled together where the base load does not go over HTTP.
+/// Nodes that are filled together if the base load does not go over HTTP.
 const ZONE: usize = 100;
 
-/// Pods without a place in a zone after which it counts as full.
+/// Pods refused in a zone after which it counts as full.
 const ZONE_FULL_AFTER: usize = 50;
 
-/// First pause before a waiting pod is tried again, and the longest, as kube-scheduler has them.
+/// First pause before a waiting pod is tried again, and the longest one, as in kube-scheduler.
 const BACK_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
-/// How long a pod waits before whoever wanted it gives up.
+/// How long a pod waits before its owner deletes it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Shortest mean life of a pod, so that a small demo can be read.
 const LIFE_MIN: Duration = Duration::from_secs(10);
 
-/// What became of the pods.
+/// The fate of the pods.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) pods: PodCounts,
     /// Last refusal of each pod that waits or was refused, by its UID.
     pub(crate) reasons: BTreeMap<String, String>,
-    /// Most devices that were overallocated at once on a node that a pod was just bound to.
+    /// Most overallocated devices at a time on a node to which a pod was just bound.
     pub(crate) overbooked_max: usize,
     /// From the start until the base load was placed.
     pub(crate) filled_after: Duration,
 }
 
-/// How many pods came, and where they are.
+/// Number of pods, by state.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct PodCounts {
     pub(crate) arrived: u64,
     pub(crate) placed: u64,
-    /// Of the placed ones: the base load of a large fleet.
+    /// Placed pods of the base load of a large fleet.
     pub(crate) placed_without_http: u64,
     pub(crate) waiting: u64,
-    /// Their request is faulty and will never be placed.
+    /// Pods with an invalid request, which are never placed.
     pub(crate) refused: u64,
     pub(crate) ended: u64,
-    /// They were deleted after waiting for long.
+    /// Pods deleted after a long wait.
     pub(crate) withdrawn: u64,
-    /// Binds that failed although filter had said yes.
+    /// Binds that failed although filter had accepted the node.
     pub(crate) bind_conflicts: u64,
 }
 
 /// The pods that come after the base load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Arrivals {
-    /// How many; none for no end.
+    /// Their number; `None`: no end.
     pub(crate) pods: Option<u64>,
-    /// How many a second; none for one after the other without a pause.
+    /// Pods per second; `None`: one after the other without a pause.
     pub(crate) per_second: Option<f64>,
     /// Whether pods end, and waiting ones are tried again.
     pub(crate) is_alive: bool,
 }
 
-/// A pod that waits.
+/// A waiting pod.
 struct Waiting {
     pod: DemoPod,
     since: Duration,
@@ -101,18 +101,18 @@ pub(crate) struct Drive {
     /// Waiting pods by the time of their next try.
     waiting: BTreeMap<(Duration, u64), Waiting>,
     tries: u64,
-    /// What running pods hold, in millionths of a GPU.
+    /// Allocated share of running pods, in millionths of a GPU.
     booked_millionths: u64,
     life: Option<Duration>,
 }
 
 impl Drive {
-    /// Has pods come that ask for slots, instances and isolation.
+    /// Adds pods that request slots, instances and isolation.
     pub(crate) fn ask_of_pools(&mut self) {
         self.stream.ask_of_pools();
     }
 
-    /// A cluster in which nothing runs.
+    /// A cluster without pods.
     pub(crate) fn new(
         app: Arc<App>,
         figures: watch::Sender<Figures>,
@@ -142,11 +142,10 @@ impl Drive {
 
     // --- base load -------------------------------------------------------------------------------
 
-    /// Places sound pods over HTTP until `target` of all compute share is booked, or nothing fits any
-    /// more.
+    /// Places valid pods over HTTP until `target` of all compute is allocated, or nothing fits.
     ///
     /// # Errors
-    /// A call that was not answered as it should.
+    /// A call without a proper answer.
     pub(crate) async fn fill(&mut self, target: Share) -> Result<()> {
         let mut failures = 0;
         while self.booked_millionths < target.millionths()
@@ -159,12 +158,12 @@ impl Drive {
         Ok(())
     }
 
-    /// The same without HTTP, by the question and the command that the verbs call: one zone of
-    /// `nodes` after the other is filled to `fill`, so that not every pod asks about every node. Pods
-    /// that fit into no zone come over HTTP at the end.
+    /// The same without HTTP, by the ledger's functions that the verbs call. It fills one zone of
+    /// `nodes` after the other to `fill`, so that not every pod checks every node. Pods that fit
+    /// into no zone come over HTTP at the end.
     ///
     /// # Errors
-    /// A call that was not answered as it should.
+    /// A call without a proper answer.
     pub(crate) async fn fill_directly(&mut self, nodes: &[FleetNode], fill: Share) -> Result<()> {
         let mut ready: VecDeque<DemoPod> = self.learnt().into();
         let mut target = 0;
@@ -193,8 +192,8 @@ impl Drive {
         Ok(())
     }
 
-    /// As many pods as the ledger learns from, learnt before the first is placed: so the typical
-    /// requests do not change during the base load, and answers stay known.
+    /// Enough pods for the request mix, which learns them before the first is placed. So the
+    /// typical requests do not change during the base load, and kept answers stay valid.
     fn learnt(&mut self) -> Vec<DemoPod> {
         let pods: Vec<DemoPod> = (0..WINDOW).map(|_| self.next_pod(Draw::Sound)).collect();
         for pod in &pods {
@@ -205,7 +204,7 @@ impl Drive {
         pods
     }
 
-    /// Books a pod on the best node of a zone. Returns whether it fitted.
+    /// Reserves the best node of a zone for a pod. Returns whether it fitted.
     fn book(&mut self, pod: &DemoPod, zone: &[&str]) -> Result<bool> {
         let seen = SeenPod::from_json(&pod.json).context("the demo's own pod cannot be read")?;
         let Some(question) = self.app.question(&seen) else { return Ok(false) };
@@ -228,7 +227,7 @@ impl Drive {
     /// Lets pods come, run and end until all have come or the demo is stopped.
     ///
     /// # Errors
-    /// A call that was not answered as it should.
+    /// A call without a proper answer.
     pub(crate) async fn run(&mut self, arrivals: Arrivals) -> Result<()> {
         let gap = arrivals.per_second.filter(|rate| *rate > 0.0);
         let gap = gap.map(|rate| Duration::from_secs_f64(1.0 / rate));
@@ -236,7 +235,7 @@ impl Drive {
             self.start_ending(gap);
         }
         let mut left = match (arrivals.per_second, gap) {
-            (Some(_), None) => 0, // a rate of zero: nobody comes
+            (Some(_), None) => 0, // a rate of zero: no pods come
             _ => arrivals.pods.unwrap_or(u64::MAX),
         };
         let mut next = self.app.clock.precise();
@@ -250,7 +249,7 @@ impl Drive {
                 let pod = self.next_pod(Draw::Everything);
                 self.arrive(pod).await?;
                 left -= 1;
-                // Late by more than a second, the stream does not try to catch up.
+                // If it is late by more than a second, the stream does not catch up.
                 next = (next + gap.unwrap_or_default()).max(now.saturating_sub(BACK_OFF.0));
             } else {
                 self.rest((left > 0).then_some(next), now).await;
@@ -275,14 +274,14 @@ impl Drive {
         self.stream.next(draw, self.app.clock.unix_seconds())
     }
 
-    /// A new pod: tried at once. Returns whether it was bound.
+    /// Schedules a new pod at once. Returns whether it was bound.
     async fn arrive(&mut self, pod: DemoPod) -> Result<bool> {
         self.figures.send_modify(|figures| figures.pods.arrived += 1);
         let since = self.app.clock.precise();
         self.attempt(Waiting { pod, since, pause: BACK_OFF.0 }).await
     }
 
-    /// Tries to schedule a pod; it waits when there is no room. Returns whether it was bound.
+    /// Tries to schedule a pod, which waits if there is no room. Returns whether it was bound.
     async fn attempt(&mut self, waiting: Waiting) -> Result<bool> {
         let verdict = self.scheduler.schedule(&waiting.pod).await?;
         let uid = waiting.pod.uid.clone();
@@ -292,7 +291,7 @@ impl Drive {
                 true
             }
             Verdict::NoNode(reasons) => {
-                // As `explain` shows it.
+                // The reason as `explain` shows it.
                 let pod = self.app.waiting.pod(&PodUid::new(uid.as_str()));
                 match pod.and_then(|pod| Some(pod.closest()?.0.reason().to_owned())) {
                     Some(reason) => self.wait(waiting, reason),
@@ -321,7 +320,7 @@ impl Drive {
         self.waiting.insert((at, self.tries), Waiting { pause, ..waiting });
     }
 
-    /// A pod whose request is faulty: its owner takes it away.
+    /// Counts a pod with an invalid request; its owner deletes it.
     fn refuse(&self, uid: String, reasons: BTreeMap<String, usize>) {
         let reason = reasons.into_keys().next().unwrap_or_else(|| "no node is known".to_owned());
         self.figures.send_modify(|figures| {
@@ -330,7 +329,7 @@ impl Drive {
         });
     }
 
-    /// Counts a bound pod, looks whether its node holds more than it has, and sets its end.
+    /// Counts a bound pod, checks whether its node is overallocated, and sets its end.
     fn bound(&mut self, uid: &str, node: &str) {
         let books = self.app.ledger.node(node);
         let overbooked = books.as_ref().map_or(0, overbooked);
@@ -351,7 +350,7 @@ impl Drive {
 
     // --- ends ------------------------------------------------------------------------------------
 
-    /// From now on pods end. They live so long in the mean that as many end as come.
+    /// Lets pods end from now on. Their mean life is such that as many end as come.
     fn start_ending(&mut self, gap: Duration) {
         let count = u32::try_from(self.running.len()).unwrap_or(u32::MAX).max(1);
         let life = gap.saturating_mul(count).max(LIFE_MIN);
@@ -377,7 +376,7 @@ impl Drive {
         }
     }
 
-    /// Tries waiting pods again whose pause is over, and takes away those that waited for too long.
+    /// Tries waiting pods again after their pause, and deletes those that waited too long.
     async fn retry_due(&mut self, now: Duration) -> Result<()> {
         while !self.is_stopped()
             && let Some(entry) = self.waiting.first_entry()
@@ -401,7 +400,7 @@ impl Drive {
     }
 }
 
-/// How many devices of a node are overallocated.
+/// The number of overallocated devices of a node.
 pub(crate) fn overbooked(node: &NodeState) -> usize {
     node.devices().iter().filter(|device| device.is_overbooked()).count()
 }

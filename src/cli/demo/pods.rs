@@ -1,5 +1,5 @@
-//! The demo's stream of pods: what a cluster with many teams asks for, as full Pod objects in the
-//! form in which kube-scheduler 1.36 sends them. The same seed gives the same stream.
+//! The demo's stream of pods: the requests of a cluster with many teams, as full Pod objects in the
+//! form that kube-scheduler 1.36 sends. The same seed gives the same stream.
 
 use k8s_openapi::jiff::Timestamp;
 use rand::{Rng, SeedableRng};
@@ -9,10 +9,10 @@ use crate::agent::simulated::mixed::{MIG_POOL, SLOTS_POOL};
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::{InstanceUse, PoolRule, PoolRules, Replicas};
 
-/// A Pod object of several KB, with `@…@` where pods differ.
+/// A Pod object of several KB, with `@…@` for the values that differ.
 const TEMPLATE: &str = include_str!("pod.json.in");
 
-/// The teams, by how many of 100 pods they send.
+/// The teams, each with its part of 100 pods.
 const TEAMS: [(&str, u32); 8] = [
     ("search", 22),
     ("recsys", 18),
@@ -24,12 +24,12 @@ const TEAMS: [(&str, u32); 8] = [
     ("notebooks", 4),
 ];
 
-/// Which pods are drawn.
+/// The kinds of pods to draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Draw {
-    /// Pods that some node could run: what fills the fleet.
+    /// Pods that some node could run, which fill the fleet.
     Sound,
-    /// These and, among them, pods without a GPU, too large ones and faulty ones.
+    /// The same and, among them, pods without a GPU, too large ones and invalid ones.
     Everything,
 }
 
@@ -50,7 +50,7 @@ struct Kind {
     annotations: &'static str,
     /// Whole devices, by the name of the resource.
     devices: Option<(&'static str, u32)>,
-    /// Processor time in thousandths of a core. Few, so that GPUs and not cores run out.
+    /// CPU in thousandths of a core: little, so that GPUs run out before cores.
     cpu_milli: u32,
     memory_mib: u32,
 }
@@ -65,7 +65,7 @@ const fn kind(
     Kind { workload, weight, annotations, devices: None, cpu_milli, memory_mib }
 }
 
-/// What fills the fleet: shares, memory, both, two devices, model filters, whole GPUs.
+/// Pods that fill the fleet: shares, memory, both, two devices, model filters, whole GPUs.
 const SOUND: [Kind; 16] = [
     kind("embedder", 12, r#","gpu-fraction":"0.1""#, (500, 2_048)),
     kind("ranker", 11, r#","gpu-fraction":"0.2""#, (1_000, 4_096)),
@@ -100,7 +100,7 @@ const SOUND: [Kind; 16] = [
     Kind { devices: Some(("nvidia.com/gpu", 2)), ..kind("train", 1, "", (12_000, 49_152)) },
 ];
 
-/// What pods ask of pools: slots, instances, parts of instances, isolation.
+/// Pods for pools: slots, instances, parts of instances, isolation.
 const POOLED: [Kind; 4] = [
     Kind { devices: Some(("nvidia.com/gpu.shared", 1)), ..kind("lab", 6, "", (1_000, 4_096)) },
     Kind { devices: Some(("nvidia.com/mig-1g.5gb", 1)), ..kind("exam", 3, "", (1_000, 4_096)) },
@@ -113,7 +113,7 @@ const POOLED: [Kind; 4] = [
     kind("tenant", 2, r#","gpu-memory":"9000","gpupack.dev/isolation":"hardware""#, (1_000, 4_096)),
 ];
 
-/// What else comes: no GPU at all, more than any GPU has, a model that nobody owns, typing errors.
+/// Odd pods: no GPU at all, more than any GPU has, a model that no node has, typing errors.
 const ODD: [Kind; 6] = [
     kind("web", 4, "", (500, 1_024)),
     kind("huge", 1, r#","gpu-memory":"200000""#, (4_000, 16_384)),
@@ -133,7 +133,7 @@ pub(crate) fn pools() -> PoolRules {
 /// The stream.
 pub(crate) struct PodStream {
     random: ChaCha8Rng,
-    /// The template, cut at its `@`: text and names of values take turns.
+    /// The template, split at its `@`: text and names of values alternate.
     pieces: Vec<&'static str>,
     made: u64,
     pooled: &'static [Kind],
@@ -146,12 +146,12 @@ impl PodStream {
         Self { random: ChaCha8Rng::seed_from_u64(seed), pieces, made: 0, pooled: &[] }
     }
 
-    /// Has pods that ask for slots, instances and isolation come among the others.
+    /// Adds pods that request slots, instances and isolation to the others.
     pub(crate) fn ask_of_pools(&mut self) {
         self.pooled = &POOLED;
     }
 
-    /// The next pod, created at this time on the wall clock.
+    /// The next pod, with this creation time on the wall clock.
     pub(crate) fn next(&mut self, draw: Draw, created_unix_seconds: u64) -> DemoPod {
         let sound = SOUND.iter().chain(self.pooled);
         let kind = match draw {

@@ -1,9 +1,9 @@
 //! The demo's kube-scheduler: the three calls for a pod in the order, with the bodies and with the
 //! choice of kube-scheduler 1.36, over HTTP on a kept-alive connection.
 //!
-//! *filter* is asked about all nodes; when more than one is left, *prioritize* about those; the best
-//! score wins, chance decides between equals; *bind* is called for the winner. In-tree plugins have
-//! no say here: the extender's score outweighs them anyway.
+//! *filter* gets all nodes. If more than one is left, *prioritize* gets those. The best score wins,
+//! and chance decides between equals. *bind* gets the winner. There are no in-tree plugins: the
+//! extender's score outweighs them anyway.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,10 +23,10 @@ use serde_json::value::RawValue;
 
 use crate::cli::demo::pods::DemoPod;
 
-/// Longest time for one call, as a usual `httpTimeout` of kube-scheduler.
+/// Longest time for one call, like a usual `httpTimeout` of kube-scheduler.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What became of a pod.
+/// The outcome for a pod.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// It is bound.
@@ -80,10 +80,10 @@ impl Scheduler {
         Self { http, base, all_nodes, random: ChaCha8Rng::seed_from_u64(seed) }
     }
 
-    /// Asks for a place for `pod` and binds it there.
+    /// Finds a node for `pod` and binds it there.
     ///
     /// # Errors
-    /// An answer that kube-scheduler could not read either, or none.
+    /// No answer, or one that kube-scheduler could not read either.
     pub(crate) async fn schedule(&mut self, pod: &DemoPod) -> Result<Verdict> {
         let asked = question(&pod.json, &self.all_nodes);
         let body = self.call("filter", asked).await?;
@@ -116,7 +116,7 @@ impl Scheduler {
         })
     }
 
-    /// The node with the best score; one by chance where several have it.
+    /// The node with the best score; a random one of several.
     fn best(&mut self, scores: &[Score<'_>]) -> Result<String> {
         let best = scores.iter().map(|score| score.score).max();
         let ties: Vec<&str> =
@@ -154,7 +154,7 @@ fn question(pod: &str, node_names: &str) -> String {
     format!(r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{node_names}}}"#)
 }
 
-/// How many nodes are refused for each reason.
+/// The number of refused nodes by reason.
 fn reasons(failed: Option<&RawValue>) -> Result<BTreeMap<String, usize>> {
     let failed = failed.map_or("null", RawValue::get);
     let failed: Option<BTreeMap<String, String>> = serde_json::from_str(failed)?;

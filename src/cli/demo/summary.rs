@@ -1,5 +1,5 @@
-//! What the demo says of itself: a line of progress, and at the end what became of the pods, how well
-//! they are packed and whether the ledger is right.
+//! The output of the demo: a line of progress, and at the end the fate of the pods, their packing,
+//! and whether the ledger is right.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::control::shared::app::App;
 use crate::hardware::units::Share;
 use crate::server::views::inspect::PackingView;
 
-/// Reasons that a summary for people names.
+/// Most reasons in a summary for people.
 const NAMED_REASONS: usize = 5;
 
 /// Everything at the end of a demo.
@@ -26,7 +26,7 @@ pub(crate) struct Summary {
     not_placed: Vec<NotPlaced>,
     packing: PackingView,
     overbooked_max: usize,
-    /// What is wrong with the ledger.
+    /// Errors in the ledger.
     pub(crate) faults: Vec<String>,
     filled_after_ms: u128,
     ended_after_ms: u128,
@@ -39,7 +39,7 @@ struct NotPlaced {
 }
 
 impl Summary {
-    /// The summary of a demo as it is now.
+    /// The current summary of a demo.
     pub(crate) fn of(app: &App, figures: &Figures, seed: u64) -> Self {
         let nodes = app.ledger.nodes();
         let now = nodes.iter().map(overbooked).max();
@@ -62,7 +62,7 @@ impl Summary {
         }
     }
 
-    /// For people.
+    /// The summary for people.
     pub(crate) fn to_text(&self) -> String {
         let Self { pods, packing, seed, nodes, .. } = self;
         let PackingView { devices: gpus, occupied, .. } = packing;
@@ -96,7 +96,7 @@ impl Summary {
     }
 }
 
-/// How it goes, in one line.
+/// The progress in one line.
 pub(crate) fn progress(app: &App, pods: &PodCounts) -> String {
     let seconds = app.clock.precise().as_secs();
     let efficiency = percent(app.ledger.packing().efficiency());

@@ -19,7 +19,7 @@ use crate::cli::base::logging::LogArgs;
 use crate::cli::base::signals::stop_asked;
 use crate::clock::Clock;
 
-/// How long a read of the driver may hold up the end of the process.
+/// How long a read of the driver may delay the end of the process.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Reports the GPUs of a node to the extender.
@@ -33,7 +33,7 @@ pub struct AgentArgs {
     #[arg(long, env = "NODE_NAME", required_unless_present = "simulate")]
     pub node: Option<String>,
 
-    /// Play the nodes of this fleet file in place of this node.
+    /// Play the nodes of this fleet file instead of this node.
     #[arg(long, value_name = "FILE", conflicts_with = "nvml_library")]
     pub simulate: Option<PathBuf>,
 
@@ -41,20 +41,20 @@ pub struct AgentArgs {
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     pub period_ms: u64,
 
-    /// NVIDIA's library, where the loader does not find it by itself.
+    /// NVIDIA's library, if the loader does not find it.
     #[arg(long, value_name = "PATH")]
     pub nvml_library: Option<PathBuf>,
 
-    /// Where the host's process table is mounted.
+    /// Mount point of the host's process table.
     #[arg(long, value_name = "PATH", default_value = "/proc")]
     pub proc_root: PathBuf,
 
-    /// Socket of kubelet's `PodResources` service, which tells which devices are kubelet's.
+    /// Socket of kubelet's `PodResources` service, which reports the devices of kubelet.
     #[arg(long, value_name = "PATH", default_value = SOCKET, conflicts_with = "simulate")]
     pub kubelet_socket: PathBuf,
 
-    /// Control daemons of MPS, one per GPU: `off` looks at none, `rely` reads back what those hold that somebody
-    /// else runs, `manage` runs them, too.
+    /// MPS control daemons, one per GPU: `off` ignores them, `rely` reads the limits of daemons
+    /// that another process runs, `manage` also runs them.
     #[arg(long, value_name = "HOW", default_value = "off", conflicts_with = "simulate")]
     pub mps: MpsChoice,
 
@@ -66,29 +66,29 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH", default_value = "nvidia-cuda-mps-control")]
     pub mps_control: PathBuf,
 
-    /// Address and port on which figures of the GPUs are shown to Prometheus, for instance
-    /// `0.0.0.0:9410`; nowhere unless given.
+    /// Address and port of the GPU metrics for Prometheus, for instance `0.0.0.0:9410`; by default
+    /// there are none.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "simulate")]
     pub metrics_listen: Option<SocketAddr>,
 
-    /// Verbosity and looks of the log lines.
+    /// Level and format of the log lines.
     #[command(flatten)]
     pub log: LogArgs,
 }
 
-/// What becomes of the control daemons of MPS.
+/// What the agent does with the MPS control daemons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum MpsChoice {
-    /// Nobody looks at them.
+    /// Nothing.
     Off,
-    /// Somebody else runs them.
+    /// Another process runs them.
     Rely,
     /// The agent runs them.
     Manage,
 }
 
 impl AgentArgs {
-    /// The daemons to look after.
+    /// The daemons to watch.
     fn daemons(&self, clock: Clock) -> Option<MpsDaemons> {
         let duty = match self.mps {
             MpsChoice::Off => return None,
@@ -102,13 +102,13 @@ impl AgentArgs {
     }
 }
 
-/// Runs the agent until it is told to stop (SIGTERM or SIGINT).
+/// Runs the agent until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// A fleet file or an address that cannot be used.
 pub fn run(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
     logging::start(args.log.level(), args.log.format())?;
-    // One node gives little to do: a second thread would cost memory alone.
+    // One node is little work: a second thread would only cost memory.
     let mut builder = match &args.simulate {
         Some(_) => tokio::runtime::Builder::new_multi_thread(),
         None => tokio::runtime::Builder::new_current_thread(),
@@ -159,7 +159,7 @@ async fn run_until_told(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
             }
             let loops = daemons.map(|daemons| daemons.start());
             let kubelet = KubeletDevices::new(args.kubelet_socket);
-            kubelet.refresh().await; // before anybody can be placed there
+            kubelet.refresh().await; // before any pod can be placed there
             tokio::spawn(kubelet.clone().run());
             let result = run_node(&config, &node, BesideKubelet { probe, kubelet }, stop).await;
             if let Some(loops) = loops {

@@ -25,11 +25,11 @@ use crate::server::api::background;
 use crate::server::api::server::{Listeners, serve_apart};
 use crate::server::page::service::Service;
 
-/// Events that wait to be written; at 50 a second this is 20 seconds' worth.
+/// Most events in the queue: at 50 a second they take 20 seconds.
 const QUEUED_EVENTS: usize = 1000;
 
-/// How long work that nobody waits for any more, such as a search for what would help a pod, may hold up
-/// the end of the process.
+/// How long work without a caller, such as a search for what would help a pod, may delay the end of
+/// the process.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Flags of `gpupack extender`. A flag wins over the file.
@@ -41,19 +41,19 @@ pub struct ExtenderArgs {
     /// Address to listen on, for instance 0.0.0.0:8080
     #[arg(long, value_name = "ADDR")]
     listen: Option<std::net::SocketAddr>,
-    /// Address of the page and of what people ask, for instance 0.0.0.0:8081
+    /// Address of the page and its queries, for instance 0.0.0.0:8081
     #[arg(long, value_name = "ADDR")]
     page_listen: Option<std::net::SocketAddr>,
     /// Kubeconfig file; without it the pod's service account is used
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Verbosity and looks of the log lines.
+    /// Level and format of the log lines.
     #[command(flatten)]
     log: LogArgs,
 }
 
 impl ExtenderArgs {
-    /// The configuration that file and flags make together.
+    /// The configuration from file and flags.
     fn config(&self) -> Result<Config> {
         let mut config = config_file(self.config.as_deref())?;
         if let Some(listen) = self.listen {
@@ -75,10 +75,10 @@ impl ExtenderArgs {
     }
 }
 
-/// The configuration that a file makes; the default without one.
+/// The configuration in a file; the default without one.
 ///
 /// # Errors
-/// The file cannot be read, or is faulty.
+/// The file cannot be read, or is not valid.
 pub(crate) fn config_file(path: Option<&Path>) -> Result<Config> {
     let Some(path) = path else { return Ok(Config::default()) };
     let text = std::fs::read_to_string(path)
@@ -86,7 +86,7 @@ pub(crate) fn config_file(path: Option<&Path>) -> Result<Config> {
     Config::from_yaml(&text).with_context(|| path.display().to_string())
 }
 
-/// The ledger's part of a configuration. Sessions start above all that an earlier run gave.
+/// The ledger's part of a configuration. Session numbers start above all of an earlier run.
 pub fn settings(config: &Config, clock: &Clock) -> Settings {
     Settings {
         claim_for: config.claim_for,
@@ -98,10 +98,10 @@ pub fn settings(config: &Config, clock: &Clock) -> Settings {
     }
 }
 
-/// Runs the extender until it is told to stop.
+/// Runs the extender until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// A faulty configuration, an unreadable kubeconfig, an address that cannot be listened on.
+/// An invalid configuration, an unreadable kubeconfig, or an address that cannot be listened on.
 pub fn run(args: &ExtenderArgs) -> Result<()> {
     let config = args.config()?;
     let set_log_level = logging::start(&config.log_level, config.log_format)?;
@@ -153,7 +153,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         let has_stopped = stopped.clone();
         let serving = serve_apart(service, listeners, stopped);
         tokio::pin!(serving);
-        // Without its loops the books grow old unnoticed: better to end, and be started again.
+        // Without its loops the ledger gets out of date unnoticed: a restart is better.
         let ended = tokio::select! {
             () = &mut serving => return Ok(()),
             ended = writing => ("writer of events", ended),
@@ -177,7 +177,7 @@ async fn listener(address: std::net::SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
-/// The way to the API server: a kubeconfig file, or the pod's service account.
+/// The connection to the API server: a kubeconfig file, or the pod's service account.
 ///
 /// # Errors
 /// Neither can be read.

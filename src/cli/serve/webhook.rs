@@ -16,26 +16,26 @@ use crate::kube_api::admission::rules::Admission;
 use crate::server::api::webhook::{THREADS, router};
 use crate::server::http::tls::{CertificateFiles, TlsService};
 
-/// How often the certificate's files are read again. kubelet brings a changed Secret within a minute
-/// or two, and certificates are renewed days before they end.
+/// How often the certificate's files are read again. kubelet writes a changed Secret within a
+/// minute or two, and certificates are renewed days before they end.
 const READ_EVERY: Duration = Duration::from_secs(10);
 
-/// Flags of `gpupack webhook`. It reads the extender's configuration: both must agree on the names of
-/// the schedulers.
+/// Flags of `gpupack webhook`. It reads the extender's configuration: both must agree on the names
+/// of the schedulers.
 #[derive(Debug, Args)]
 pub struct WebhookArgs {
     /// Configuration file (YAML), the same as the extender's; without it everything has its default
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Verbosity and looks of the log lines.
+    /// Level and format of the log lines.
     #[command(flatten)]
     log: LogArgs,
 }
 
-/// Serves the API server until it is told to stop.
+/// Serves the API server until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// A faulty configuration, an address that cannot be listened on, a certificate that cannot be used.
+/// An invalid configuration, an address that cannot be listened on, or an invalid certificate.
 pub fn run(args: &WebhookArgs) -> Result<()> {
     let config = config_file(args.config.as_deref())?;
     let level = args.log.asked_level().unwrap_or(&config.log_level);

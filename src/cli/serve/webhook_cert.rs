@@ -1,7 +1,7 @@
 //! `gpupack webhook-cert`: a certificate for the webhook, for clusters without cert-manager.
 //!
-//! It prints a Secret and keeps nothing. The key of the authority that signs the certificate is
-//! thrown away, so that nobody can sign another one that the API server would believe.
+//! It prints a Secret and keeps nothing. It drops the key of the authority that signs the
+//! certificate, so that no one can sign another one that the API server trusts.
 
 use std::io;
 use std::io::Write;
@@ -29,10 +29,10 @@ pub struct WebhookCertArgs {
     /// Name of the webhook's service
     #[arg(long, default_value = "gpupack-webhook")]
     service: String,
-    /// A further name or address, for a webhook that is reached by its URL
+    /// A further name or address, for a webhook with a URL
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
-    /// Name of the Secret that is printed
+    /// Name of the printed Secret
     #[arg(long, default_value = "gpupack-webhook-tls")]
     secret: String,
     /// Days from now until the certificate ends
@@ -43,7 +43,7 @@ pub struct WebhookCertArgs {
 /// Prints the Secret.
 ///
 /// # Errors
-/// Names that cannot stand in a certificate, or a standard output that is gone.
+/// Names that are not valid in a certificate, or a closed standard output.
 pub fn run(args: &WebhookCertArgs, clock: Clock) -> Result<()> {
     let secret = secret(args, clock.unix_seconds())?;
     let text = serde_json::to_string_pretty(&secret)?;
@@ -66,7 +66,7 @@ fn secret(args: &WebhookCertArgs, now: u64) -> Result<Value> {
     }))
 }
 
-/// A signed pair and whom to believe, in PEM.
+/// A signed pair and the authority to trust, in PEM.
 struct SignedPair {
     authority: String,
     certificate: String,
@@ -79,7 +79,7 @@ fn pair(args: &WebhookCertArgs, now: u64) -> Result<SignedPair, rcgen::Error> {
     authority.distinguished_name.push(DnType::CommonName, format!("{service} authority"));
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    // What the API server calls a service.
+    // The names by which the API server calls a service.
     let names = ["svc", "svc.cluster.local"].map(|end| format!("{service}.{namespace}.{end}"));
     let mut certificate = CertificateParams::new([&names, &*args.name].concat())?;
     certificate.distinguished_name.push(DnType::CommonName, service);

@@ -1,4 +1,4 @@
-//! What `gpupack simulate --bound` adds: per seed, how much any policy could have allocated.
+//! The output of `gpupack simulate --bound`: per seed, how much any policy could have allocated.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::sim::bound::upper_bound::{Bound, Bounds};
 #[derive(Debug, Default)]
 pub(crate) struct SeedBounds(pub(crate) Vec<(i64, Bounds)>);
 
-/// One of the bounds: its name in a table, its name elsewhere, and where it stands.
+/// One of the bounds: its name in a table, its name elsewhere, and its field.
 type Kind = (&'static str, &'static str, fn(&Bounds) -> Bound);
 
 /// Both bounds, the one that always holds first.
@@ -18,13 +18,13 @@ const KINDS: [Kind; 2] = [
     ("≤ faithful policy", "bound_faithful", |bounds| bounds.faithful),
 ];
 
-/// What the bounds mean.
+/// The meaning of the bounds.
 pub(crate) const LEGEND: &str = "\
 ≤ any policy     what no policy exceeds, even one that knows all arrivals, refuses pods and moves others
 ≤ faithful       the same for policies that lose no pod that arrived before FGD lost its first one
 ";
 
-/// A bound as JSON has it: the mean over the seeds, then each of them. In percent.
+/// A bound in JSON: the mean over the seeds, then each of them, in percent.
 #[derive(Serialize)]
 pub(crate) struct JsonBound {
     at_100: Option<f64>,
@@ -39,7 +39,7 @@ struct JsonSeed {
     last: f64,
 }
 
-/// Both bounds as JSON has them.
+/// Both bounds in JSON.
 #[derive(Serialize)]
 pub(crate) struct JsonBounds {
     any: JsonBound,
@@ -47,7 +47,7 @@ pub(crate) struct JsonBounds {
 }
 
 impl SeedBounds {
-    /// Rows of a table: name, at 100 %, at the end. None where no bounds were asked for.
+    /// Rows of a table: name, at 100 %, at the end. Empty without `--bound`.
     pub(crate) fn rows(&self) -> Vec<[String; 3]> {
         let cell = |values: Vec<f64>| {
             mean(&values).map_or_else(|| "-".to_owned(), |mean| format!("{mean:.2}"))
@@ -70,7 +70,7 @@ impl SeedBounds {
         KINDS.iter().flat_map(|kind| self.0.iter().map(|seed| row(seed, *kind))).collect()
     }
 
-    /// Both bounds; none where none were asked for.
+    /// Both bounds; `None` without `--bound`.
     pub(crate) fn json(&self) -> Option<JsonBounds> {
         let bound = |(_, _, of): Kind| {
             let runs: Vec<JsonSeed> = self

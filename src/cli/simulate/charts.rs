@@ -14,7 +14,7 @@ use crate::sim::run::engine::{Overflow, Run, Sample, Stranded, TimedRun};
 use crate::sim::run::policy::SimPolicy;
 use crate::sim::run::service::Moment;
 
-/// Load from which the chart shows allocation once more, larger: where policies differ.
+/// Load from which a second, larger chart shows allocation: there policies differ.
 const ZOOM_FROM: f64 = 85.0;
 
 /// All charts of one call.
@@ -26,7 +26,7 @@ pub(crate) struct Page {
     pictures: Vec<(&'static str, Vec<Chart>)>,
 }
 
-/// A picture with the points that are drawn in it.
+/// A picture with its points.
 #[derive(Serialize)]
 struct JsonPicture<'c> {
     file: String,
@@ -87,7 +87,7 @@ fn json_chart(chart: &Chart) -> JsonChart<'_> {
     }
 }
 
-/// Allocation, fragmentation and packing efficiency against arrived load, and what is stranded.
+/// Allocation, fragmentation and packing efficiency against arrived load, and the stranded share.
 pub(crate) fn load_charts(results: &Results<Run>) -> Page {
     let allocation = by_load(results, |run| {
         // Before the first arrival nothing is allocated.
@@ -95,7 +95,7 @@ pub(crate) fn load_charts(results: &Results<Run>) -> Page {
     });
     let sampled = |value: fn(&Sample) -> Share| {
         by_load(results, move |run| {
-            // Of an empty cluster there is no efficiency.
+            // An empty cluster has no efficiency.
             let sampled = run.samples.iter().filter(|sample| sample.load_percent > 0);
             let sampled = sampled.map(|s| (s.load_percent, percent(value(s))));
             let last = run.curve.columns().last().map_or(0, |(x, _)| *x);
@@ -135,7 +135,7 @@ pub(crate) fn load_charts(results: &Results<Run>) -> Page {
     Page { trace: results.trace.clone(), pictures }
 }
 
-/// Allocation, waiting demand, fragmentation and packing efficiency over time, and what is stranded.
+/// Allocation, waiting demand, fragmentation and packing efficiency over time, and stranded share.
 pub(crate) fn time_charts(results: &Results<TimedRun>, overflow: Overflow) -> Page {
     let runs = results.by_policy.iter().flat_map(|(_, runs)| runs);
     let unit = runs.map(|timed| timed.run.unit.name()).next().unwrap_or_default();
@@ -172,8 +172,8 @@ fn chart([title, x_label, y_label]: [&str; 3], curves: Vec<Curve>) -> Chart {
     Chart { title, x_label, y_label, curves }
 }
 
-/// A curve per policy: the mean over the seeds at each load that any of them has. Between the loads of
-/// a run, and after its end, nothing changes.
+/// A curve per policy: the mean over the seeds at each load of any of them. A run stays the same
+/// between its loads, and after its end.
 fn by_load(results: &Results<Run>, points: impl Fn(&Run) -> BTreeMap<u64, f64>) -> Vec<Curve> {
     let curve = |(policy, runs): &(SimPolicy, Vec<Timed<Run>>)| {
         let runs: Vec<_> = runs.iter().map(|timed| points(&timed.run)).collect();
@@ -190,8 +190,8 @@ fn by_load(results: &Results<Run>, points: impl Fn(&Run) -> BTreeMap<u64, f64>) 
     results.by_policy.iter().map(curve).collect()
 }
 
-/// A curve per policy while it is measured: the mean over the seeds, which are looked at at the same
-/// moments.
+/// A curve per policy during the measured time: the mean over the seeds, all sampled at the same
+/// times.
 fn by_time(results: &Results<TimedRun>, value: fn(&Moment) -> Share) -> Vec<Curve> {
     let curve = |(policy, runs): &(SimPolicy, Vec<Timed<TimedRun>>)| {
         let measured =
@@ -211,7 +211,7 @@ fn by_time(results: &Results<TimedRun>, value: fn(&Moment) -> Share) -> Vec<Curv
     results.by_policy.iter().map(curve).collect()
 }
 
-/// How many GPUs have how much stranded: a flight of stairs per policy, over the GPUs of all seeds.
+/// How many GPUs have how much stranded share: steps per policy, over the GPUs of all seeds.
 fn stranded<R>(when: &str, results: &Results<R>, of: fn(&R) -> &Stranded) -> Chart {
     let curve = |(policy, runs): &(SimPolicy, Vec<Timed<R>>)| {
         let all = runs.iter().fold(Stranded::default(), |sum, timed| sum.and(of(&timed.run)));
@@ -223,7 +223,7 @@ fn stranded<R>(when: &str, results: &Results<R>, of: fn(&R) -> &Stranded) -> Cha
             points.extend(points.last().map(|(_, before)| (x, *before)));
             points.push((x, y));
         }
-        // Without any GPU a line at zero.
+        // Without any GPU: a line at zero.
         points.push((100.0, points.last().map_or(0.0, |(_, y)| *y)));
         Curve { label: policy.name().to_owned(), points }
     };

@@ -1,7 +1,7 @@
 //! `gpupack simulate`: replays a trace under several policies and seeds, and compares them.
 //!
-//! Flags in, one of three experiments, one of three forms of result out. Standard output carries the
-//! result and nothing else.
+//! Flags select one of three experiments and one of three forms of the result. Standard output gets
+//! the result and nothing else.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -29,10 +29,10 @@ use crate::sim::trace::read::{pods_of_unknown_models, read_nodes, read_pods};
 /// Most seeds of one call; a typing error should not run for a day.
 const SEEDS_MAX: u64 = 10_000;
 
-/// Load of arrivals without times, unless another one is asked for: as in the paper.
+/// Load of arrivals without times, by default: as in the paper.
 const ARRIVED_LOAD: f64 = 1.3;
 
-/// What is compared when no policy is named: ours, the paper's, and the best rule before it.
+/// The default policies: ours, the paper's, and the best rule before it.
 const DEFAULT_POLICIES: [SimPolicy; 3] =
     [SimPolicy::Product(Policy::Fragmentation), SimPolicy::Fgd, SimPolicy::BestFit];
 
@@ -50,12 +50,12 @@ pub struct SimulateArgs {
     pub pods: Vec<PathBuf>,
 
     /// Policy to replay; give it again to compare several [default: fragmentation, fgd, bestfit].
-    /// `foreknowing` is fragmentation with the mix known beforehand, `without-PART` one without a part
-    /// of it: holes, hole-prices, host, pieces, several, whole-nodes, scarce or rare.
+    /// `foreknowing` is fragmentation with the mix known beforehand, `without-PART` one without a
+    /// part of it: holes, hole-prices, host, pieces, several, whole-nodes, scarce or rare.
     #[arg(long = "policy", value_name = "POLICY", value_delimiter = ',', value_parser = policies())]
     pub policies: Vec<SimPolicy>,
 
-    /// Seed of the arrival order and of node ranks.
+    /// Seed of the arrival order and of the node order.
     #[arg(long, default_value_t = 42, conflicts_with = "seeds", allow_negative_numbers = true)]
     pub seed: i64,
 
@@ -64,18 +64,18 @@ pub struct SimulateArgs {
     pub seeds: Option<Seeds>,
 
     /// Arrivals to replay, as a multiple of the cluster's GPUs: pods are repeated or left out at
-    /// random to reach it [default: 1.3]. With --timeline: what pods ask for on average; the trace
-    /// is run so much faster.
+    /// random to reach it [default: 1.3]. With --timeline: the mean demand of pods; the trace is
+    /// run faster or slower to reach it.
     #[arg(long, allow_negative_numbers = true, conflicts_with_all = ["churn", "compress"])]
     pub load: Option<f64>,
 
-    /// Take the files at their word: pods arrive in the order of their rows, the upper node wins a
+    /// Use the files as they are: pods arrive in the order of their rows, the upper node wins a
     /// tie, nothing is shuffled, repeated or left out, whatever the load; the seed is for `random`.
     #[arg(long)]
     pub as_is: bool,
 
-    /// Let pods drawn from the trace come at random and end after random times, so that they ask for
-    /// this multiple of the cluster's GPUs on average; three mean lifetimes are measured after one.
+    /// Let pods drawn from the trace come and end at random times, so that they request this
+    /// multiple of the cluster's GPUs on average; three mean lifetimes are measured after one.
     #[arg(long, value_name = "LOAD", allow_negative_numbers = true)]
     pub churn: Option<f64>,
 
@@ -83,7 +83,7 @@ pub struct SimulateArgs {
     #[arg(long)]
     pub timeline: bool,
 
-    /// Let them come this many times as fast; they stay as long as in the trace.
+    /// Let them come faster by this factor; they stay as long as in the trace.
     #[arg(
         long,
         value_name = "FACTOR",
@@ -105,7 +105,7 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "N")]
     pub jobs: Option<NonZeroUsize>,
 
-    /// Also tell how much any policy could have allocated; needs a build with `--features bound`.
+    /// Also print how much any policy could have allocated; needs a build with `--features bound`.
     #[arg(long, conflicts_with = "times")]
     pub bound: bool,
 
@@ -199,7 +199,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     }
 }
 
-/// Arrivals without times.
+/// Replays arrivals without times.
 fn arrived(args: &SimulateArgs, experiment: &Experiment) -> Result<(String, Album), SimulateError> {
     let load = (!args.as_is).then(|| args.load.unwrap_or(ARRIVED_LOAD));
     let how = load.map_or_else(|| "as is".to_owned(), |load| format!("load {load}"));
@@ -215,7 +215,7 @@ fn arrived(args: &SimulateArgs, experiment: &Experiment) -> Result<(String, Albu
     Ok((text, album))
 }
 
-/// Pods that come and end.
+/// Replays pods that come and end.
 fn played(
     args: &SimulateArgs,
     experiment: &Experiment,
@@ -234,7 +234,7 @@ fn played(
     Ok((text, album))
 }
 
-/// Whether charts can be written where they should be, before the time is spent.
+/// Whether charts can be written to their paths; checked before the replays.
 fn check_places(args: &SimulateArgs) -> Result<(), SimulateError> {
     if let Some(path) = &args.chart {
         if args.pods.len() > 1 {

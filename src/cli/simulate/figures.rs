@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use crate::hardware::units::Share;
 
-/// How far one policy is from another, seed by seed: the same pods came to both.
+/// The difference between two policies, seed by seed, for the same pods.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Paired {
     /// Mean difference.
     pub(crate) mean: f64,
-    /// Its standard deviation over the seeds; none of a single seed.
+    /// Its standard deviation over the seeds; `None` for a single seed.
     pub(crate) sd: Option<f64>,
     /// Seeds with the better figure.
     pub(crate) wins: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Paired {
 
 impl Paired {
     /// `ours` less `theirs`, in the order of the seeds; a better figure is `better` than the other.
-    /// None where no seed has both.
+    /// `None` if no seed has both.
     pub(crate) fn of(
         ours: &[Option<f64>],
         theirs: &[Option<f64>],
@@ -38,7 +38,7 @@ impl Paired {
         })
     }
 
-    /// Mean with sign and, of several seeds, standard deviation.
+    /// Mean with sign and, for several seeds, standard deviation.
     pub(crate) fn cell(self, digits: usize) -> String {
         let mean = self.mean;
         match self.sd {
@@ -47,7 +47,7 @@ impl Paired {
         }
     }
 
-    /// Seeds won, of all.
+    /// Number of seeds won, of all.
     pub(crate) fn won(self) -> String {
         format!("{}/{}", self.wins, self.seeds)
     }
@@ -58,30 +58,30 @@ pub(crate) fn percent(share: Share) -> f64 {
     share.millionths() as f64 / 10_000.0
 }
 
-/// `part` of `whole` in percent, to four decimals; zero of nothing.
+/// `part` of `whole` in percent, to four decimals; zero if `whole` is zero.
 pub(crate) fn percent_of(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { rounded(part as f64 * 100.0 / whole as f64) }
 }
 
-/// To four decimals: enough to compare, and no noise of floating point.
+/// To four decimals: enough to compare, without noise of floating point.
 pub(crate) fn rounded(value: f64) -> f64 {
     let rounded = (value * 10_000.0).round() / 10_000.0;
     if rounded == 0.0 { 0.0 } else { rounded } // never -0
 }
 
-/// The mean; none of no values.
+/// The mean; `None` for no values.
 pub(crate) fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// The standard deviation of a sample; none of less than two values.
+/// The standard deviation of a sample; `None` for less than two values.
 pub(crate) fn deviation(values: &[f64]) -> Option<f64> {
     let mean = mean(values).filter(|_| values.len() > 1)?;
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     Some(rounded((squares / (values.len() - 1) as f64).sqrt()))
 }
 
-/// Mean and, of several values, standard deviation.
+/// Mean and, for several values, standard deviation.
 pub(crate) fn cell(values: &[f64], digits: usize) -> String {
     match (mean(values), deviation(values)) {
         (None, _) => "-".to_owned(),

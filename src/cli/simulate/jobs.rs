@@ -1,6 +1,6 @@
 //! The replays of one call: traces × policies × seeds, on all cores.
 //!
-//! Replays are independent, so they run on all cores; each one stays on one core. What comes out does
+//! Replays are independent, so they run on all cores; each one stays on one core. The results do
 //! not depend on which ends first.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ use crate::sim::trace::workload::{Workload, WorkloadError, capacity_milli};
 /// Steps of the progress bar per replay.
 const STEPS: usize = 100;
 
-/// What is to be replayed.
+/// The replays to run.
 #[derive(Debug)]
 pub(crate) struct Experiment {
     pub(crate) nodes: Vec<TraceNode>,
@@ -39,24 +39,24 @@ pub(crate) struct Experiment {
     pub(crate) order: NodeOrder,
     /// Most moves of running pods for one that fits nowhere.
     pub(crate) most_moves: usize,
-    /// Replays at a time; as many as there are cores where it is not said.
+    /// Replays at a time; by default one per core.
     pub(crate) jobs: Option<NonZeroUsize>,
 }
 
 /// The pods of one file.
 #[derive(Debug)]
 pub(crate) struct Trace {
-    /// How tables call it.
+    /// Its name in tables.
     pub(crate) label: String,
     pub(crate) pods: Vec<TracePod>,
     /// Pods that accept only GPU models which no node has.
     pub(crate) unknown_model_pods: usize,
 }
 
-/// When pods come, where they come at times.
+/// When pods come, in replays with times.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Times {
-    /// At random, so that they ask for this multiple of the cluster's GPUs on average.
+    /// At random, so that they request this multiple of the cluster's GPUs on average.
     Churn(f64),
     /// At the times of the trace.
     Own(Pace),
@@ -65,24 +65,24 @@ pub(crate) enum Times {
 /// The replays of one trace.
 #[derive(Debug)]
 pub(crate) struct Results<R> {
-    /// How tables call the trace.
+    /// Name of the trace in tables.
     pub(crate) trace: String,
-    /// Pods of it that accept only GPU models which no node has.
+    /// Its pods that accept only GPU models which no node has.
     pub(crate) unknown_model_pods: usize,
-    /// The policies in the order asked for, each with its replays in the order of the seeds.
+    /// The policies in the order of the flags, each with its replays in the order of the seeds.
     pub(crate) by_policy: Vec<(SimPolicy, Vec<Timed<R>>)>,
 }
 
 /// One replay with the time it took.
 #[derive(Debug)]
 pub(crate) struct Timed<R> {
-    /// What it gave.
+    /// The result.
     pub(crate) run: R,
-    /// Time of one core.
+    /// CPU time of one core.
     pub(crate) time: Duration,
 }
 
-/// One replay to be done.
+/// One replay to run.
 struct Job<'e> {
     trace: &'e Trace,
     policy: SimPolicy,
@@ -90,7 +90,7 @@ struct Job<'e> {
 }
 
 impl<R> Results<R> {
-    /// The replays of the policy that others are compared with, where it is among them.
+    /// The replays of the policy with which others are compared, if it is among them.
     pub(crate) fn baseline(&self) -> Option<&[Timed<R>]> {
         let found = self.by_policy.iter().find(|(policy, _)| *policy == SimPolicy::Fgd);
         found.map(|(_, runs)| runs.as_slice())
@@ -98,8 +98,8 @@ impl<R> Results<R> {
 }
 
 impl Experiment {
-    /// What the figures are of, in a line; `how` says when pods come. One more line for each trace with
-    /// pods that cannot fit.
+    /// The subject of the figures, in a line; `how` says when pods come. One more line for each
+    /// trace with pods that cannot fit.
     pub(crate) fn title(&self, how: &str) -> String {
         let gpus = capacity_milli(&self.nodes) / 1000;
         let seeds = match self.seeds[..] {
@@ -211,7 +211,7 @@ impl Experiment {
         Ok(self.grouped(policies, done.collect::<Result<Vec<Timed<R>>, SimulateError>>()?))
     }
 
-    /// The replays by trace and policy; they come in the order of the jobs.
+    /// The replays by trace and policy; they are in the order of the jobs.
     fn grouped<R>(&self, policies: &[SimPolicy], done: Vec<Timed<R>>) -> Vec<Results<R>> {
         let mut done = done.into_iter();
         let mut results = Vec::new();
@@ -228,8 +228,8 @@ impl Experiment {
     }
 }
 
-/// How to call the traces in files: the names of the files, without what all begin with up to its last
-/// `_`; where two are the same, the paths.
+/// Names of the traces for output: the file names without their common start up to its last `_`;
+/// the paths if two names are the same.
 pub(crate) fn labels(paths: &[PathBuf]) -> Vec<String> {
     let stem = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let stems: Vec<String> = paths.iter().map(stem).collect();
@@ -250,7 +250,7 @@ pub(crate) fn labels(paths: &[PathBuf]) -> Vec<String> {
     stems.iter().map(|stem| stem[cut..].to_owned()).collect()
 }
 
-/// A bar on standard error with the time that is left; hidden where that is no terminal.
+/// A bar on standard error with the remaining time; hidden if that is no terminal.
 struct Bar(ProgressBar);
 
 impl Bar {
@@ -261,7 +261,7 @@ impl Bar {
         Self(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
     }
 
-    /// Moves on with each of `arrivals`; called with how many there have been.
+    /// Returns a function that advances the bar; it takes the number of arrivals so far.
     fn steps(&self, arrivals: usize) -> impl FnMut(usize) {
         let steps = move |arrived: usize| arrived * STEPS / arrivals.max(1);
         move |arrived| {
@@ -272,7 +272,7 @@ impl Bar {
     }
 }
 
-/// Time that this thread has run on a core, where Linux says so; else time that has passed.
+/// CPU time of this thread, where Linux reports it, otherwise elapsed time.
 struct ThreadTime {
     on_core: Option<Duration>,
     passed: Clock,
@@ -310,18 +310,18 @@ pub enum SimulateError {
     /// No workload can be made of the two.
     #[error("cannot make a workload of these files")]
     Workload(#[from] WorkloadError),
-    /// A node that is not believed.
+    /// A node that is not valid.
     #[error("cannot build the cluster of the node file")]
     Cluster(#[from] ReportRefusal),
-    /// The chart cannot be written where it should be.
+    /// The folder of the chart does not exist.
     #[error("--chart needs an existing folder: `{}` is none", .0.display())]
     NoFolder(PathBuf),
-    /// The folder for charts cannot be made.
+    /// The folder for charts cannot be created.
     #[error("--charts: cannot make the folder `{}`", .folder.display())]
     Folder {
         /// The folder.
         folder: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// One picture for several traces.
@@ -341,7 +341,7 @@ pub enum SimulateError {
     Output(#[from] io::Error),
 }
 
-/// What the file must be, for one that seems to be another file altogether.
+/// The columns that the file must have, for one that seems to be another file altogether.
 pub(crate) fn needs(error: &TraceError, columns: &str) -> String {
     match error {
         TraceError::MissingColumn { .. } => format!(" needs a CSV file with the columns {columns}"),
@@ -357,7 +357,7 @@ pub(crate) fn needs(error: &TraceError, columns: &str) -> String {
 }
 
 impl SimulateError {
-    /// Exit code of the program: 2 where the call or a file handed in is at fault, else 1.
+    /// Exit code of the program: 2 if the flags or an input file are wrong, otherwise 1.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -1,8 +1,8 @@
-//! What `gpupack simulate` prints of arrivals without times: figures per trace and policy, as a table,
-//! JSON or CSV.
+//! The output of `gpupack simulate` for arrivals without times: figures per trace and policy, as a
+//! table, JSON or CSV.
 //!
 //! All figures but counts are in percent. Allocation is of the cluster's GPUs, fragmentation of the
-//! room that is free, packing efficiency of the occupied GPUs.
+//! free room, packing efficiency of the occupied GPUs.
 
 use std::cmp::Ordering;
 
@@ -21,7 +21,7 @@ use crate::sim::run::engine::Run;
 pub(crate) struct Report {
     title: String,
     results: Vec<Results<Run>>,
-    /// By trace; none where none were asked for.
+    /// By trace; empty without `--bound`.
     bounds: Vec<SeedBounds>,
 }
 
@@ -39,7 +39,7 @@ struct Figures<Count> {
     packing_efficiency: f64,
 }
 
-/// What is printed as JSON: for one trace its results alone.
+/// The JSON output; for one trace only its results.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(crate) enum JsonReport<P> {
@@ -55,7 +55,7 @@ pub(crate) enum JsonReport<P> {
     },
     /// Of several.
     Several {
-        /// In the order asked for.
+        /// In the order of the flags.
         traces: Vec<JsonTrace<P>>,
     },
 }
@@ -70,8 +70,8 @@ pub(crate) struct JsonTrace<P> {
     bounds: Option<JsonBounds>,
 }
 
-/// One policy: means over the seeds, standard deviations of the two figures that are compared, and
-/// what they are above those of `fgd`, seed by seed.
+/// One policy: means over the seeds, standard deviations of the two compared figures, and their
+/// difference from those of `fgd`, seed by seed.
 #[derive(Serialize)]
 struct JsonResult {
     policy: &'static str,
@@ -122,8 +122,8 @@ pub(crate) fn json_text<R, P: Serialize>(
     text + "\n"
 }
 
-/// A table below its title: names to the left, figures to the right. The first column, the trace, is
-/// left out where there is one trace only.
+/// A table below its title: names to the left, figures to the right. With a single trace it leaves
+/// out the first column, the trace.
 pub(crate) fn aligned(
     heads: &[&str],
     names: usize,
@@ -183,7 +183,7 @@ impl Report {
         })
     }
 
-    /// One CSV row per policy and seed, below the trace where there are several. A figure that the
+    /// One CSV row per policy and seed, below the trace if there are several. A figure that the
     /// load did not reach is empty.
     #[must_use]
     pub(crate) fn csv(&self) -> String {
@@ -227,7 +227,7 @@ impl Report {
     }
 }
 
-/// A trace's name as the first value of a CSV row. It comes from the name of a file.
+/// A trace's name as the first value of a CSV row. It comes from a file name.
 pub(crate) fn csv_name(name: &str) -> String {
     match name.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\",", name.replace('"', "\"\"")),
@@ -241,7 +241,7 @@ const HEADS: [&str; 12] = [
     "effic.", "seconds",
 ];
 
-/// What they mean.
+/// The meaning of the columns.
 const LEGEND: &str = "\
 at 100 %, last   GPUs allocated when 100 % of the cluster had been asked for, and at the end, in %
 to fgd, wins     the same less that of `fgd`, seed by seed; seeds in which it is more
@@ -251,7 +251,7 @@ effic.           how full the occupied GPUs are at the end, in %
 seconds          time of one core per replay
 ";
 
-/// The cells of a row behind the names.
+/// The cells of a row after the names.
 fn cells(runs: &[Timed<Run>], baseline: Option<&[Timed<Run>]>) -> Vec<String> {
     let of = |value: fn(&Figures<u64>) -> Option<f64>| {
         runs.iter().filter_map(|timed| value(&figures(&timed.run))).collect::<Vec<f64>>()
@@ -278,7 +278,7 @@ fn cells(runs: &[Timed<Run>], baseline: Option<&[Timed<Run>]>) -> Vec<String> {
     ]
 }
 
-/// What is above the baseline, unless this is the baseline itself.
+/// The difference from the baseline; none for the baseline itself.
 fn paired(
     runs: &[Timed<Run>],
     baseline: Option<&[Timed<Run>]>,
@@ -353,7 +353,7 @@ fn means(runs: &[Timed<Run>]) -> Figures<Number> {
     }
 }
 
-/// The mean of counts: a whole number where it is one.
+/// The mean of counts: an integer if it is one.
 fn mean_count(counts: &[u64]) -> Number {
     let sum: u64 = counts.iter().sum();
     let among = u64::try_from(counts.len()).unwrap_or(u64::MAX).max(1);

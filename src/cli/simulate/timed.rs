@@ -1,5 +1,5 @@
-//! What `gpupack simulate` prints of pods that come and end: figures per trace and policy, the same by
-//! class of pod, and the cluster over time, as a table, JSON or CSV.
+//! The output of `gpupack simulate` for pods that come and end: figures per trace and policy, the
+//! same by class of pod, and the cluster over time, as a table, JSON or CSV.
 
 use std::cmp::Ordering;
 
@@ -122,7 +122,7 @@ impl TimedReport {
         timed_json(&self.results)
     }
 
-    /// One CSV row per policy, seed and class of pod, `all` first; below the trace where there are
+    /// One CSV row per policy, seed and class of pod, `all` first; below the trace if there are
     /// several.
     #[must_use]
     pub(crate) fn csv(&self) -> String {

@@ -1,7 +1,7 @@
-//! What pods got in replays with times, as numbers to print.
+//! The figures of replays with times, as numbers to print.
 //!
-//! All figures but counts and times are in percent: allocation and waiting demand of the cluster's
-//! GPUs in the mean over time, blocked demand and pods of those that came.
+//! All figures but counts and times are in percent. Allocation and waiting demand are means over
+//! time, of the cluster's GPUs. Blocked demand and blocked pods are of those that came.
 
 use std::cmp::Ordering;
 
@@ -14,7 +14,7 @@ use crate::sim::run::engine::TimedRun;
 use crate::sim::run::service::{ClassFigures, Moment, PodClass};
 use crate::sim::trace::schedule::TimeUnit;
 
-/// What pods got, or the mean of that over the seeds.
+/// The figures of pods, or their means over the seeds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Figures {
     pub(crate) arrivals: f64,
@@ -29,11 +29,11 @@ pub(crate) struct Figures {
     pub(crate) wait_max: f64,
 }
 
-/// The names of [`Figures`], as CSV has them.
+/// The names of [`Figures`] in CSV.
 pub(crate) const NAMES: &str = "arrivals,allocation,blocked_demand,blocked_pods,waiting_demand,still_waiting,\
                      wait_p50,wait_p90,wait_p99,wait_max";
 
-/// State of the cluster, in the mean over the time that is measured.
+/// State of the cluster, as the mean over the measured time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct State {
     pub(crate) fragmentation: f64,
@@ -122,7 +122,7 @@ pub(crate) fn class_figures(runs: &[Timed<TimedRun>], class: PodClass) -> Vec<Fi
     runs.iter().filter_map(of).collect()
 }
 
-/// What is above the baseline, unless this is the baseline itself.
+/// The difference from the baseline; none for the baseline itself.
 pub(crate) fn paired(
     runs: &[Timed<TimedRun>],
     baseline: Option<&[Timed<TimedRun>]>,

@@ -21,7 +21,7 @@ pub(crate) fn timed_json(results: &[Results<TimedRun>]) -> String {
     })
 }
 
-/// State of the cluster at a moment, in the mean over the seeds.
+/// State of the cluster at one time, as the mean over the seeds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct JsonMoment {
     at: f64,
@@ -121,7 +121,7 @@ fn json_result(
     }
 }
 
-/// The cluster over time: all seeds are looked at at the same moments.
+/// The cluster over time: all seeds are sampled at the same times.
 fn over_time(runs: &[Timed<TimedRun>]) -> Vec<JsonMoment> {
     let Some(first) = runs.first() else { return Vec::new() };
     let moment = |place: usize| {

@@ -17,14 +17,14 @@ use crate::cli::top::state::{GpuItem, List, Node, NodeItem, State, TenantItem};
 /// Flags of `gpupack top`.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// What is shown.
+    /// What to show.
     #[command(subcommand)]
     what: What,
 }
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Nodes: GPUs, what is booked, the largest free part of one GPU
+    /// Nodes: GPUs, what is allocated, the largest free part of one GPU
     #[command(visible_alias = "node")]
     Nodes {
         /// Order of the rows
@@ -69,10 +69,10 @@ struct Common {
     #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2",
         value_parser = clap::value_parser!(u64).range(1..=3_600))]
     watch: Option<u64>,
-    /// Looks of the output.
+    /// Form of the output.
     #[command(flatten)]
     look: LookArgs,
-    /// Where the extender is.
+    /// Address of the extender.
     #[command(flatten)]
     server: ServerArgs,
 }
@@ -82,9 +82,9 @@ enum NodeOrder {
     /// By name
     #[default]
     Name,
-    /// The most compute booked first
+    /// The most allocated compute first
     Share,
-    /// The most memory booked first
+    /// The most allocated memory first
     Mem,
     /// The largest free part of one GPU first
     FreeMax,
@@ -97,9 +97,9 @@ enum GpuOrder {
     /// By node and index
     #[default]
     Name,
-    /// The most compute booked first
+    /// The most allocated compute first
     Share,
-    /// The most memory booked first
+    /// The most allocated memory first
     Mem,
     /// The most memory in use first
     Used,
@@ -116,7 +116,7 @@ enum TenantOrder {
     Name,
     /// The largest share first
     Share,
-    /// The most memory booked first
+    /// The most allocated memory first
     Mem,
     /// The most memory in use first
     Used,
@@ -143,7 +143,7 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
 }
 
 impl Common {
-    /// Shows the rows once, or until nobody reads them any more.
+    /// Shows the rows once, or again and again until the output is closed.
     async fn show<R: Row>(&self, rows: impl Fn(&[Node]) -> Vec<R>) -> Result<(), Failure> {
         if let Some(node) = self.node.as_ref().filter(|node| !is_name(node)) {
             return Err(Failure::usage(format!("`{node}` is no name of a node")));
@@ -155,7 +155,7 @@ impl Common {
             match self.nodes(&server).await {
                 Ok(nodes) => {
                     let text = self.text(&rows(&nodes), in_place)?;
-                    // From the upper left corner, and wipe from there to the end.
+                    // To the upper left corner, and clear from there to the end.
                     let again = if in_place && self.watch.is_some() { "\x1b[H\x1b[J" } else { "" };
                     if !print(&(again.to_owned() + &text)) {
                         return Ok(());

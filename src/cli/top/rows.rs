@@ -6,11 +6,11 @@ use crate::cli::top::state::{GpuItem, NodeItem, TenantItem};
 /// Cells of the bar that shows the tenants of a GPU.
 const BAR_CELLS: u64 = 8;
 
-/// Shades of the bar: tenants take them in turn; the last is what is free.
+/// Shades of the bar: tenants use them in rotation; the last one is free room.
 const SHADES: [char; 4] = ['█', '▓', '▒', '·'];
 const ASCII_SHADES: [char; 4] = ['#', '=', '%', '.'];
 
-/// Beginnings of product names that say nothing here.
+/// Prefixes of product names to leave out.
 const VENDORS: [&str; 3] = ["NVIDIA ", "Tesla ", "GeForce "];
 
 /// One whole GPU, in millionths.
@@ -18,7 +18,7 @@ const WHOLE: u64 = 1_000_000;
 
 /// A kind of row.
 pub(crate) trait Row: serde::Serialize {
-    /// What a list of them is called in JSON.
+    /// The kind of a list of them in JSON.
     const KIND: &'static str;
     /// Titles of the columns; the last is the state.
     const TITLES: &'static [&'static str];
@@ -26,7 +26,7 @@ pub(crate) trait Row: serde::Serialize {
     const RIGHT: &'static [usize];
     /// The cells.
     fn cells(&self, no_unicode: bool) -> Vec<String>;
-    /// How it is.
+    /// The state, for its color.
     fn mood(&self) -> Mood;
 }
 
@@ -145,7 +145,7 @@ fn short(model: &str) -> String {
     plain.replace(' ', "-")
 }
 
-/// Part of a GPU to two decimals; a remainder below that does not become nothing.
+/// Part of a GPU to two decimals; a small remainder is not shown as zero.
 fn share(millionths: u64) -> String {
     match (millionths, millionths.saturating_add(5_000) / 10_000) {
         (0, _) => "0".to_owned(),
@@ -173,7 +173,7 @@ fn gib(mib: u64) -> String {
     format!("{}.{}Gi", tenths / 10, tenths % 10)
 }
 
-/// Eight cells: each tenant has as many as its share comes to, at least one while there are cells left.
+/// Eight cells: each tenant has as many as its share, at least one while cells are left.
 fn bar(shares: &[u64], shades: [char; 4]) -> String {
     let [inks @ .., free] = shades;
     let mut cells = String::new();

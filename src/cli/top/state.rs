@@ -1,8 +1,8 @@
-//! What `gpupack top` reads of `/v1/state`, and the JSON that it prints of it.
+//! The part of `/v1/state` that `gpupack top` reads, and the JSON that it prints.
 
 use serde::{Deserialize, Serialize};
 
-/// The whole model.
+/// The whole state.
 #[derive(Debug, Deserialize)]
 pub(crate) struct State {
     pub(crate) nodes: Vec<Node>,
@@ -51,7 +51,7 @@ pub(crate) struct Tenant {
     pub(crate) verified: String,
 }
 
-/// A list as it is printed.
+/// A list as printed.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct List<'a, T> {
@@ -60,7 +60,7 @@ pub(crate) struct List<'a, T> {
     pub(crate) items: &'a [T],
 }
 
-/// A node as it is printed.
+/// A node as printed.
 #[derive(Debug, Serialize)]
 pub(crate) struct NodeItem {
     pub(crate) name: String,
@@ -76,14 +76,14 @@ pub(crate) struct NodeItem {
     pub(crate) capacity_mib: u64,
     pub(crate) booked_mib: u64,
     pub(crate) booked_share_millionths: u64,
-    /// None where some device does not tell.
+    /// None if some device does not report it.
     pub(crate) used_mib: Option<u64>,
-    /// Most that is free of one healthy device.
+    /// Largest free share of one healthy device.
     pub(crate) largest_free_share_millionths: u64,
     pub(crate) largest_free_mib: u64,
 }
 
-/// A device as it is printed.
+/// A device as printed.
 #[derive(Debug, Serialize)]
 pub(crate) struct GpuItem {
     pub(crate) node: String,
@@ -110,7 +110,7 @@ pub(crate) struct GpuItem {
     pub(crate) shares: Vec<u64>,
 }
 
-/// A tenant of a device as it is printed.
+/// A tenant of a device as printed.
 #[derive(Debug, Serialize)]
 pub(crate) struct TenantItem {
     pub(crate) namespace: String,
@@ -128,7 +128,7 @@ pub(crate) struct TenantItem {
     pub(crate) protection_verified: String,
 }
 
-/// The sum of what somebody else counted, which need not make sense.
+/// The sum of numbers from a server, which may be out of range.
 fn total(amounts: impl Iterator<Item = u64>) -> u64 {
     amounts.fold(0, u64::saturating_add)
 }

@@ -88,7 +88,7 @@ function gpuBody(node, device, openPod) {
   return [...body, ...device.tenants.map((tenant) => tenantBox(tenant, device, overs, openPod))];
 }
 
-// Booked memory as a pale bar, memory in use as a dark one in it.
+// Allocated memory as a pale bar, memory in use as a dark bar in it.
 function meter(tenant, device, ink) {
   const box = make("div", undefined, "meter"), svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("aria-hidden", "true");

@@ -1,5 +1,5 @@
-// The fleet as the server tells it: a snapshot, then what is newer. No figure is worked out here that
-// the server also has; what is here only sorts and picks.
+// The fleet as the server sends it: a snapshot, then deltas. Figures that the server has are not
+// calculated again here; this file only sorts and selects.
 
 export const UNHEALTHY = 1, OVERBOOKED = 2, MIG_PARENT = 4, KUBELET = 8;
 export const ENDED = 1, UNHELD = 2;
@@ -7,10 +7,10 @@ const TEAM_COLOURS = 10;
 
 export const fleet = {
   at: "", loaded: 0, version: "", figures: null, figuresAt: 0, heardAt: 0, trend: [], models: [], namespaces: [], nodes: new Map(),
-  fragmented: {}, // by name of the node, in millionths of a GPU; asked for when the map is sorted by it
-  fits: null,     // answer to the request, by name of the node
+  fragmented: {}, // by node name, in millionths of a GPU; loaded when the map is sorted by it
+  fits: null,     // answer to the request, by node name
   teams: new Map(),
-  ranks: new Map(), // by name of the node: its place in the order of names, which takes long to find
+  ranks: new Map(), // by node name: its position in name order, which is slow to find
 };
 
 const KEPT_POINTS = 720;
@@ -26,12 +26,12 @@ export function load(snapshot) {
   note(snapshot.at, snapshot);
 }
 
-// Takes in what is newer; answers with the names of the nodes that look other than before.
+// Takes in a delta. Returns the names of the changed nodes, and whether nodes or GPUs came or went.
 export function apply(delta) {
   for (const [at, name] of delta.models || []) fleet.models[at] = name;
   for (const [at, name] of delta.namespaces || []) fleet.namespaces[at] = name;
   const changed = new Set();
-  let isOther = false; // whether nodes or GPUs came or went
+  let isOther = false;
   for (const node of delta.nodes || []) {
     const known = fleet.nodes.get(node.name);
     if (!known) fleet.ranks.clear();
@@ -57,14 +57,14 @@ function note(at, figures) {
   if (fleet.teams.size !== named) [...fleet.namespaces].sort().forEach(team);
 }
 
-// FNV-1a: the same name has the same colour in each browser, as far as colours reach.
+// FNV-1a: the same name has the same color in each browser, as far as there are enough colors.
 function hash(text) {
   let sum = 2166136261;
   for (let at = 0; at < text.length; at += 1) sum = Math.imul(sum ^ text.charCodeAt(at), 16777619);
   return sum >>> 0;
 }
 
-// A namespace's colour by its hash, or the next one that is free; once given it stays.
+// A namespace's color by its hash, or the next free one; once given it stays.
 function team(name) {
   if (fleet.teams.has(name)) return;
   const taken = new Set(fleet.teams.values());
@@ -86,7 +86,7 @@ export function booked(gpu) {
   return { share, memory, fullness: Math.max(share, memory) };
 }
 
-// Memory that is booked and not in use, in thousandths; none where nobody knows what is in use.
+// Memory that is allocated and not in use, in thousandths; null if its use is unknown.
 export function idle(gpu) {
   return gpu[5] === null || gpu[5] === undefined ? null : Math.max(0, booked(gpu).memory - gpu[5]);
 }
@@ -95,7 +95,7 @@ const group = (node) => (node.gpus.length ? fleet.models[node.gpus[0][0]] : "No 
 const sum = (node, of) => node.gpus.reduce((all, gpu) => all + of(gpu), 0);
 const trouble = (node) => (node.state === "reporting" ? 0 : 1) + sum(node, (gpu) => (gpu[2] & OVERBOOKED ? 3 : gpu[2] & UNHEALTHY ? 2 : 0));
 
-// The smaller the first; equals by name.
+// The smallest value first; equal ones by name.
 export const SORTS = {
   name: ["by name", () => 0],
   empty: ["emptiest first", (node) => sum(node, (gpu) => Math.min(1000, booked(gpu).fullness)) / Math.max(1, node.gpus.length)],
@@ -113,7 +113,7 @@ function ranks() {
   return fleet.ranks;
 }
 
-// The nodes by model, as they are shown.
+// The shown nodes by model.
 export function groups(sort, model) {
   const found = new Map();
   for (const node of fleet.nodes.values()) {
@@ -137,7 +137,7 @@ export function isFitting(node, index) {
   return Boolean(on && on.includes(index));
 }
 
-// What is wrong with a GPU, in words.
+// The faults of a GPU, in words.
 export function ailments(node, gpu) {
   const words = [];
   if (node.state !== "reporting") words.push("its node: " + node.state.replace("_", " "));

@@ -1,4 +1,4 @@
-// What is text: the headline, the waiting pods, the table of GPUs, what a search found.
+// The text parts: the headline, the waiting pods, the table of GPUs, the search results.
 import { ask, because, button, by, clock, count, gib, gpus, make, number, percent, share, span, tell } from "./words.js";
 import { ailments, booked, fleet, isFitting } from "./fleet.js";
 import { reclaimable } from "./waste.js";
@@ -23,7 +23,7 @@ function tileTexts(figures) {
   return tiles;
 }
 
-// `sort` is called with the order that a tile stands for.
+// `sort` is called with the order of a clicked tile.
 export function showTiles(sort) {
   const texts = fleet.figures ? tileTexts(fleet.figures) : [], box = by("tiles");
   const key = texts.map(([title]) => title).join();
@@ -59,7 +59,7 @@ export function showTiles(sort) {
 
 let waitingKey = "";
 
-// `open` is called with a pod that was chosen.
+// `open` is called with a chosen pod.
 export function showWaiting(open) {
   const figures = fleet.figures, passed = (Date.now() - fleet.figuresAt) / 1000, table = by("waiting");
   const key = JSON.stringify(figures.waiting_pods.map((pod) => [pod.pod, pod.asks, pod.reason, pod.nodes, pod.mend]));
@@ -95,7 +95,7 @@ export function turn(pages) { rows.from = pages === 0 ? 0 : rows.from + pages * 
 
 export function showRow(at) { rows.from = Math.floor(at / ROWS) * ROWS; }
 
-// `nodes` are in the order of the map; `open` is called with a GPU that was chosen.
+// `nodes` are in the order of the map; `open` is called with a chosen GPU.
 export function showTable(nodes, namespace, open) {
   const isShown = (gpu) => namespace === "" || gpu[4].some((tenant) => fleet.namespaces[tenant[0]] === namespace);
   const all = nodes.flatMap((node) => node.gpus.flatMap((gpu, index) => (isShown(gpu) && (fleet.fits === null || isFitting(node, index)) ? [[node, gpu, index]] : [])));

@@ -1,4 +1,4 @@
-// The page: what is chosen (kept in the address, so that it can be sent to somebody), and who draws it.
+// The page: the user's choices (kept in the address, so that it can be shared), and who draws them.
 import { ask, because, by, count, make, number, tell } from "./words.js";
 import { apply, fleet, groups, load, SORTS, titles } from "./fleet.js";
 import { listen } from "./stream.js";
@@ -10,7 +10,7 @@ import * as waste from "./waste.js";
 
 const CHOICES = { sort: "name", colours: "", model: "", namespace: "", request: "", view: "map", open: "" };
 const chosen = { ...CHOICES };
-const typing = { timer: 0 }; // runs while a request is typed that is not chosen yet
+const typing = { timer: 0 }; // runs while a typed request is not applied yet
 
 // --- the address ------------------------------------------------------------------------------
 
@@ -107,13 +107,13 @@ export function question(text) {
 
 const fit = { turn: 0, asked: 0, timer: 0 };
 
-// The waiting pod that is open, if it is one.
+// The open pod, if it waits.
 function waiting(open) {
   const named = fleet.figures && open.startsWith("pod:") ? open.slice(4) : "";
   return named && fleet.figures.waiting_pods.some((pod) => pod.pod === named) ? named : "";
 }
 
-// What is asked of /v1/fit: the typed request, else that of the waiting pod that is open.
+// The query for /v1/fit: the typed request, or else that of the open waiting pod.
 function asked() {
   if (chosen.request.trim() !== "") return question(chosen.request);
   const pod = waiting(chosen.open);
@@ -134,7 +134,7 @@ async function askFit() {
   try {
     const found = await ask("v1/fit?" + search);
     if (turn !== fit.turn) return;
-    // Names of nodes are anybody's. The map is not dimmed for a pod that has nowhere to go.
+    // Node names may be any text, so no prototype. For a pod that fits nowhere nothing is dimmed.
     fleet.fits = isTyped || found.gpus ? Object.assign(Object.create(null), found.on) : null;
     note.className = "small";
     tell(note, found.gpus ? found.asks + (isTyped ? "" : ", as " + waiting(chosen.open) + " asks,") + " would fit now on " + count(found.gpus, "GPU", "GPUs") + " of " + count(found.nodes, "node", "nodes") + ": they are lit."
@@ -144,7 +144,7 @@ async function askFit() {
   } catch (error) {
     if (turn !== fit.turn) return;
     fleet.fits = null;
-    if (!isTyped) { note.textContent = ""; return showFleet(); } // it waits no more
+    if (!isTyped) { note.textContent = ""; return showFleet(); } // the pod no longer waits
     note.className = "small bad";
     tell(note, because(error));
     by("request").classList.add("refused");
@@ -157,10 +157,10 @@ async function askFragmentation() {
   try {
     fleet.fragmented = await ask("v1/fragmentation");
     showFleet();
-  } catch { /* the next round asks again; the state of the line is shown elsewhere */ }
+  } catch { /* the next round tries again; the page shows the connection elsewhere */ }
 }
 
-// The fleet has changed: what was asked about it is asked again, at a walking pace.
+// The fleet has changed: repeats the queries about it, at a limited rate.
 function askAgain() {
   const pause = isBig() ? 5000 : 2000;
   if (fit.timer || (!asked() && chosen.sort !== "fragmented")) return;
@@ -195,7 +195,7 @@ function openChosen() {
   else if (kind === "pod:") openPod(rest);
 }
 
-// Somebody at the foot of the page wants to see the GPU itself.
+// Shows the GPU itself to a user at the foot of the page.
 function findGpu(name, index) {
   const found = openNode(name, index);
   by("fleet-title").scrollIntoView({ block: "start" });
@@ -204,7 +204,7 @@ function findGpu(name, index) {
 
 const showSorted = (sort) => choose({ sort, view: "map" });
 
-// --- the state of the line --------------------------------------------------------------------
+// --- the state of the connection --------------------------------------------------------------
 
 function showState(kind, words, fault) {
   by("live").className = "live " + kind;
@@ -225,7 +225,7 @@ function showState(kind, words, fault) {
 
 const frame = { asked: false, all: false, changed: new Set() };
 
-// Many changes, one drawing.
+// Combines many changes into one drawing.
 function drawSoon(changed, isAll) {
   frame.all ||= isAll;
   changed.forEach((name) => frame.changed.add(name));
@@ -295,8 +295,8 @@ function takeRequest() {
   choose({ request: by("request").value });
 }
 by("request").addEventListener("input", () => { clearTimeout(typing.timer); typing.timer = setTimeout(takeRequest, 250); });
-by("request").addEventListener("change", takeRequest); // Enter, or on to something else: at once
-document.addEventListener("keydown", (event) => { // a letter on the map or in the table, nowhere else
+by("request").addEventListener("change", takeRequest); // Enter, or leaving the field: at once
+document.addEventListener("keydown", (event) => { // a letter on the map or in the table only
   if (event.key.toLowerCase() !== "t" || event.ctrlKey || event.metaKey || event.altKey) return;
   if (document.activeElement !== by("map") && !by("table-box").contains(document.activeElement)) return;
   choose({ view: chosen.view === "table" ? "map" : "table" });

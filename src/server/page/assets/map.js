@@ -1,12 +1,12 @@
-// The map: all GPUs on one canvas. Few GPUs are bars of their tenants; of many each is a cell, drawn into
-// a pixel buffer. Where things are is worked out, never looked up, so drawing and pointing agree.
+// The map: all GPUs on one canvas. Few GPUs are bars of their tenants; many are cells, drawn into a
+// pixel buffer. All positions are calculated, never looked up, so drawing and pointing agree.
 import { by, colour, count, gib, make, number, percent } from "./words.js";
 import { booked, fleet, idle, ailments, isFitting, teamColour, ENDED, KUBELET, MIG_PARENT, OVERBOOKED, UNHEALTHY, UNHELD } from "./fleet.js";
 
-export const CELLS_ABOVE = 1600;          // GPUs from which each is a cell
+export const CELLS_ABOVE = 1600;          // with more GPUs each is a cell
 const CELL_SIZES = [14, 12, 10, 8, 7, 6, 5, 4];
 const BAR_SIZES = [30, 26, 22, 18, 15];
-const CELLS_HIGH = 620, BARS_HIGH = 560; // what a map should not be higher than, in pixels
+const CELLS_HIGH = 620, BARS_HIGH = 560; // preferred largest height of a map, in pixels
 const TITLE = 26, GAP = 26;
 
 export const COLOURS = { team: "by namespace", full: "by how full", idle: "by idle memory" };
@@ -16,7 +16,7 @@ const map = { groups: [], cells: false, shape: null, pointed: null, places: new 
 export const pointed = () => map.pointed;
 export const order = () => map.groups.flatMap((group) => group.nodes);
 
-// --- where things are -------------------------------------------------------------------------
+// --- positions --------------------------------------------------------------------------------
 
 export function layOut(groups, colours, namespace) {
   const gpus = groups.reduce((sum, group) => sum + group.nodes.reduce((s, node) => s + node.gpus.length, 0), 0);
@@ -61,7 +61,7 @@ function titleWidth(group) {
   return Math.ceil(title + 10 + pen.measureText(subtitle(group)).width);
 }
 
-// Places the groups like words of a text: beside each other as long as there is room.
+// Arranges the groups like words of a text: beside each other while there is room.
 function arrange(room, size, largest) {
   let x = 0, y = 0, high = 0;
   for (const group of map.groups) {
@@ -109,7 +109,7 @@ function hit(event) {
   return null;
 }
 
-// Nodes that look other than before, at their old places.
+// Puts changed nodes into their old positions.
 export function refreshNodes(names) {
   for (const name of names) {
     const found = map.places.get(name), node = fleet.nodes.get(name);
@@ -121,7 +121,7 @@ export function refreshNodes(names) {
 
 const parsed = new Map();
 
-// A CSS colour as the pixel buffer has it, mixed with the background where it is dimmed.
+// A CSS color for the pixel buffer, mixed with the background if it is dimmed.
 function pixel(name, dim) {
   const key = name + dim;
   if (!parsed.has(key)) {
@@ -241,7 +241,7 @@ function hatch(pen, x, y, w, h, ink, step) {
   pen.restore();
 }
 
-// Left half compute, right half memory, one segment a tenant.
+// Left half compute, right half memory, one segment per tenant.
 function drawBar(pen, shape, { x, y }, node, gpu, ink, teams) {
   const half = shape.w / 2, alpha = pen.globalAlpha, { memory } = booked(gpu);
   pen.fillStyle = ink.track;
@@ -260,7 +260,7 @@ function drawBar(pen, shape, { x, y }, node, gpu, ink, teams) {
     });
   }
   pen.globalAlpha = alpha;
-  if (gpu[3] > 0) { // in use, and booked by nobody
+  if (gpu[3] > 0) { // in use beyond what is allocated
     const high = shape.h * Math.min(1, gpu[3] / 1000), from = y + shape.h * (1 - Math.min(1, memory / 1000));
     hatch(pen, x + half, Math.max(y, from - high), half, Math.min(high, from - y), ink.bad, 3);
   }
@@ -284,7 +284,7 @@ function drawBar(pen, shape, { x, y }, node, gpu, ink, teams) {
 
 let legend = "";
 
-// `pick` is called with a namespace that was chosen.
+// `pick` is called with a chosen namespace.
 export function showLegend(pick) {
   const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
   const named = [...fleet.namespaces].sort().filter((name) => (fleet.teams.get(name) ?? -1) >= 0);

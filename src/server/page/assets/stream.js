@@ -1,11 +1,11 @@
-// The way to the server: a snapshot, then events; where events do not come, questions now and then.
+// The connection to the server: a snapshot, then events; without events, periodic requests.
 import { ask, because } from "./words.js";
 
-const SILENT_MS = 30000;   // without a word for so long a stream is given up
-const LATE_MS = 9000;      // the server says something every 5 s
-const POLL_MS = 10000;     // between two questions while there is no stream
-const POLLS = 6;           // questions before another try of a stream
-const HIDDEN_MS = 60000;   // a page that nobody sees gives its place up after so long
+const SILENT_MS = 30000;   // a stream without messages for this time is closed
+const LATE_MS = 9000;      // the server sends something every 5 s
+const POLL_MS = 10000;     // between two requests without a stream
+const POLLS = 6;           // requests before the next try of a stream
+const HIDDEN_MS = 60000;   // a hidden page closes its stream after this time
 
 // `page` has: load(snapshot), apply(delta), state(kind, words).
 export function listen(page) {
@@ -42,7 +42,7 @@ export function listen(page) {
     });
     source.addEventListener("reload", () => { close(); refresh(); });
     source.addEventListener("error", () => {
-      if (source.readyState === EventSource.CLOSED) { // refused: it would not try again by itself
+      if (source.readyState === EventSource.CLOSED) { // refused: the browser does not reconnect
         close();
         line.polled = POLLS;
         refresh();
@@ -58,7 +58,7 @@ export function listen(page) {
     line.source = null;
   }
 
-  // No stream, be it for a proxy that holds answers back: so many questions before another try.
+  // No stream, for instance because a proxy delays answers: `times` requests before the next try.
   function poll(times) {
     close();
     line.polled = times;

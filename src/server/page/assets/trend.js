@@ -1,9 +1,9 @@
-// The last hour as lines, drawn as SVG. Pointing at them, or walking with keys, shows the values of a moment.
+// The last hour as lines, drawn as SVG. Pointing at them, or the arrow keys, shows values at a time.
 import { by, clock, count, make } from "./words.js";
 import { fleet } from "./fleet.js";
 
 const WIDE = 600, LEFT = 44, RIGHT = 10;
-const SPANS = [300, 900, 1800, 3600]; // seconds that the axis may show
+const SPANS = [300, 900, 1800, 3600]; // lengths of the axis, in seconds
 const SVG = "http://www.w3.org/2000/svg";
 const CHARTS = [
   { title: "Packing", unit: "%", high: 150, lines: [["efficiency", "efficiency", 1], ["fragmentation", "fragmentation", 2], ["allocation", "allocation", 3]] },
@@ -18,7 +18,7 @@ function draw(tag, attributes, text) {
   return element;
 }
 
-// The smallest of 1, 2, 5, 10, 20 … that is not below.
+// The smallest of 1, 2, 5, 10, 20 … that is not below `value`.
 function nice(value) {
   let step = 1;
   for (let at = 0; step < value; at += 1) step = [1, 2, 5][at % 3] * 10 ** Math.floor(at / 3);
@@ -67,7 +67,7 @@ function chart({ title, unit, high, lines }, points, end) {
   return figure;
 }
 
-// The arrow keys walk through the points, Home and End to the first and last.
+// The arrow keys step through the points, Home and End go to the first and last.
 function walk(event) {
   const points = fleet.trend, at = trend.shown ? points.indexOf(trend.shown) : points.length;
   const next = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at - 12, PageDown: at + 12, Home: 0, End: points.length - 1 }[event.key];
@@ -94,7 +94,7 @@ function tellPoint(point) {
 }
 
 export function showTrend() {
-  if (trend.shown) return; // somebody reads a value
+  if (trend.shown) return; // the user reads a value
   const points = fleet.trend, end = points.length ? points[points.length - 1][0] : Math.floor(Date.now() / 1000);
   const keys = make("ul", undefined, "legend");
   for (const line of CHARTS[0].lines) {

@@ -1,12 +1,12 @@
-// Waste: who holds GPU memory without need, what would have been enough, how finely pools could be shared.
-// Asked for when the page can be used already, and again now and then while somebody looks.
+// Waste: which pods hold GPU memory without need, what would have been enough, how finely pools could
+// be shared. Loaded after the page is usable, and again periodically while it is visible.
 import { ask, because, button, by, clock, count, gib, gpus, make, number, share, span, tell } from "./words.js";
 import { fleet } from "./fleet.js";
 
 const NAMED = 50, EVERY_MS = 30000;
 const waste = { told: null, namespace: "", turn: 0, key: "", open: null, changed: () => {} };
 
-// The sum for the headline; none before anything is known, or of one namespace.
+// The sum for the headline; null before it is known, and if a namespace is selected.
 export const reclaimable = () => (waste.told && waste.told.watched_pods && !waste.namespace ? waste.told : null);
 
 function said(told) {
@@ -31,7 +31,7 @@ function drawing(rects) {
   return box;
 }
 
-// What is held as a pale bar, of it the highest use as a dark one, and a line at what would be enough.
+// Held memory as a pale bar, its highest use as a dark bar in it, and a line at what would be enough.
 function bar(pod, most) {
   const wide = (mib) => 100 * Math.min(mib, pod.booked_mib) / most, rects = [["held", 0, wide(pod.booked_mib), 0, 10], ["used", 0, wide(pod.peak_mib), 3, 4]];
   if (!pod.is_idle) rects.push(["enough", wide(pod.enough_mib) - 1.5, 1.5, 0, 10]);
@@ -71,7 +71,7 @@ function poolRow(pool) {
   return row;
 }
 
-// A table that people may be walking through: made anew only when it reads otherwise, and the focus stays.
+// Fills a table that the user may be reading, and keeps the focus. Called only after a change.
 function fill(table, rows) {
   const held = document.activeElement && table.contains(document.activeElement) && document.activeElement.dataset.held;
   table.tBodies[0].replaceChildren(...rows);
@@ -112,14 +112,14 @@ export async function look() {
   }
 }
 
-// Only pods of this namespace, or of all.
+// Selects the pods of this namespace, or all.
 export function choose(namespace) {
   if (namespace === waste.namespace) return;
   Object.assign(waste, { namespace, told: null });
   if (waste.open) look();
 }
 
-// `open` has: pod(name), gpu(node, position). `changed` is called when there are other figures.
+// `open` has: pod(name), gpu(node, position). `changed` is called after new figures.
 export function start(open, changed) {
   Object.assign(waste, { open, changed });
   (window.requestIdleCallback || ((does) => setTimeout(does, 200)))(look, { timeout: 3000 });

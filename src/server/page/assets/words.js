@@ -1,4 +1,4 @@
-// Elements and words. Nothing that comes from the cluster is ever written as markup: `textContent` only.
+// Elements and words. Text from the cluster is never written as markup, only as `textContent`.
 
 export const by = (id) => document.getElementById(id);
 export const number = new Intl.NumberFormat("en");
@@ -17,7 +17,7 @@ export function button(text, does, className) {
   return element;
 }
 
-// Writes a text where it is another one: what has not changed is not read out again.
+// Writes a text if it differs: screen readers do not repeat what has not changed.
 export function tell(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -38,12 +38,12 @@ export function span(seconds) {
 
 const TIMEOUT_MS = 15000;
 
-// Asks gpupack. Paths are relative: the page also lives below a prefix, behind the API server's proxy.
+// Queries gpupack. Paths are relative: behind the API server's proxy the page is below a prefix.
 export async function ask(path) {
   const answer = await fetch(path, { cache: "no-cache", signal: AbortSignal.timeout(TIMEOUT_MS) });
   const text = await answer.text();
   let body = null;
-  try { body = JSON.parse(text); } catch { /* a proxy may answer with a page of its own */ }
+  try { body = JSON.parse(text); } catch { /* a proxy may answer with its own page */ }
   if (answer.ok && body) return body;
   throw new Error((body && body.error) || "it answers with status " + answer.status);
 }
@@ -57,7 +57,7 @@ export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// The line that asks the same on a terminal, with a button that copies it.
+// The command for the same query on a terminal, with a button that copies it.
 export function command(pod) {
   const box = make("div", undefined, "command"), line = "kubectl gpupack explain " + pod;
   const text = make("code", line);

@@ -47,6 +47,7 @@ pub enum ReviewFault {
         /// The maximum.
         most: usize,
     },
+    /// Another kind of body.
     #[error(
         "the body is `{kind}` of `{version}`: AdmissionReview of admission.k8s.io/v1 is understood"
     )]

@@ -58,6 +58,7 @@ enum Tenant {
     Unmanaged,
 }
 
+/// The rules of admission, as configured.
 #[derive(Clone, Debug)]
 pub struct Admission {
     settings: WebhookConfig,

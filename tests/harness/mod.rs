@@ -1,0 +1,22 @@
+//! What the tests of `tests/integration` share; nothing here is a test.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+/// Settings, devices, pods and questions in few words.
+pub(crate) mod ledger;
+/// Random histories of a small cluster, and a player of them.
+pub(crate) mod histories;
+/// An extender behind its router, and the recorded bodies.
+pub(crate) mod extender;
+/// An API server that loses and refuses.
+pub(crate) mod api_server;
+
+/// What an agent has around it.
+pub(crate) mod agent {
+    /// A node of its own for each test.
+    pub(crate) mod world;
+    /// An extender for the agent to report to.
+    pub(crate) mod extender;
+    /// The agent as a process.
+    pub(crate) mod process;
+}

@@ -1,0 +1,119 @@
+//! The memory guard: how soon the books, the state and the metrics show what is used outside of them.
+
+use std::time::Duration;
+
+use gpupack::clock::Clock;
+use serde_json::{Value, json};
+
+use super::loops::Loops;
+use crate::harness::agent::extender::Extender;
+use crate::harness::agent::world::{POD, World, a100, with};
+
+/// Another pod.
+const NEIGHBOUR: &str = "1d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f01";
+
+/// How long it may take from the allocation until everybody knows.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// The time between reports of an agent that nobody told otherwise.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// One GPU with these processes: pid and MiB.
+fn scenario(processes: &[(u32, u64)]) -> Value {
+    let used: u64 = processes.iter().map(|(_, mib)| mib).sum();
+    let list = processes
+        .iter()
+        .map(|(pid, mib)| json!({"pid": pid, "used_mib": mib, "lists": ["compute"]}));
+    let gpu = with(a100("GPU-a"), "used_mib", json!(used));
+    json!({"gpus": [with(gpu, "processes", list.collect())]})
+}
+
+/// An extender and an agent with two pods of 20,000 MiB each, which use 1,000.
+fn stage() -> (World, Extender, Loops) {
+    let world = World::new(&scenario(&[(10, 1_000), (11, 1_000)]));
+    world.process(10, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
+    world.process(11, &format!("0::/kubepods/burstable/pod{NEIGHBOUR}/x\n"));
+    world.process(12, "0::/user.slice\n");
+    let extender = Extender::start();
+    extender.book(POD, "GPU-a", 20_000);
+    extender.book(NEIGHBOUR, "GPU-a", 20_000);
+    let loops = Loops::start(&world, &extender, PERIOD);
+    let uses = |node: &Value| node["devices"][0]["tenants"][1]["used_mib"].as_u64();
+    extender.until("the first list", |node| (uses(node) == Some(1_000)).then_some(()));
+    assert_eq!(extender.metric("gpupack_over_users"), 0);
+    (world, extender, loops)
+}
+
+/// Lets these processes run; the time until `seen`, in the state and in the metrics.
+fn timed(
+    (world, extender): (&World, &Extender),
+    processes: &[(u32, u64)],
+    seen: impl Fn(&Value, &Extender) -> bool,
+) -> Duration {
+    let clock = Clock::start();
+    world.play(&scenario(processes));
+    extender.until("it is seen", |node| seen(node, extender).then_some(()));
+    clock.precise()
+}
+
+#[test]
+fn an_over_user_is_in_books_state_and_metrics_within_two_seconds() {
+    let (world, extender, _loops) = stage();
+    // Within the books as a whole: the neighbour's idle share would hide it.
+    let hidden = timed((&world, &extender), &[(10, 25_000), (11, 1_000)], |node, extender| {
+        let device = &node["devices"][0];
+        let over = &device["over_users"][0];
+        over["pod_uid"] == POD
+            && over["used_mib"] == 25_000
+            && over["allowed_mib"] == 20_000
+            && device["unbooked_mib"] == 5_000
+            && extender.metric("gpupack_over_users") == 1
+            && extender.metric("gpupack_memory_outside_books_bytes{kind=\"overuse\"}")
+                == 5_000 << 20
+    });
+    // More than all that is booked.
+    let open = timed((&world, &extender), &[(10, 70_000), (11, 1_000)], |node, extender| {
+        node["devices"][0]["unbooked_mib"] == 50_000
+            && extender.metric("gpupack_memory_outside_books_bytes{kind=\"overuse\"}")
+                == 50_000 << 20
+    });
+    println_figure("over-user within the books of all", hidden);
+    println_figure("over-user beyond the books of all", open);
+    assert!(hidden < LIMIT && open < LIMIT, "{hidden:?}, {open:?}");
+    let foreign = extender.metric("gpupack_memory_outside_books_bytes{kind=\"foreign\"}");
+    assert_eq!(foreign, 0, "it is not taken for somebody else's");
+    let explained = extender.explained("team", POD);
+    assert!(explained.contains("70000 MiB of GPU-a and may use 20000 MiB"), "{explained}");
+    // Back within its share: forgotten with the next list.
+    world.play(&scenario(&[(10, 20_000), (11, 1_000)]));
+    extender.until("it is within its share", |node| {
+        (node["devices"][0]["over_users"].is_null() && extender.metric("gpupack_over_users") == 0)
+            .then_some(())
+    });
+}
+
+#[test]
+fn a_foreign_tenant_is_in_books_state_and_metrics_within_two_seconds() {
+    let (world, extender, _loops) = stage();
+    let processes = [(10, 1_000), (11, 1_000), (12, 30_000)];
+    let took = timed((&world, &extender), &processes, |node, extender| {
+        let device = &node["devices"][0];
+        device["foreign_mib"] == 30_000
+            && device["unbooked_mib"] == 30_000
+            && device["over_users"].is_null()
+            && extender.metric("gpupack_memory_outside_books_bytes{kind=\"foreign\"}")
+                == 30_000 << 20
+    });
+    println_figure("foreign tenant", took);
+    assert!(took < LIMIT, "{took:?}");
+    let free = extender.node()["devices"][0]["free_mib"].as_u64().unwrap();
+    assert_eq!(free, 81_920 - 634 - 40_000 - 30_000, "beside what is booked and what is taken");
+}
+
+/// Prints a figure, also where the test harness hides the output of passing tests.
+fn println_figure(what: &str, took: Duration) {
+    use std::io::Write;
+    let millis = took.as_millis();
+    let _shown =
+        writeln!(std::io::stdout().lock(), "figure: guard: {what}: seen after {millis} ms");
+}

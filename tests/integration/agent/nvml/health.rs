@@ -1,0 +1,232 @@
+//! What events and the driver's wishes make of a device.
+
+use gpupack::agent::gpu::health::XidCounts;
+use gpupack::agent::gpu::probe::{ProbeError, Sample};
+use gpupack::agent::nvml::probe::NvmlProbe;
+use gpupack::report::condition::Ailment;
+use serde_json::{Value, json};
+
+use crate::harness::agent::world::{
+    World, a100, ailments, h200_in_mig_mode, sample, sample_at, t4, with,
+};
+
+/// NVML's bits for kinds of events.
+const DOUBLE_BIT_ERROR: u64 = 2;
+const XID: u64 = 8;
+const UNAVAILABLE: u64 = 0x4000;
+const RECOVERY: u64 = 0x8000;
+
+/// Two GPUs of a driver that tells what it wants, and what has happened to them.
+struct Story {
+    world: World,
+    probe: NvmlProbe,
+    scenario: Value,
+}
+
+impl Story {
+    fn new(first: Value) -> Self {
+        let scenario = json!({"gpus": [first, t4("GPU-z")], "events": []});
+        let world = World::new(&scenario);
+        let mut probe = world.probe();
+        let seen = sample(&mut probe).unwrap();
+        assert!(seen.inventory.iter().all(|it| it.healthy), "{seen:?}");
+        Self { world, probe, scenario }
+    }
+
+    /// Two GPUs of a driver that wants nothing yet.
+    fn of_new_driver() -> Self {
+        Self::new(with(a100("GPU-a"), "recovery_action", json!(0)))
+    }
+
+    /// Something happens to the first GPU.
+    fn happens(&mut self, kind: u64, data: u64) -> Sample {
+        self.tell(json!({"gpu": 0, "kind": kind, "data": data}))
+    }
+
+    fn tell(&mut self, event: Value) -> Sample {
+        self.scenario["events"].as_array_mut().unwrap().push(event);
+        self.next()
+    }
+
+    /// Something changes at the first GPU.
+    fn changes(&mut self, field: &str, value: Value) -> Sample {
+        self.scenario["gpus"][0][field] = value;
+        self.next()
+    }
+
+    fn next(&mut self) -> Sample {
+        self.world.play(&self.scenario);
+        sample(&mut self.probe).unwrap()
+    }
+}
+
+/// What ails the first GPU; the other one is well.
+fn first(sample: &Sample) -> Option<Ailment> {
+    let [(_, ailment), (_, None)] = ailments(sample)[..] else { panic!("{sample:?}") };
+    ailment
+}
+
+#[test]
+fn an_xid_that_is_no_applications_fault_takes_the_gpu_out_with_its_number() {
+    let mut story = Story::of_new_driver();
+    for number in [13, 31, 43, 45, 68, 109] {
+        let seen = story.happens(XID, number);
+        assert_eq!((first(&seen), seen.uses[0].last_xid), (None, Some(number)));
+        assert!(seen.inventory[0].healthy);
+    }
+    let seen = story.happens(XID, 79);
+    assert_eq!((first(&seen), seen.uses[0].last_xid), (Some(Ailment::Xid), Some(79)));
+    assert_eq!((seen.inventory[0].healthy, seen.inventory[0].memory_mib), (false, 81_920));
+    assert_eq!(seen.uses[0].used_mib, Some(5_000), "what it uses is still read");
+    assert_eq!(seen.xids["GPU-a"], XidCounts { application: 6, device: 1 });
+    assert_eq!(seen.xids["GPU-z"], XidCounts::default());
+    assert_eq!(first(&story.next()), Some(Ailment::Xid), "each event is told once");
+    assert_eq!(story.next().xids["GPU-a"], XidCounts { application: 6, device: 1 });
+}
+
+#[test]
+fn a_gpu_is_well_again_only_when_the_driver_wants_nothing_more() {
+    let mut story = Story::of_new_driver();
+    story.happens(XID, 48);
+    assert_eq!(first(&story.changes("recovery_action", json!(1))), Some(Ailment::ResetRequired));
+    assert_eq!(first(&story.changes("recovery_action", json!(2))), Some(Ailment::RebootRequired));
+    let fails = json!({"nvmlDeviceGetFieldValues": 999});
+    assert_eq!(first(&story.changes("failures", fails)), Some(Ailment::RebootRequired));
+    story.changes("failures", json!({}));
+    assert_eq!(
+        first(&story.changes("recovery_action", json!(null))),
+        Some(Ailment::RebootRequired)
+    );
+    assert_eq!(first(&story.changes("recovery_action", json!(0))), None);
+}
+
+#[test]
+fn a_wish_of_the_driver_is_followed_whatever_tells_of_it() {
+    let mut story = Story::of_new_driver();
+    for (event, action, ailment) in [
+        ((RECOVERY, 0), 3, Ailment::DrainRequired),
+        ((XID, 154), 4, Ailment::ResetRequired),
+        ((XID, 154), 99, Ailment::ResetRequired),
+    ] {
+        story.scenario["gpus"][0]["recovery_action"] = json!(action);
+        assert_eq!(first(&story.happens(event.0, event.1)), Some(ailment));
+        assert_eq!(first(&story.changes("recovery_action", json!(0))), None);
+    }
+    assert_eq!(first(&story.happens(XID, 154)), None, "nothing is wanted");
+    assert_eq!(first(&story.changes("recovery_action", json!(1))), Some(Ailment::ResetRequired));
+}
+
+#[test]
+fn what_is_no_xid_is_not_taken_for_one() {
+    let mut story = Story::of_new_driver();
+    let error = json!({"gpu": 0, "kind": DOUBLE_BIT_ERROR, "data": 79});
+    assert_eq!(first(&story.tell(error.clone())), None, "nobody asked for it");
+    let seen = story.tell(with(error, "unasked", json!(true)));
+    assert_eq!((first(&seen), seen.uses[0].last_xid), (None, None), "and it is told all the same");
+    let stranger = json!({"gpu": 40, "kind": XID, "data": 79, "unasked": true});
+    assert_eq!(first(&story.tell(stranger)), None, "a GPU that nobody knows");
+    let seen = story.happens(UNAVAILABLE, 79);
+    assert_eq!((first(&seen), seen.uses[0].last_xid), (Some(Ailment::Unavailable), None));
+}
+
+#[test]
+fn a_driver_without_wishes_heals_when_the_gpu_was_away_or_the_driver_was_loaded_anew() {
+    for away in [15, 16] {
+        let mut story = Story::new(a100("GPU-a"));
+        assert_eq!(first(&story.happens(XID, 79)), Some(Ailment::Xid));
+        let gone = [(15, Ailment::Lost), (16, Ailment::ResetRequired)];
+        let gone = gone.into_iter().find(|(code, _)| *code == away).map(|(_, ailment)| ailment);
+        assert_eq!(first(&story.changes("failures", json!({"*": away}))), gone);
+        assert_eq!(first(&story.changes("failures", json!({}))), None);
+    }
+    let mut story = Story::new(a100("GPU-a"));
+    assert_eq!(first(&story.happens(XID, 79)), Some(Ailment::Xid));
+    story.scenario["failures"] = json!({"nvmlDeviceGetCount_v2": 18});
+    story.world.play(&story.scenario);
+    assert_eq!(sample(&mut story.probe), Err(ProbeError::DriverMismatch));
+    story.scenario["failures"] = json!({});
+    assert_eq!(first(&story.next()), None, "events of before are not told to the new set");
+}
+
+#[test]
+fn the_library_is_opened_anew_while_a_gpu_is_lost_and_that_alone_heals_nobody() {
+    let scenario = |failures: Value| {
+        let lost = with(a100("GPU-a"), "failures", failures);
+        let events = json!([{"gpu": 1, "kind": XID, "data": 48}]);
+        json!({"gpus": [lost, t4("GPU-z")], "events": events, "journal": true})
+    };
+    let mut before = scenario(json!({}));
+    before["events"] = json!([]);
+    let world = World::new(&before);
+    let mut probe = world.probe();
+    let openings = || world.calls().iter().filter(|call| *call == "nvmlInit_v2").count();
+    sample_at(&mut probe, 0).unwrap();
+    world.play(&scenario(json!({"*": 15})));
+    for (seconds, expected) in [(1, 1), (29, 1), (31, 1), (32, 2), (60, 2), (62, 2), (63, 3)] {
+        let seen = sample_at(&mut probe, seconds).unwrap();
+        let both = [("GPU-a", Some(Ailment::Lost)), ("GPU-z", Some(Ailment::Xid))];
+        assert_eq!(ailments(&seen), both, "{seconds}");
+        assert_eq!(openings(), expected, "after {seconds} s");
+    }
+    world.play(&scenario(json!({})));
+    let seen = sample_at(&mut probe, 64).unwrap();
+    assert_eq!(ailments(&seen), [("GPU-a", None), ("GPU-z", Some(Ailment::Xid))]);
+}
+
+#[test]
+fn an_xid_of_an_instance_takes_that_instance_out() {
+    let mut story = Story::new(h200_in_mig_mode());
+    let seen = story.tell(json!({"gpu": 0, "kind": XID, "data": 95, "instance": 2}));
+    let xid = Some(Ailment::Xid);
+    let struck = [("GPU-p", None), ("GPU-z", None), ("MIG-a", xid), ("MIG-b", None)];
+    assert_eq!(ailments(&seen), struck);
+    let seen = story.tell(json!({"gpu": 0, "kind": XID, "data": 79}));
+    let all = [("GPU-p", xid), ("GPU-z", None), ("MIG-a", xid), ("MIG-b", xid)];
+    assert_eq!(ailments(&seen), all);
+    let seen = story.changes("recovery_action", json!(1));
+    assert_eq!(ailments(&seen)[2], ("MIG-a", Some(Ailment::ResetRequired)));
+    assert!(story.changes("recovery_action", json!(0)).uses.iter().all(|it| it.healthy));
+}
+
+#[test]
+fn an_xid_of_an_instance_that_is_not_known_takes_the_whole_gpu_out() {
+    let xid = Some(Ailment::Xid);
+    let all = [("GPU-p", xid), ("GPU-z", None), ("MIG-a", xid), ("MIG-b", xid)];
+    let mut story = Story::new(h200_in_mig_mode());
+    let seen = story.tell(json!({"gpu": 0, "kind": XID, "data": 95, "instance": 7}));
+    assert_eq!(ailments(&seen), all);
+    let mut parent = h200_in_mig_mode();
+    parent["mig"][0]["failures"] = json!({"nvmlDeviceGetGpuInstanceId": 3});
+    let mut story = Story::new(parent);
+    let seen = story.tell(json!({"gpu": 0, "kind": XID, "data": 95, "instance": 2}));
+    assert_eq!(ailments(&seen), all);
+}
+
+#[test]
+fn a_gpu_without_events_is_judged_by_the_wishes_alone() {
+    let mut story = Story::new(with(a100("GPU-a"), "event_types", json!(0)));
+    assert_eq!(first(&story.happens(XID, 79)), None);
+    assert_eq!(first(&story.changes("recovery_action", json!(1))), Some(Ailment::ResetRequired));
+    let fails = json!({"nvmlDeviceRegisterEvents": 3, "nvmlDeviceGetFieldValues": 3});
+    let mut story = Story::new(with(a100("GPU-a"), "failures", fails));
+    assert_eq!(first(&story.happens(XID, 79)), None);
+}
+
+#[test]
+fn a_broken_event_set_is_made_anew_and_tells_on() {
+    let mut story = Story::of_new_driver();
+    story.scenario["failures"] = json!({"nvmlEventSetWait_v2": 999});
+    assert_eq!(first(&story.next()), None);
+    story.scenario["failures"] = json!({});
+    assert_eq!(first(&story.next()), None);
+    assert_eq!(first(&story.happens(XID, 79)), Some(Ailment::Xid));
+}
+
+#[test]
+fn a_storm_of_events_is_read_bit_by_bit() {
+    let mut story = Story::of_new_driver();
+    let storm = vec![json!({"gpu": 0, "kind": XID, "data": 13}); 200];
+    story.scenario["events"].as_array_mut().unwrap().extend(storm);
+    let counts: Vec<u64> = (0..5).map(|_| story.next().xids["GPU-a"].application).collect();
+    assert_eq!(counts, [64, 128, 192, 200, 200]);
+}

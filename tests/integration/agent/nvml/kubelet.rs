@@ -1,0 +1,140 @@
+//! Devices that kubelet hands out by itself take no tenants; against a stand-in for kubelet's service.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use axum::body::Bytes;
+use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
+use gpupack::agent::node::kubelet::{BesideKubelet, KubeletDevices, KubeletError, allocatable};
+use gpupack::hardware::units::Timestamp;
+use gpupack::report::condition::Ailment;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::{HeaderMap, Request, Response};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::json;
+use tokio::net::UnixListener;
+
+use crate::harness::agent::extender::Extender;
+use crate::harness::agent::process::AgentProcess;
+use crate::harness::agent::world::{World, a100, t4, with};
+
+/// What the stand-in answers: device ids, or a gRPC status.
+type Answer = Result<Vec<&'static str>, &'static str>;
+
+/// A `PodResources` service on a socket.
+struct Kubelet {
+    answer: Arc<Mutex<Answer>>,
+    socket: PathBuf,
+}
+
+impl Kubelet {
+    fn start(folder: &Path, answer: Answer) -> Self {
+        let socket = folder.join("kubelet.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let answer = Arc::new(Mutex::new(answer));
+        let answers = Arc::clone(&answer);
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let answers = Arc::clone(&answers);
+                let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+                    let answer = answers.lock().unwrap().clone();
+                    async move { Ok::<_, std::convert::Infallible>(serve(request, answer).await) }
+                });
+                let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        Self { answer, socket }
+    }
+}
+
+type Body =
+    StreamBody<futures::stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, std::io::Error>>>>;
+
+async fn serve(request: Request<Incoming>, answer: Answer) -> Response<Body> {
+    assert_eq!(request.uri().path(), "/v1.PodResourcesLister/GetAllocatableResources");
+    assert_eq!(request.headers()["content-type"], "application/grpc");
+    assert_eq!(request.headers()["te"], "trailers");
+    let asked = request.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(asked, [0; 5][..], "an empty message");
+    let mut frames = Vec::new();
+    if let Ok(ids) = &answer {
+        let part =
+            |tag: u8, bytes: &[u8]| [&[tag, u8::try_from(bytes.len()).unwrap()], bytes].concat();
+        let name = part(0x0a, b"nvidia.com/gpu");
+        let ids = ids.iter().flat_map(|id| part(0x12, id.as_bytes()));
+        let message = part(0x0a, &name.into_iter().chain(ids).collect::<Vec<_>>());
+        let head = [0, 0, 0, 0, u8::try_from(message.len()).unwrap()];
+        frames.push(Ok(Frame::data(Bytes::from([&head[..], &message].concat()))));
+    }
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", answer.err().unwrap_or("0").parse().unwrap());
+    frames.push(Ok(Frame::trailers(trailers)));
+    Response::new(StreamBody::new(futures::stream::iter(frames)))
+}
+
+fn ailments(probe: &mut impl Probe) -> Vec<Option<Ailment>> {
+    let sample = probe.sample(ProcessSampling::List, Timestamp::START).unwrap();
+    sample.uses.iter().map(|seen| seen.ailment).collect()
+}
+
+#[tokio::test]
+async fn devices_are_kubelets_as_long_as_it_says_so() {
+    let world = World::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b"),
+        with(t4("GPU-c"), "failures", json!({"nvmlDeviceGetMemoryInfo_v2": 3}))]}));
+    let folder = tempfile::tempdir().unwrap();
+    let absent = allocatable(&folder.path().join("kubelet.sock")).await;
+    assert_eq!(absent, Err(KubeletError::Absent));
+    let kubelet = Kubelet::start(folder.path(), Ok(vec!["GPU-a::0", "GPU-a::1", "GPU-c"]));
+    let devices = KubeletDevices::new(&kubelet.socket);
+    let mut probe = BesideKubelet { probe: world.probe(), kubelet: devices.clone() };
+    let (own, sick) = (Some(Ailment::KubeletOwned), Some(Ailment::NoMemory));
+    assert_eq!(ailments(&mut probe), [None, None, sick], "nobody was asked");
+    devices.refresh().await;
+    assert_eq!(ailments(&mut probe), [own, None, sick], "what ails it by itself is worse");
+    for refusal in ["8", "14"] {
+        *kubelet.answer.lock().unwrap() = Err(refusal);
+        let refused = KubeletError::Refused { status: refusal.to_owned() };
+        assert_eq!(allocatable(&kubelet.socket).await, Err(refused));
+        devices.refresh().await;
+        assert_eq!(ailments(&mut probe), [own, None, sick], "what was known stays");
+    }
+    *kubelet.answer.lock().unwrap() = Ok(vec!["GPU-b"]);
+    devices.refresh().await;
+    assert_eq!(ailments(&mut probe), [None, own, sick]);
+    std::fs::remove_file(&kubelet.socket).unwrap();
+    devices.refresh().await;
+    assert_eq!(ailments(&mut probe), [None, None, sick], "no kubelet, no devices of its own");
+}
+
+#[tokio::test]
+async fn a_socket_that_does_not_speak_is_no_kubelet() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("kubelet.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            drop(stream);
+        }
+    });
+    let answer = allocatable(&socket).await;
+    assert!(matches!(answer, Err(KubeletError::Connection { .. })), "{answer:?}");
+}
+
+#[test]
+fn the_extender_places_nobody_on_a_device_of_kubelets() {
+    let world = World::new(&json!({"gpus": [a100("GPU-a")]}));
+    let threads =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let threads = threads.unwrap();
+    let folder = world.proc_root();
+    std::fs::create_dir_all(&folder).unwrap();
+    let _kubelet = threads.block_on(async { Kubelet::start(&folder, Ok(vec!["GPU-a"])) });
+    let extender = Extender::start();
+    let agent = AgentProcess::start(&world, &extender);
+    extender.until_ailing(Some("kubelet_owned"));
+    assert_eq!(extender.node()["state"], "reporting");
+    assert!(agent.end().success());
+}

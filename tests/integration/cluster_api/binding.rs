@@ -1,0 +1,483 @@
+//! *bind* over HTTP against the fake API server: what the books say after each fault.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use gpupack::cli::serve::extender::settings;
+use gpupack::clock::Clock;
+use gpupack::config::file::Config;
+use gpupack::control::bind::settle::settle_abandoned;
+use gpupack::control::shared::app::{App, ClusterTruth, Truth};
+use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
+use gpupack::kube_api::containers::mps::ClientLimits;
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::kube_api::write::events::{NoticeWriter, notices};
+use gpupack::kube_api::write::target::BindTarget;
+use gpupack::ledger::nodes::state::{Ledger, Settings};
+use gpupack::model::reservation::ReservationState;
+use gpupack::server::api::server::router;
+use gpupack::server::page::service::Service;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::harness::api_server::{Fake, Fault, TIMEOUT};
+
+pub(crate) struct Bed {
+    pub(crate) app: Arc<App>,
+    router: Router,
+    /// Who writes what is told about pods; elsewhere nobody does.
+    pub(crate) notices: Option<NoticeWriter>,
+}
+
+impl Bed {
+    /// An extender on the fake API server, with node `n1` of one GPU; the fake's pod waits for half
+    /// of one.
+    pub(crate) async fn new(fake: &Fake) -> Self {
+        let bed = Self::starting(fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+        bed.app.set_fenced();
+        bed.watch(fake);
+        bed
+    }
+
+    /// The same before it is ready, when the watch has shown no pod.
+    pub(crate) async fn starting(fake: &Fake, config: Config, annotations: Value) -> Self {
+        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
+            "reserved_mib": 0, "kind": "gpu", "healthy": true}]);
+        let made = Self::made(fake, (config, Clock::start()), annotations, &gpu).await;
+        Self { notices: None, ..made }
+    }
+
+    /// The same with this clock.
+    pub(crate) async fn with_clock(fake: &Fake, clock: Clock) -> Self {
+        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
+             "reserved_mib": 0, "kind": "gpu", "healthy": true}]);
+        let asks = json!({"gpu-fraction": "0.5"});
+        let bed = Self::made(fake, (Config::default(), clock), asks, &gpu).await;
+        bed.app.set_fenced();
+        Self { notices: None, ..bed }
+    }
+
+    /// The same as [`Bed::new`] with this configuration and these devices.
+    pub(crate) async fn with(fake: &Fake, config: Config, inventory: &Value) -> Self {
+        let asks = json!({"gpu-fraction": "0.5"});
+        let bed = Self::made(fake, (config, Clock::start()), asks, inventory).await;
+        bed.app.set_fenced();
+        bed.watch(fake);
+        Self { notices: None, ..bed }
+    }
+
+    /// One whose notices are still to be written, with this clock and these devices.
+    pub(crate) async fn made(
+        fake: &Fake,
+        (config, clock): (Config, Clock),
+        annotations: Value,
+        inventory: &Value,
+    ) -> Self {
+        let stale_after = Duration::from_secs(3_600);
+        let settings = Settings { stale_after, first_session: 1, ..settings(&config, &clock) };
+        let (events, writer) = notices(fake.client(), "replica-0".to_owned(), 9, TIMEOUT);
+        let truth = ClusterTruth { writer: fake.writer(), notices: events };
+        let ledger = Arc::new(Ledger::new(settings));
+        ledger.share_by(config.pools.clone());
+        let truth = Truth::Cluster(Box::new(truth));
+        let app = Arc::new(App::new(ledger, clock, config, truth));
+        let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(1 << 18) };
+        app.ledger.see_node(&NodeName::new("n1"), host, PoolName::new(""));
+        app.ledger.set_listed(app.clock.now());
+        let set_log_level = Arc::new(|_: &str| Ok(()));
+        let router = router(Service::new(Arc::clone(&app), set_log_level));
+        let bed = Self { app, router, notices: Some(writer) };
+        let uses: Vec<Value> = inventory.as_array().into_iter().flatten().map(|device| {
+            json!({"uuid": device["uuid"], "used_mib": 0, "healthy": true, "processes": []})
+        }).collect();
+        let hello = json!({
+            "schema_version": 1, "agent": "agent-of-n1", "sequence": 1,
+            "inventory": inventory, "devices": uses,
+        });
+        bed.send("PUT", "/v1/nodes/n1/report", &hello).await;
+        fake.world(|world| {
+            let pod = world.pod.as_mut().unwrap();
+            pod.annotations.append(&mut serde_json::from_value(annotations).unwrap());
+        });
+        bed
+    }
+
+    /// The watch shows the fake's pod.
+    pub(crate) fn watch(&self, fake: &Fake) {
+        self.app.pod(&SeenPod::from_json(&pod_of(fake).to_string()).unwrap());
+    }
+
+    /// Asks *filter* about the fake's pod; the nodes that are left.
+    pub(crate) async fn filter(&self, pod: &Value) -> Value {
+        let body = json!({"Pod": pod, "Nodes": null, "NodeNames": ["n1"]});
+        self.send("POST", "/v1/filter", &body).await["NodeNames"].take()
+    }
+
+    pub(crate) async fn send(&self, method: &str, path: &str, body: &Value) -> Value {
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header("content-type", "application/json");
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        let answer = self.router.clone().oneshot(request).await.unwrap();
+        assert!(answer.status().is_success(), "{path}: {}", answer.status());
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        serde_json::from_slice(&body).unwrap()
+    }
+
+    /// Binds the pod to `n1`; the error, empty on success.
+    pub(crate) async fn bind(&self) -> String {
+        self.bind_to("n1").await
+    }
+
+    pub(crate) async fn bind_to(&self, node: &str) -> String {
+        let body = json!({
+            "PodName": "infer", "PodNamespace": "team-a", "PodUID": "u1", "Node": node,
+        });
+        let answer = self.send("POST", "/v1/bind", &body).await;
+        answer["Error"].as_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn state(&self) -> Option<ReservationState> {
+        self.app.ledger.reservation(&PodUid::new("u1")).map(|held| held.state)
+    }
+}
+
+pub(crate) fn node(fake: &Fake) -> Option<String> {
+    fake.world(|world| world.pod.as_ref().unwrap().node.clone())
+}
+
+/// The fake's pod, as the API server shows it.
+pub(crate) fn pod_of(fake: &Fake) -> Value {
+    fake.world(|world| {
+        let pod = world.pod.as_ref().unwrap();
+        json!({
+            "metadata": {"uid": pod.uid, "namespace": "team-a", "name": "infer",
+                "resourceVersion": pod.version.to_string(), "annotations": pod.annotations},
+            "spec": {"schedulerName": pod.scheduler, "containers": [{"name": "main"}],
+                "schedulingGates": pod.gates.iter().map(|name| json!({"name": name})).collect::<Vec<_>>()},
+        })
+    })
+}
+
+/// Requests so far whose method and path contain `part`.
+pub(crate) fn requests(fake: &Fake, part: &str) -> usize {
+    fake.world(|world| world.requests.iter().filter(|told| told.contains(part)).count())
+}
+
+#[tokio::test]
+async fn two_calls_at_once_post_one_binding() {
+    // The Binding of the first call is made, but its answer is lost; a second one would be refused.
+    let fake = Fake::with_pod().on_bind(Fault::SilentAfterCommit).on_bind(Fault::Answer(403));
+    let bed = Bed::new(&fake).await;
+    let (first, second) = tokio::join!(bed.bind(), bed.bind());
+    assert_eq!((first.as_str(), second.as_str()), ("", ""));
+    assert_eq!((requests(&fake, "/binding"), node(&fake).as_deref()), (1, Some("n1")));
+    assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+    assert_eq!(bed.bind().await, "", "a third finds it bound");
+    bed.app.ledger.audit().unwrap();
+}
+
+#[tokio::test]
+async fn a_later_call_settles_first_what_an_earlier_one_has_left_open() {
+    // The Binding of the earlier call may still land; the next one is refused, and its room given back.
+    let fake = Fake::with_pod().on_bind(Fault::Answer(403));
+    let bed = Bed::new(&fake).await;
+    let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+    let question = bed.app.question(&pod).unwrap();
+    let placement = bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+    let target = BindTarget::new(&pod, &placement, &ClientLimits::default()).unwrap();
+    let mut turn = bed.app.binds.take(&pod.pod.uid).await;
+    *turn.on_its_way = Some(target);
+    drop(turn);
+    assert!(bed.bind().await.contains("code 403"));
+    let told = fake.world(|world| world.requests.clone());
+    let first = |part: &str| told.iter().position(|request| request.contains(part));
+    assert!(first("PATCH").is_some() && first("PATCH") < first("/binding"), "{told:?}");
+    assert_eq!((bed.state(), node(&fake)), (None, None));
+}
+
+#[tokio::test]
+async fn a_refused_bind_takes_its_room_back() {
+    let fake = Fake::with_pod().on_bind(Fault::Answer(403));
+    let bed = Bed::new(&fake).await;
+    assert!(bed.bind().await.contains("code 403"));
+    assert_eq!((bed.state(), node(&fake)), (None, None));
+    assert_eq!(bed.app.edits.written_count(), 0, "nothing is written on it");
+    assert_eq!(bed.bind().await, "");
+    assert_eq!(bed.app.edits.written_count(), 1);
+    assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+}
+
+#[tokio::test]
+async fn an_undecided_bind_goes_on_when_its_caller_hangs_up() {
+    for fault in [Fault::SilentAfterCommit, Fault::LateAfterTouch, Fault::Answer(503)] {
+        let fake = Fake::with_pod().on_bind(fault);
+        // The API server cannot be read while the caller waits.
+        fake.world(|world| world.on_read.extend([Fault::Answer(500); 1_000]));
+        let bed = Bed::new(&fake).await;
+        let hangs_up = Duration::from_millis(300);
+        let answer = tokio::time::timeout(hangs_up, bed.bind()).await;
+        assert!(answer.is_err(), "undecided is no answer: {answer:?}");
+        assert!(bed.app.binds.abandoned().is_empty(), "it is seen to");
+        settle_abandoned(&bed.app).await;
+        assert!(matches!(bed.state(), Some(ReservationState::Assumed { .. })), "{fault:?}");
+        fake.world(|world| world.on_read.clear());
+        assert_eq!(bed.bind().await, "", "the next call waits for it");
+        assert_eq!(node(&fake).as_deref(), Some("n1"));
+        assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+    }
+}
+
+/// The answer could come after kube-scheduler has given up from 400 ms after a call on.
+fn impatient() -> Config {
+    let scheduler_timeout = TIMEOUT + Duration::from_millis(900);
+    Config { api_timeout: TIMEOUT, scheduler_timeout, ..Config::default() }
+}
+
+#[tokio::test]
+async fn nothing_is_posted_when_the_caller_may_have_given_up() {
+    // Whether the first Binding landed is not known for half a second.
+    let fake = Fake::with_pod().on_bind(Fault::Answer(503));
+    fake.world(|world| world.on_read.push_back(Fault::Answer(500)));
+    let bed = Bed::starting(&fake, impatient(), json!({"gpu-fraction": "0.5"})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let (first, second) = tokio::join!(bed.bind(), bed.bind());
+    for error in [first, second] {
+        assert!(error.contains("before kube-scheduler gives up"), "{error}");
+    }
+    assert_eq!(requests(&fake, "/binding"), 1, "the second call waited too long for the first");
+    assert_eq!((bed.state(), node(&fake)), (None, None), "the reservation is taken back");
+    assert_eq!(bed.bind().await, "", "a new call has its own time");
+}
+
+#[tokio::test]
+async fn binds_that_wait_for_an_undecided_pod_take_no_place_of_others() {
+    let fake = Fake::with_pod().on_bind(Fault::Answer(503));
+    fake.world(|world| world.on_read.extend([Fault::Answer(500); 1_000]));
+    let bed = Bed::starting(&fake, impatient(), json!({"gpu-fraction": "0.5"})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let mut other = pod_of(&fake);
+    other["metadata"]["uid"] = "u2".into();
+    bed.app.pod(&SeenPod::from_json(&other.to_string()).unwrap());
+    let hangs_up = Duration::from_millis(50);
+    assert!(tokio::time::timeout(hangs_up, bed.bind()).await.is_err(), "it is undecided");
+    let same_pod = futures::future::join_all((0..512).map(|_| bed.bind()));
+    let another = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let body = json!({
+            "PodName": "infer", "PodNamespace": "team-a", "PodUID": "u2", "Node": "n2",
+        });
+        bed.send("POST", "/v1/bind", &body).await["Error"].take()
+    };
+    let (errors, another) =
+        tokio::time::timeout(Duration::from_secs(20), async { tokio::join!(same_pod, another) })
+            .await
+            .expect("nobody waits longer than kube-scheduler does");
+    let another = another.as_str().unwrap();
+    assert!(!another.is_empty() && !another.contains("too many binds"), "{another}");
+    let too_many = errors.iter().filter(|error| error.contains("too many binds")).count();
+    let too_late = errors.iter().filter(|error| error.contains("gives up")).count();
+    assert_eq!((too_many, too_late), (510, 2));
+    assert!(matches!(bed.state(), Some(ReservationState::Assumed { .. })));
+}
+
+#[tokio::test]
+async fn abandoned_bindings_are_settled_side_by_side() {
+    let fake = Fake::with_pod();
+    let bed = Bed::new(&fake).await;
+    let target = |uid: usize| {
+        let mut pod = pod_of(&fake);
+        pod["metadata"]["uid"] = format!("abandoned-{uid}").into();
+        let pod = SeenPod::from_json(&pod.to_string()).unwrap();
+        BindTarget::without_gpu(&pod, &NodeName::new("n1")).unwrap()
+    };
+    for uid in 0..32 {
+        let target = target(uid);
+        let mut turn = bed.app.binds.take(target.uid()).await;
+        *turn.on_its_way = Some(target);
+    }
+    fake.world(|world| world.on_read.extend([Fault::SilentAfterCommit; 32]));
+    let started = bed.app.clock.precise();
+    settle_abandoned(&bed.app).await;
+    let took = bed.app.clock.precise() - started;
+    assert!(
+        took < TIMEOUT * 20,
+        "one after the other they would take {:?}: {took:?}",
+        TIMEOUT * 32
+    );
+    assert_eq!(bed.app.binds.abandoned().len(), 32, "none was settled");
+    settle_abandoned(&bed.app).await;
+    assert_eq!(bed.app.binds.abandoned().len(), 0);
+}
+
+#[tokio::test]
+async fn a_reservation_whose_bind_has_died_is_settled() {
+    for is_bound in [false, true] {
+        let fake = Fake::with_pod();
+        let bed = Bed::new(&fake).await;
+        let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+        let question = bed.app.question(&pod).unwrap();
+        bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+        if is_bound {
+            // What the task posted has landed, and the watch has not shown it.
+            fake.world(|world| world.bind(&other_binding(&world.pod.as_ref().unwrap().uid)));
+        } else {
+            // It is still on its way.
+            fake.world(|world| world.after_touch.push(other_binding("u1")));
+        }
+        let turn = bed.app.binds.take(&pod.pod.uid).await;
+        settle_abandoned(&bed.app).await;
+        assert!(matches!(bed.state(), Some(ReservationState::Assumed { .. })), "a bind goes on");
+        drop(turn);
+        settle_abandoned(&bed.app).await;
+        let expected = is_bound.then_some(ReservationState::Confirmed);
+        assert_eq!(bed.state(), expected);
+        assert_eq!(node(&fake).is_some(), is_bound);
+        let late = if is_bound { vec![] } else { vec![409] };
+        assert_eq!(fake.world(|world| world.late_answers.clone()), late, "it can land no more");
+        bed.app.ledger.audit().unwrap();
+    }
+}
+
+/// A Binding of version 7 to the first half of the GPU of `n1`, as another process would post it.
+pub(crate) fn other_binding(uid: &str) -> Value {
+    let placement = json!({
+        "v": 1, "devices": [{"id": "GPU-a", "mib": 11_517, "share": 500_000}], "protection": "none",
+    });
+    json!({
+        "metadata": {"uid": uid, "resourceVersion": "7", "annotations": {
+            "placed.gpupack.dev/placement": placement.to_string(),
+            "placed.gpupack.dev/devices": "runtime.nvidia.com/gpu=GPU-a",
+        }},
+        "target": {"name": "n1"},
+    })
+}
+
+#[tokio::test]
+async fn a_pod_without_a_gpu_is_bound_while_warming_up() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({})).await;
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!(bed.bind().await, "");
+    assert_eq!(node(&fake).as_deref(), Some("n1"));
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+    assert_eq!(bed.bind().await, "gpupack is warming up");
+}
+
+#[tokio::test]
+async fn a_pod_that_is_being_bound_still_fits_where_its_room_is_held() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.6"})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+    let question = bed.app.question(&pod).unwrap();
+    bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+    let mut larger = pod_of(&fake);
+    larger["metadata"]["annotations"]["gpu-fraction"] = "0.9".into();
+    assert_eq!(bed.filter(&larger).await, json!([]), "no room is held for that");
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!(bed.bind().await, "");
+    let mut other = pod_of(&fake);
+    other["metadata"]["uid"] = "u2".into();
+    assert_eq!(bed.filter(&other).await, json!([]), "others do not");
+}
+
+#[tokio::test]
+async fn only_pods_of_ours_are_bound_and_only_where_filter_passed_them() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+    bed.app.set_fenced();
+    let forged = pod_of(&fake);
+    fake.world(|world| world.pod.as_mut().unwrap().scheduler = "default-scheduler");
+    assert_eq!(bed.filter(&forged).await, json!(["n1"]));
+    let error = bed.bind().await;
+    assert!(error.contains("scheduler `default-scheduler`"), "{error}");
+    fake.world(|world| world.pod.as_mut().unwrap().scheduler = "gpupack");
+    let error = bed.bind_to("n2").await;
+    assert!(error.starts_with("filter did not pass the pod on this node"), "{error}");
+    assert_eq!(requests(&fake, "/binding"), 0);
+    assert_eq!((bed.bind().await.as_str(), node(&fake).as_deref()), ("", Some("n1")));
+}
+
+#[tokio::test]
+async fn room_is_held_for_pods_that_the_watch_shows_and_for_no_others() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.6"})).await;
+    bed.app.set_fenced();
+    let real = pod_of(&fake);
+    for number in 0..160 {
+        let mut forged = real.clone();
+        forged["metadata"]["uid"] = format!("made-up-{number}").into();
+        assert_eq!(bed.filter(&forged).await, json!(["n1"]), "call {number}");
+        let body = json!({"Pod": forged, "Nodes": null, "NodeNames": ["n1"]});
+        bed.send("POST", "/v1/prioritize", &body).await;
+    }
+    assert_eq!(bed.app.ledger.hold_count(), 0);
+    // kube-scheduler may see a pod before the watch does: room is held once that shows it.
+    assert_eq!(bed.filter(&real).await, json!(["n1"]));
+    assert_eq!(bed.app.ledger.hold_count(), 0);
+    bed.watch(&fake);
+    assert_eq!(bed.app.ledger.hold_count(), 1);
+    let mut other = real.clone();
+    other["metadata"]["uid"] = "u2".into();
+    assert_eq!(bed.filter(&other).await, json!([]));
+    assert_eq!(bed.filter(&real).await, json!(["n1"]), "its own room is no obstacle");
+    assert_eq!(bed.app.ledger.hold_count(), 1, "held at once now");
+    // A call that says otherwise about a pod that there is holds nothing, and gives nothing back.
+    let mut larger = real.clone();
+    larger["metadata"]["annotations"]["gpu-fraction"] = "1".into();
+    bed.filter(&larger).await;
+    assert_eq!(bed.app.ledger.hold_count(), 1);
+}
+
+/// The driver is given a limit of a GPU, in the form of the annotation that the hook's variable is filled
+/// from; of a MIG instance it takes none.
+#[tokio::test]
+async fn the_limit_of_the_driver_is_written_for_gpus_and_never_for_instances() {
+    let gpu = json!({"uuid": "GPU-a", "index": 0, "model": "NVIDIA A100-SXM4-40GB",
+        "memory_mib": 40_960, "reserved_mib": 0, "kind": "gpu", "healthy": true});
+    let mut parent = gpu.clone();
+    parent["kind"] = "mig_parent".into();
+    let instance = json!({"uuid": "MIG-a", "index": 0, "model": "NVIDIA A100-SXM4-40GB",
+        "memory_mib": 4_864, "reserved_mib": 0, "kind": "mig_instance", "parent": "GPU-a",
+        "profile": "1g.5gb", "healthy": true});
+    for (inventory, device, limit) in
+        [(json!([gpu]), "GPU-a", Some("20480")), (json!([parent, instance]), "MIG-a", None)]
+    {
+        let config = "webhook: {memory_limit: driver}\npools: {'': {mig_instances: shared}}";
+        let fake = Fake::with_pod();
+        let bed = Bed::with(&fake, Config::from_yaml(config).unwrap(), &inventory).await;
+        assert_eq!(bed.bind().await, "");
+        let written = fake.world(|world| world.pod.as_ref().unwrap().annotations.clone());
+        let written = |key: &str| written.get(&format!("placed.gpupack.dev/{key}")).cloned();
+        assert_eq!(written("uuids").as_deref(), Some(device));
+        assert_eq!(written("driver-memory-limit").as_deref(), limit, "{device}");
+    }
+}
+
+#[tokio::test]
+async fn driver_and_mps_hold_a_pod_to_its_request_whatever_its_limit() {
+    for (by, key, written) in
+        [("driver", "driver-memory-limit", "11517"), ("mps", "mps-memory-limit", "0=11517M")]
+    {
+        let fake = Fake::with_pod();
+        let config = Config::from_yaml(&format!("webhook: {{memory_limit: {by}}}")).unwrap();
+        let asks = json!({"gpu-fraction": "0.5", "gpu-fraction.limit": "1"});
+        let bed = Bed::starting(&fake, config, asks).await;
+        bed.app.set_fenced();
+        bed.watch(&fake);
+        assert_eq!(bed.bind().await, "");
+        let all = fake.world(|world| world.pod.as_ref().unwrap().annotations.clone());
+        let limit = all.get(&format!("placed.gpupack.dev/{key}"));
+        assert_eq!(limit.map(String::as_str), Some(written), "{by}");
+    }
+}

@@ -1,0 +1,310 @@
+//! Somebody edits the placement of a bound pod: the ledger keeps it, and it is written back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupack::config::file::Config;
+use gpupack::control::bind::edits;
+use gpupack::hardware::device::{DeviceId, NodeName, PodUid};
+use gpupack::hardware::pool::Protection;
+use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::kube_api::request::placement::{decode, encode};
+use gpupack::ledger::change::facts::PodFact;
+use gpupack::model::reservation::{PlacedDevice, Placement, PodRef};
+use gpupack::server::api::background;
+use serde_json::json;
+
+use super::binding::{Bed, node, pod_of, requests};
+use crate::harness::api_server::{Fake, Fault};
+
+type Edit = Box<dyn FnOnce(&mut BTreeMap<String, String>)>;
+
+const PLACEMENT: &str = "placed.gpupack.dev/placement";
+const DEVICES: &str = "placed.gpupack.dev/devices";
+const TOUCH: &str = "placed.gpupack.dev/touch";
+const DRIVER_MEMORY: &str = "placed.gpupack.dev/driver-memory-limit";
+
+/// The pod as the watch shows it now.
+fn fact(fake: &Fake) -> PodFact {
+    let annotations = annotations(fake);
+    let node = NodeName::new("n1");
+    PodFact {
+        pod: PodRef { uid: PodUid::new("u1"), name: "team-a/infer".into() },
+        placement: decode(&annotations, &node).ok().flatten(),
+        node: Some(node),
+        host: HostAmount::ZERO,
+        is_terminal: false,
+        wants_gpu: true,
+        request: None,
+        bound_by_us: true,
+    }
+}
+
+/// All but the one that says who wrote the others: an edit of it means nothing.
+fn annotations(fake: &Fake) -> BTreeMap<String, String> {
+    let mut all = fake.world(|world| world.pod.as_ref().unwrap().annotations.clone());
+    all.remove(TOUCH);
+    all
+}
+
+fn edit(fake: &Fake, change: impl FnOnce(&mut BTreeMap<String, String>)) {
+    fake.world(|world| {
+        let pod = world.pod.as_mut().unwrap();
+        change(&mut pod.annotations);
+        pod.version += 1;
+    });
+}
+
+/// A bound pod, with all loops running.
+async fn bound(fake: &Fake) -> (Bed, tokio::sync::watch::Sender<bool>) {
+    run(Bed::new(fake).await).await
+}
+
+async fn run(bed: Bed) -> (Bed, tokio::sync::watch::Sender<bool>) {
+    assert_eq!(bed.bind().await, "");
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    (bed, stop)
+}
+
+fn free_millionths(bed: &Bed) -> u64 {
+    bed.app.ledger.node("n1").unwrap().devices()[0].free().share.millionths()
+}
+
+async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..1_000 {
+        if is_so() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("not within 20 s: {what}");
+}
+
+#[tokio::test]
+async fn an_edited_placement_frees_nothing_and_is_written_back() {
+    let fake = Fake::with_pod();
+    let (bed, _stop) = bound(&fake).await;
+    let ours = annotations(&fake);
+    let tiny = ours[PLACEMENT].replace("\"share\":500000", "\"share\":1");
+    assert_ne!(tiny, ours[PLACEMENT]);
+    let edits: [Edit; 3] = [
+        Box::new(|all| drop(all.insert(PLACEMENT.to_owned(), tiny))),
+        Box::new(|all| all.retain(|key, _| !key.starts_with("placed."))),
+        Box::new(|all| drop(all.insert(DEVICES.to_owned(), "runtime.nvidia.com/gpu=GPU-b".into()))),
+    ];
+    for change in edits {
+        edit(&fake, change);
+        let effects = bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now());
+        assert_eq!(effects.len(), 1, "{effects:?}");
+        bed.app.outbox.push(effects);
+        assert_eq!(free_millionths(&bed), 500_000);
+        until("written back", || annotations(&fake) == ours).await;
+        let effects = bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now());
+        assert_eq!(effects, [], "our own write is no edit");
+    }
+    let text = String::from_utf8(bed.app.metrics.text()).unwrap();
+    assert!(text.contains("gpupack_placement_edits_total{result=\"seen\"} 3"), "{text}");
+}
+
+#[tokio::test]
+async fn a_write_that_meets_another_is_tried_again_on_the_newest_version() {
+    let fake = Fake::with_pod();
+    let (bed, _stop) = bound(&fake).await;
+    let ours = annotations(&fake);
+    fake.world(|world| world.on_touch.extend([Fault::WrittenBefore, Fault::Answer(500)]));
+    edit(&fake, |all| drop(all.remove(PLACEMENT)));
+    bed.app.outbox.push(bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now()));
+    until("written back", || annotations(&fake) == ours).await;
+    let text = String::from_utf8(bed.app.metrics.text()).unwrap();
+    assert!(text.contains("gpupack_placement_edits_total{result=\"failed\"} 2"), "{text}");
+}
+
+/// An extender by whose configuration the driver limits memory, or nothing does.
+async fn limiting(fake: &Fake, memory_limit: &str) -> Bed {
+    let config = format!("webhook: {{memory_limit: {memory_limit}}}");
+    let config = Config::from_yaml(&config).unwrap();
+    let bed = Bed::starting(fake, config, json!({"gpu-fraction": "0.5"})).await;
+    bed.app.set_fenced();
+    bed.watch(fake);
+    bed
+}
+
+/// The watch shows the bound pod; how many edits were seen so far.
+fn show(bed: &Bed, fake: &Fake) -> Option<String> {
+    assert_eq!(bed.app.ledger.see_pod(&fact(fake), bed.app.clock.now()), []);
+    show_written(bed, fake)
+}
+
+/// The same beside the ledger.
+fn show_written(bed: &Bed, fake: &Fake) -> Option<String> {
+    let mut pod = pod_of(fake);
+    pod["spec"]["nodeName"] = "n1".into();
+    bed.app.pod(&SeenPod::from_json(&pod.to_string()).unwrap());
+    edits_seen(bed)
+}
+
+fn edits_seen(bed: &Bed) -> Option<String> {
+    let text = String::from_utf8(bed.app.metrics.text()).unwrap();
+    let seen = "gpupack_placement_edits_total{result=\"seen\"} ";
+    text.lines().find_map(|line| line.strip_prefix(seen)).map(str::to_owned)
+}
+
+#[tokio::test]
+async fn an_edit_beside_the_placement_is_reported_and_all_of_it_written_back() {
+    fn key(name: &str) -> String {
+        format!("placed.gpupack.dev/{name}")
+    }
+    let edits: [Edit; 7] = [
+        Box::new(|all| drop(all.insert(DRIVER_MEMORY.to_owned(), "23034".into()))),
+        Box::new(|all| drop(all.remove(DRIVER_MEMORY))),
+        Box::new(|all| drop(all.remove(DEVICES))),
+        Box::new(|all| drop(all.insert(key("uuids"), "GPU-b".into()))),
+        Box::new(|all| drop(all.insert(key("memory-mib"), "23034".into()))),
+        Box::new(|all| drop(all.insert(key("mps-memory-limit"), "0=23034M".into()))),
+        Box::new(|all| drop(all.insert(key("unknown"), String::new()))),
+    ];
+    for change in edits {
+        let fake = Fake::with_pod();
+        let (bed, _stop) = run(limiting(&fake, "driver").await).await;
+        let ours = annotations(&fake);
+        assert!(ours.contains_key(DRIVER_MEMORY), "{ours:?}");
+        assert_eq!(show(&bed, &fake).as_deref(), Some("0"));
+        edit(&fake, change);
+        assert_eq!(show(&bed, &fake).as_deref(), Some("1"), "{:?}", annotations(&fake));
+        until("written back", || annotations(&fake) == ours).await;
+        edit(&fake, |all| drop(all.insert(key("touch"), "1".into())));
+        assert_eq!(show(&bed, &fake).as_deref(), Some("1"), "neither our write nor a touch is one");
+    }
+}
+
+#[tokio::test]
+async fn an_edit_that_comes_before_the_watch_shows_the_bound_pod_is_one() {
+    let fake = Fake::with_pod();
+    let (bed, _stop) = run(limiting(&fake, "driver").await).await;
+    let ours = annotations(&fake);
+    edit(&fake, |all| drop(all.insert(DRIVER_MEMORY.to_owned(), "23034".into())));
+    assert_eq!(show(&bed, &fake).as_deref(), Some("1"));
+    until("written back", || annotations(&fake) == ours).await;
+}
+
+#[tokio::test]
+async fn after_a_start_the_limits_that_are_first_seen_count() {
+    let fake = Fake::with_pod();
+    let before = limiting(&fake, "driver").await;
+    assert_eq!(before.bind().await, "");
+    let ours = annotations(&fake);
+    let bed = Bed::starting(&fake, Config::default(), json!({})).await;
+    bed.app.set_fenced();
+    let (_stop, stopped) = tokio::sync::watch::channel(false);
+    tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    assert_eq!(show(&bed, &fake).as_deref(), Some("0"));
+    assert_eq!(bed.app.edits.written_count(), 1);
+    edit(&fake, |all| drop(all.insert(DRIVER_MEMORY.to_owned(), "23034".into())));
+    assert_eq!(show(&bed, &fake).as_deref(), Some("1"));
+    until("written back", || annotations(&fake) == ours).await;
+    bed.app.pod_ended(&PodUid::new("u1"));
+    assert_eq!(bed.app.edits.written_count(), 0);
+}
+
+/// The Binding of another process to half of `device`, with this limit of the driver.
+fn binding_to(device: &str, mib: u64, limit: &str) -> serde_json::Value {
+    let demand = Demand { memory: MemMib::new(mib), share: Share::from_millionths(500_000) };
+    let devices = vec![PlacedDevice { id: DeviceId::new(device).unwrap(), demand }];
+    let node = NodeName::new("n1");
+    let placement = Placement { node, devices, protection: Protection::None };
+    let mut annotations = encode(&placement).unwrap();
+    annotations.insert(DRIVER_MEMORY.to_owned(), limit.to_owned());
+    json!({
+        "metadata": {"uid": "u1", "resourceVersion": "7", "annotations": annotations},
+        "target": {"name": "n1"},
+    })
+}
+
+/// An extender with two GPUs, by whose configuration the driver limits memory. It chooses the small one.
+async fn with_two_gpus(fake: &Fake) -> Bed {
+    let gpu = |index: usize, uuid: &str, memory_mib: u64| {
+        json!({"uuid": uuid, "index": index, "model": "NVIDIA L4", "memory_mib": memory_mib,
+            "reserved_mib": 0, "kind": "gpu", "healthy": true})
+    };
+    let gpus = json!([gpu(0, "GPU-a", 10_000), gpu(1, "GPU-b", 80_000)]);
+    let config = Config::from_yaml("webhook: {memory_limit: driver}").unwrap();
+    let bed = Bed::with(fake, config, &gpus).await;
+    let pod = SeenPod::from_json(&pod_of(fake).to_string()).unwrap();
+    let question = bed.app.question(&pod).unwrap();
+    let chosen = bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+    assert_eq!(chosen.devices[0].id.as_str(), "GPU-a");
+    drop(bed.app.ledger.forget(&pod.pod.uid));
+    bed
+}
+
+#[tokio::test]
+async fn what_a_binding_of_ours_was_to_write_is_no_measure_where_another_one_landed() {
+    for (device, mib, limit, is_shown_first) in [
+        ("GPU-b", 40_000, "40000", false),
+        ("GPU-b", 40_000, "40000", true),
+        // The same placement by a process with another configuration.
+        ("GPU-a", 5_000, "4000", false),
+        // Its devices with other amounts.
+        ("GPU-a", 4_000, "4000", false),
+        ("GPU-a", 4_000, "4000", true),
+    ] {
+        let fake = Fake::with_pod();
+        let bed = with_two_gpus(&fake).await;
+        fake.world(|world| assert_eq!(world.bind(&binding_to(device, mib, limit)).0, 201));
+        let theirs = annotations(&fake);
+        if is_shown_first {
+            fake.world(|world| world.on_read.push_back(Fault::Answer(500)));
+        }
+        let watch = async {
+            while requests(&fake, "GET") == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            if is_shown_first {
+                let mut pod = pod_of(&fake);
+                pod["spec"]["nodeName"] = "n1".into();
+                bed.app.see_bound(&SeenPod::from_json(&pod.to_string()).unwrap());
+                show_written(&bed, &fake);
+            }
+        };
+        let (error, ()) = tokio::join!(bed.bind(), watch);
+        assert_eq!((error.as_str(), requests(&fake, "/binding")), ("", 1), "bound to the node");
+        assert_eq!(edits_seen(&bed).as_deref(), Some("0"), "{device} {mib} {is_shown_first}");
+        let held = bed.app.ledger.reservation(&PodUid::new("u1")).unwrap();
+        assert_eq!(held.placement.devices[0].demand.memory.mib(), mib, "{device} {is_shown_first}");
+        edits::restore_edited(&bed.app).await;
+        assert_eq!(annotations(&fake), theirs);
+        // From here on an edit is one.
+        edit(&fake, |all| drop(all.insert(DRIVER_MEMORY.to_owned(), "79000".into())));
+        assert_eq!(show(&bed, &fake).as_deref(), Some("1"));
+        edits::restore_edited(&bed.app).await;
+        assert_eq!(annotations(&fake), theirs);
+    }
+}
+
+#[tokio::test]
+async fn a_placement_edited_before_the_answer_of_its_binding_is_known_is_written_back() {
+    let fake = Fake::with_pod().on_bind(Fault::SilentAfterCommit);
+    fake.world(|world| world.on_read.push_back(Fault::Answer(500)));
+    let bed = limiting(&fake, "driver").await;
+    let editor = async {
+        while node(&fake).is_none() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let ours = annotations(&fake);
+        let tiny = ours[PLACEMENT].replace("\"share\":500000", "\"share\":1");
+        edit(&fake, |all| {
+            all.insert(PLACEMENT.to_owned(), tiny);
+            all.insert(DRIVER_MEMORY.to_owned(), "23034".into());
+        });
+        assert_ne!(annotations(&fake), ours);
+        ours
+    };
+    let ((bed, _stop), ours) = tokio::join!(run(bed), editor);
+    assert_eq!(free_millionths(&bed), 500_000);
+    until("written back", || annotations(&fake) == ours).await;
+    assert_eq!(edits_seen(&bed).as_deref(), Some("1"));
+}

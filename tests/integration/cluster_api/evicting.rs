@@ -1,0 +1,50 @@
+//! Evictions: asked for once, and what each answer means.
+
+use gpupack::hardware::device::PodUid;
+use gpupack::kube_api::write::evict::EvictOutcome;
+use gpupack::kube_api::write::target::PodKey;
+
+use crate::harness::api_server::{Fake, Fault};
+
+/// What an eviction of the pod with this UID comes to, in one word.
+async fn evict(fake: &Fake, uid: &str) -> String {
+    let key = PodKey::new("team-a", "infer").unwrap();
+    match fake.writer().evict(&key, &PodUid::new(uid)).await {
+        EvictOutcome::Evicted => "evicted".to_owned(),
+        EvictOutcome::Blocked { message } => format!("blocked: {message}"),
+        EvictOutcome::Gone => "gone".to_owned(),
+        EvictOutcome::Refused { code, .. } => format!("refused {code}"),
+        EvictOutcome::Undecided { .. } => "undecided".to_owned(),
+    }
+}
+
+#[tokio::test]
+async fn a_pod_is_evicted_by_name_and_uid() {
+    let fake = Fake::with_pod();
+    assert_eq!(evict(&fake, "u2").await, "gone", "another pod of that name");
+    assert_eq!(evict(&fake, "u1").await, "evicted");
+    assert_eq!(evict(&fake, "u1").await, "gone");
+    let eviction = "POST /api/v1/namespaces/team-a/pods/infer/eviction";
+    fake.world(|world| assert_eq!(world.requests, [eviction; 3], "nothing is deleted"));
+}
+
+#[tokio::test]
+async fn refusals_are_told_apart_and_nothing_is_tried_twice() {
+    for (fault, outcome, stays) in [
+        (Fault::Answer(429), "blocked: scripted", true),
+        (Fault::Answer(403), "refused 403", true),
+        (Fault::Answer(422), "refused 422", true),
+        (Fault::Answer(500), "undecided", true),
+        (Fault::Answer(503), "undecided", true),
+        (Fault::CutAfterCommit, "undecided", false),
+        (Fault::SilentAfterCommit, "undecided", false),
+        (Fault::HalfBody, "evicted", false),
+    ] {
+        let fake = Fake::with_pod();
+        fake.world(|world| world.on_evict.push_back(fault));
+        assert_eq!(evict(&fake, "u1").await, outcome, "{fault:?}");
+        fake.world(|world| {
+            assert_eq!((world.pod.is_some(), world.requests.len()), (stays, 1), "{fault:?}");
+        });
+    }
+}

@@ -1,0 +1,301 @@
+//! Calls that anyone who reaches the port can make up: about pods that there are not, and with the UID of one
+//! that there is.
+
+use std::time::Duration;
+
+use gpupack::config::file::Config;
+use gpupack::control::shared::app::Truth;
+use gpupack::control::shared::passed::Verdict;
+use gpupack::hardware::device::PodUid;
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::server::api::background;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::binding::{Bed, node, pod_of, requests};
+use crate::harness::api_server::Fake;
+
+/// The fake's pod as a caller may describe it.
+fn forged(fake: &Fake, annotations: Value) -> Value {
+    let mut pod = pod_of(fake);
+    pod["metadata"]["annotations"] = annotations;
+    pod["spec"]["priority"] = i32::MAX.into();
+    pod["metadata"]["creationTimestamp"] = "1970-01-02T00:00:00Z".into();
+    pod
+}
+
+/// Notices that were offered: nobody takes the bed's.
+fn notices(bed: &Bed) -> u64 {
+    let Truth::Cluster(cluster) = &bed.app.truth else { return 0 };
+    cluster.notices.counts().dropped
+}
+
+fn holds(bed: &Bed) -> usize {
+    bed.app.entries()["claims"]
+}
+
+#[tokio::test]
+async fn calls_in_the_name_of_a_pod_take_nothing_from_it() {
+    let fake = Fake::with_pod();
+    let bed = Bed::new(&fake).await;
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!(holds(&bed), 1);
+    for annotations in [json!({"gpu-fraction": "0.3"}), json!({}), json!({"gpu-count": "9"})] {
+        let pod = forged(&fake, annotations);
+        for path in ["/v1/filter", "/v1/prioritize"] {
+            bed.send("POST", path, &json!({"Pod": pod, "NodeNames": ["n2"]})).await;
+            assert_eq!(holds(&bed), 1, "{path} {pod}");
+        }
+    }
+    // Nor is a text of the caller told about the pod.
+    let (unreadable, told) = (forged(&fake, json!({"gpu-fraction": "tell this"})), notices(&bed));
+    bed.send("POST", "/v1/filter", &json!({"Pod": unreadable, "NodeNames": ["n2"]})).await;
+    assert_eq!(notices(&bed), told);
+    let state = bed.app.waiting.pod(&PodUid::new("u1")).unwrap();
+    let shown = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+    assert_eq!(Some(state.waiting.question), bed.app.question(&shown));
+    assert_eq!((state.waiting.priority, state.refused), (0, None));
+    let error = bed.bind_to("n2").await;
+    assert!(
+        error.contains("filter did not pass the pod"),
+        "not by the body without a GPU: {error}"
+    );
+    // Even what is asked in its own words, of other nodes, adds to what was passed.
+    bed.send("POST", "/v1/filter", &json!({"Pod": pod_of(&fake), "NodeNames": ["n2"]})).await;
+    assert_eq!(bed.bind().await, "");
+    assert_eq!(node(&fake).as_deref(), Some("n1"));
+}
+
+#[tokio::test]
+async fn room_is_not_held_without_end_for_a_pod_that_nobody_binds() {
+    let fake = Fake::with_pod();
+    let bed = Bed::new(&fake).await;
+    let body = json!({"Pod": pod_of(&fake), "NodeNames": ["n1"]});
+    let paths = ["filter", "filter", "prioritize", "filter", "prioritize"];
+    for path in paths {
+        bed.send("POST", &format!("/v1/{path}"), &body).await;
+        assert_eq!(holds(&bed), 1);
+    }
+    for path in paths {
+        bed.send("POST", &format!("/v1/{path}"), &body).await;
+        assert_eq!(holds(&bed), 0, "others may have the room");
+    }
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!(bed.bind().await, "", "as it may");
+}
+
+#[tokio::test]
+async fn a_pod_without_a_gpu_is_bound_where_it_was_passed_whatever_others_ask() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let body = json!({"Pod": pod_of(&fake), "NodeNames": ["n2"]});
+    bed.send("POST", "/v1/filter", &body).await;
+    bed.filter(&forged(&fake, json!({"gpu-fraction": "0.1"}))).await;
+    assert_eq!(bed.bind_to("n2").await, "");
+}
+
+#[tokio::test]
+async fn made_up_pods_are_not_requeued_not_told_and_not_learnt_from() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "99999"})).await;
+    bed.watch(&fake);
+    let holder = forged(&fake, json!({"gpu-fraction": "1.0"}));
+    let mut holder = SeenPod::from_json(&holder.to_string()).unwrap();
+    holder.pod.uid = PodUid::new("holder");
+    let whole = bed.app.question(&holder).unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(background::run(bed.app.clone(), stopped));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let touched = requests(&fake, "PATCH");
+    assert_eq!(touched, 1, "the pod that waits, at the start");
+    bed.app.ledger.reserve(&holder.pod, "n1", &whole, bed.app.clock.now()).unwrap();
+    let mix = bed.app.entries()["mix"];
+    for number in 0..20 {
+        let mut pod = forged(&fake, json!({"gpu-fraction": "0.5"}));
+        pod["metadata"]["uid"] = format!("made-up-{number}").into();
+        assert_eq!(bed.filter(&pod).await, json!([]));
+        pod["metadata"]["annotations"] = json!({"gpu-fraction": "7"});
+        bed.filter(&pod).await;
+    }
+    bed.app.outbox.push(bed.app.ledger.forget(&holder.pod.uid));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(requests(&fake, "PATCH"), touched);
+    assert_eq!(notices(&bed), 0);
+    assert_eq!((bed.app.waiting.all().len(), bed.app.entries()["mix"]), (1, mix));
+    stop.send_replace(true);
+    running.await.unwrap();
+}
+
+#[tokio::test]
+async fn what_was_asked_before_the_watch_shows_the_pod_counts_once_it_does() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "99999"})).await;
+    bed.app.set_fenced();
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
+    let mix = bed.app.entries()["mix"];
+    assert_eq!((bed.app.waiting.refused_count(), bed.app.waiting.count()), (0, 1));
+    bed.watch(&fake);
+    assert_eq!((bed.app.waiting.refused_count(), bed.app.waiting.count()), (1, 1));
+    assert_eq!(bed.app.entries()["mix"], mix + 1);
+}
+
+#[tokio::test]
+async fn a_refusal_counts_once_the_watch_shows_that_the_pod_asks_for_a_gpu_now() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let without = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+    fake.world(|world| {
+        let annotations = &mut world.pod.as_mut().unwrap().annotations;
+        annotations.insert("gpu-memory".to_owned(), "99999".to_owned());
+    });
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
+    let counts = || (bed.app.waiting.refused_count(), bed.app.waiting.count());
+    assert_eq!(counts(), (0, 1));
+    bed.watch(&fake);
+    assert_eq!(counts(), (1, 1), "room that appears is looked for");
+    // It was made up.
+    bed.app.pod(&without);
+    bed.filter(&pod_of(&fake)).await;
+    bed.app.pod(&without);
+    assert_eq!(counts(), (0, 0));
+}
+
+#[tokio::test]
+async fn a_refusal_counts_once_the_watch_shows_that_a_faulty_request_was_corrected() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "much"})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let set = |memory: &str| {
+        fake.world(|world| {
+            let annotations = &mut world.pod.as_mut().unwrap().annotations;
+            annotations.insert("gpu-memory".to_owned(), memory.to_owned());
+        });
+    };
+    let counts = || (bed.app.waiting.refused_count(), bed.app.waiting.count());
+    set("99999");
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
+    assert_eq!(counts(), (0, 1));
+    bed.watch(&fake);
+    assert_eq!(counts(), (1, 1), "room that appears is looked for");
+    // The request changes again, and what kube-scheduler asks about that is seen before the change is.
+    set("1000");
+    bed.watch(&fake);
+    assert_ne!(bed.filter(&pod_of(&fake)).await, json!([]));
+    assert_eq!(counts(), (0, 1));
+    set("99999");
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
+    bed.watch(&fake);
+    assert_eq!(counts(), (1, 1));
+}
+
+#[tokio::test]
+async fn a_refused_request_is_told_once_the_watch_shows_the_pod() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "7"})).await;
+    bed.filter(&pod_of(&fake)).await;
+    assert_eq!(notices(&bed), 0);
+    bed.watch(&fake);
+    assert_eq!(notices(&bed), 1);
+}
+
+#[tokio::test]
+async fn a_bind_of_a_pod_that_there_is_not_reads_nothing_where_filter_did_not_pass_it() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+    bed.app.set_fenced();
+    bed.filter(&pod_of(&fake)).await;
+    let error = bed.bind_to("n2").await;
+    assert!(error.contains("filter did not pass the pod"), "{error}");
+    assert_eq!(requests(&fake, ""), 0);
+    assert_eq!(bed.bind().await, "", "where it did, the pod is read");
+}
+
+#[tokio::test]
+async fn binds_of_pods_that_there_are_not_hold_up_no_other() {
+    for (asks, gates) in [(json!({}), &[][..]), (json!({"gpu-fraction": "0.5"}), &["quota"])] {
+        let fake = Fake::with_pod();
+        fake.world(|world| world.pod.as_mut().unwrap().gates = gates);
+        let bed = Bed::starting(&fake, Config::default(), asks).await;
+        bed.app.set_fenced();
+        bed.watch(&fake);
+        fake.world(|world| world.pod.as_mut().unwrap().gates = &[]); // the watch is late
+        let made_up = (0..500).map(|at| {
+            let bed = &bed;
+            async move {
+                let body = json!({"PodName": format!("made-up-{at}"), "PodNamespace": "team-a",
+                    "PodUID": format!("made-up-{at}"), "Node": "n1"});
+                bed.send("POST", "/v1/bind", &body).await
+            }
+        });
+        let mut made_up = Box::pin(futures::future::join_all(made_up));
+        while requests(&fake, "GET") < 16 {
+            assert!(futures::poll!(made_up.as_mut()).is_pending());
+            tokio::task::yield_now().await;
+        }
+        let (error, told) = tokio::join!(bed.bind(), made_up);
+        assert_eq!(error, "");
+        assert!(told.iter().any(|told| told.to_string().contains("too many")), "{:?}", told[499]);
+    }
+}
+
+#[tokio::test]
+async fn made_up_pods_push_out_nothing_that_was_passed_for_a_pod_without_a_gpu() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({})).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let real = pod_of(&fake);
+    bed.filter(&real).await;
+    let verdict = || bed.app.passed.verdict(&PodUid::new("u1"), "n1", bed.app.clock.now());
+    assert_eq!(verdict(), Verdict::Passed);
+    for number in 0..4_100 {
+        let mut pod = real.clone();
+        pod["metadata"]["uid"] = format!("made-up-{number}").into();
+        bed.filter(&pod).await;
+    }
+    bed.filter(&forged(&fake, json!({"gpu-fraction": "0.1"}))).await;
+    assert_eq!(verdict(), Verdict::Passed);
+    let waits = (bed.app.waiting.refused_count(), bed.app.waiting.all().len());
+    assert_eq!(waits, (0, 0), "what others say of it does not count");
+    bed.app.pod_ended(&PodUid::new("u1"));
+    assert_eq!(bed.app.entries()["without a GPU"], 0);
+}
+
+#[tokio::test]
+async fn no_room_is_held_for_a_pod_with_scheduling_gates() {
+    let fake = Fake::with_pod();
+    fake.world(|world| world.pod.as_mut().unwrap().gates = &["quota"]);
+    let bed = Bed::new(&fake).await;
+    let body = json!({"Pod": pod_of(&fake), "NodeNames": ["n1"]});
+    for path in ["/v1/filter", "/v1/prioritize"] {
+        bed.send("POST", path, &body).await;
+        assert_eq!(holds(&bed), 0, "{path}");
+    }
+    assert_eq!(bed.bind().await, "the pod has scheduling gates");
+    assert_eq!((requests(&fake, "/binding"), bed.state()), (0, None));
+    let gated = "it has scheduling gates: kube-scheduler does not look at it before";
+    let explained = bed.send("GET", "/v1/explain?pod=team-a/infer", &Value::Null).await;
+    assert!(explained["verdict"].as_str().unwrap().starts_with(gated), "{explained}");
+    let listed = bed.send("GET", "/v1/waiting", &Value::Null).await;
+    assert_eq!((&listed["waiting"], listed["pods"].as_array().unwrap().len()), (&json!(1), 1));
+    assert!(listed["pods"][0]["reason"].as_str().unwrap().starts_with(gated), "{listed}");
+    // The gate is taken away: what was asked before the watch said so counts.
+    fake.world(|world| {
+        let pod = world.pod.as_mut().unwrap();
+        (pod.gates, pod.version) = (&[], 8);
+    });
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!(holds(&bed), 0);
+    bed.watch(&fake);
+    assert_eq!(holds(&bed), 1);
+    let explained = bed.send("GET", "/v1/explain?pod=team-a/infer", &Value::Null).await;
+    assert!(explained["verdict"].as_str().unwrap().contains("1 of 1 nodes fit"), "{explained}");
+    assert_eq!((bed.bind().await.as_str(), node(&fake).as_deref()), ("", Some("n1")));
+    assert_eq!(bed.app.entries()["gated"], 0);
+}

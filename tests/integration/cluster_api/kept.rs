@@ -1,0 +1,145 @@
+//! What is kept of pods that came and ended, counted table by table.
+
+use gpupack::control::pods::teams;
+use gpupack::control::shared::passed::Verdict;
+use gpupack::hardware::device::PodUid;
+use gpupack::hardware::units::Timestamp;
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::kube_api::write::events::NoticeReason;
+use gpupack::ledger::change::facts::PodFact;
+use serde_json::{Value, json};
+
+use super::binding::{Bed, pod_of};
+use crate::harness::api_server::Fake;
+
+const PODS: u64 = 10_000;
+
+/// Pod number `at` as the API server has it. A few ask for what does not fit.
+fn pod(at: u64, node: Option<&str>) -> Value {
+    let asked = match at % 100 {
+        0 => json!({"gpu-memory": "99999"}),
+        _ => json!({"gpu-fraction": format!("0.01{}", at % 900)}),
+    };
+    json!({
+        "metadata": {"uid": format!("uid-{at}"), "namespace": format!("team-{}", at % 7),
+            "name": format!("pod-{at}"), "resourceVersion": "7",
+            "annotations": asked},
+        "spec": {"schedulerName": "gpupack", "containers": [{"name": "main"}], "nodeName": node,
+            "priorityClassName": format!("class-{}", at % 3)},
+    })
+}
+
+fn seen(pod: &Value) -> SeenPod {
+    SeenPod::from_json(&pod.to_string()).unwrap()
+}
+
+/// The agent's report number `sequence`, with a process of `running`.
+async fn report(bed: &Bed, sequence: u64, running: &[String]) {
+    let processes: Vec<Value> =
+        running.iter().map(|uid| json!({"pid": 7, "pod_uid": uid, "memory_mib": 100})).collect();
+    let report = json!({
+        "schema_version": 1, "agent": "agent-of-n1", "session": 1, "sequence": sequence,
+        "devices": [{"uuid": "GPU-a", "used_mib": 100 * processes.len(), "healthy": true,
+            "processes": processes}],
+    });
+    bed.send("PUT", "/v1/nodes/n1/report", &report).await;
+}
+
+/// One pod from its creation to its start, as verbs and watch tell of it.
+async fn start(bed: &Bed, at: u64) -> PodUid {
+    let waiting = pod(at, None);
+    let app = &bed.app;
+    app.pod(&seen(&waiting));
+    let bound = seen(&pod(at, Some("n1")));
+    // The way over HTTP takes the most time, and leaves no more than the ledger does.
+    if at.is_multiple_of(10) {
+        let body = json!({"Pod": waiting, "NodeNames": ["n1"]});
+        let answer = bed.send("POST", "/v1/filter", &body).await;
+        if answer["NodeNames"] != json!(["n1"]) {
+            assert!(at.is_multiple_of(100), "{answer}");
+            return bound.pod.uid;
+        }
+    }
+    let now = app.clock.now();
+    let question = app.question(&bound).unwrap();
+    let placement = app.ledger.reserve(&bound.pod, "n1", &question, now).unwrap();
+    app.ledger.confirm(&bound.pod.uid);
+    let fact = PodFact {
+        pod: bound.pod.clone(),
+        node: bound.node.clone(),
+        host: bound.host,
+        is_terminal: false,
+        wants_gpu: true,
+        request: None,
+        placement: Some(placement),
+        bound_by_us: true,
+    };
+    assert_eq!(app.ledger.see_pod(&fact, now), []);
+    app.pod(&bound);
+    app.tell(&bound.pod, NoticeReason::GpuPlaced, "placed".to_owned());
+    bound.pod.uid
+}
+
+/// Some pods from their creation to their end.
+async fn lives(bed: &Bed, pods: std::ops::Range<u64>) {
+    let mut running = Vec::new();
+    for at in pods.clone() {
+        running.push(start(bed, at).await);
+    }
+    let uids: Vec<String> = running.iter().map(ToString::to_string).collect();
+    report(bed, 10 * pods.start + 2, &uids).await;
+    teams::account(&bed.app);
+    for uid in &running {
+        bed.app.outbox.push(bed.app.ledger.end_pod(uid, bed.app.clock.now()));
+        bed.app.pod_ended(uid);
+    }
+    for sequence in [3, 4] {
+        report(bed, 10 * pods.start + sequence, &[]).await;
+    }
+    bed.app.forget_unseen();
+    let _told = bed.app.outbox.take().await;
+}
+
+#[tokio::test]
+async fn nothing_is_kept_of_a_pod_that_ends_before_the_watch_shows_it_bound() {
+    let fake = Fake::with_pod();
+    let bed = Bed::new(&fake).await;
+    let (uid, app) = (PodUid::new("u1"), &bed.app);
+    let tables = ["waiting", "pending", "binds", "unseen binds", "written annotations"];
+    let kept = || tables.map(|table| app.entries()[table]);
+    let verdict = || app.passed.verdict(&uid, "n1", app.clock.now());
+    bed.filter(&pod_of(&fake)).await;
+    assert_eq!(kept(), [1, 1, 0, 0, 0]);
+    assert_eq!(bed.bind().await, "");
+    assert_eq!((kept(), verdict()), ([0, 0, 0, 1, 1], Verdict::Passed));
+    app.pod_ended(&uid);
+    assert_eq!((kept(), verdict()), ([0; 5], Verdict::Unknown));
+}
+
+#[tokio::test]
+async fn what_is_kept_of_pods_that_ended_is_bounded_in_every_table() {
+    let fake = Fake::with_pod();
+    let bed = Bed::new(&fake).await;
+    // One pod of the bed waits, and is forgotten like all others.
+    bed.app.pod_ended(&PodUid::new("u1"));
+    for first in (0..PODS).step_by(50) {
+        lives(&bed, first..first + 50).await;
+    }
+    bed.app.ledger.tick(Timestamp::from_millis(bed.app.clock.now().millis() + 600_000));
+    teams::account(&bed.app);
+    bed.app.forget_unseen();
+    let bounds = [
+        ("nodes", 1),
+        ("devices", 1),
+        ("ended", 20_000),
+        ("notices", 16_384),
+        ("shapes", 1_024),
+        ("mix", 4_000),
+        ("reasons", 10_500),
+    ];
+    for (table, entries) in bed.app.entries() {
+        let bound = bounds.iter().find(|(name, _)| *name == table).map_or(0, |(_, bound)| *bound);
+        assert!(entries <= bound, "{entries} entries in `{table}`, at most {bound}");
+    }
+}

@@ -1,0 +1,286 @@
+//! `gpupack snapshot` as its users run it: a live extender or an API server on one side, the files that
+//! `gpupack simulate` reads on the other.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use crate::harness::extender::{Bed, pod};
+use axum::Router;
+use axum::extract::Query;
+use axum::response::Json;
+use axum::routing::get;
+use gpupack::sim::trace::read::{TraceNode, TracePod, read_nodes, read_pods};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+
+/// `gpupack snapshot` with these flags, writing into `folder`.
+fn snapshot(folder: &Path, flags: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack"));
+    command.arg("snapshot").arg("--nodes").arg(folder.join("nodes.csv"));
+    command.arg("--pods").arg(folder.join("pods.csv")).args(flags);
+    // A test that runs in a cluster must not meet its API server.
+    command.env_remove("KUBERNETES_SERVICE_HOST").output().expect("the program starts")
+}
+
+/// What a call writes, and what it says on standard error.
+fn written(folder: &TempDir, flags: &[&str]) -> (Vec<TraceNode>, Vec<TracePod>, String) {
+    let output = snapshot(folder.path(), flags);
+    let said = String::from_utf8(output.stderr).expect("the program writes UTF-8");
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b""[..]), "{said}");
+    let nodes = read_nodes(&folder.path().join("nodes.csv")).expect("the node file is a trace");
+    let pods = read_pods(&folder.path().join("pods.csv")).expect("the pod file is a trace");
+    (nodes, pods, said)
+}
+
+/// What a call that must fail complains about; it writes nothing.
+fn refused(flags: &[&str]) -> String {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let output = snapshot(folder.path(), flags);
+    assert_eq!(output.status.code(), Some(1), "{flags:?}");
+    assert_eq!(fs::read_dir(folder.path()).expect("it is there").count(), 0, "{flags:?}");
+    String::from_utf8(output.stderr).expect("the program writes UTF-8")
+}
+
+/// Serves until the test ends.
+async fn served(router: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("it listens");
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    address
+}
+
+/// Nodes as `name cpu memory gpus model`.
+fn node_rows(nodes: &[TraceNode]) -> Vec<String> {
+    let row = |node: &TraceNode| {
+        let TraceNode { name, cpu_milli, memory_mib, gpus, model } = node;
+        format!("{name} {cpu_milli} {memory_mib} {gpus} {model}")
+    };
+    nodes.iter().map(row).collect()
+}
+
+/// Pods as `name cpu memory gpus milli models`.
+fn pod_rows(pods: &[TracePod]) -> Vec<String> {
+    let row = |pod: &TracePod| {
+        let TracePod { name, cpu_milli, memory_mib, num_gpu, gpu_milli, .. } = pod;
+        format!("{name} {cpu_milli} {memory_mib} {num_gpu} {gpu_milli} {}", pod.gpu_spec.join("|"))
+    };
+    pods.iter().map(row).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_books_of_an_extender_come_back_as_a_trace() {
+    let bed = Bed::warm().await;
+    let all = ["gpu-a", "gpu-b", "gpu-c"];
+    let asked = |uid: &str, annotations: Value, cpu: &str| {
+        let mut pod = pod(uid, annotations);
+        let requests = json!({"requests": {"cpu": cpu, "memory": "2Gi"}});
+        pod["spec"]["containers"][0]["resources"] = requests;
+        pod
+    };
+    for (uid, annotations, node) in [
+        ("half", json!({"gpu-fraction": "0.5"}), "gpu-a"),
+        ("mem", json!({"gpu-memory": "20480"}), "gpu-b"),
+        ("pair", json!({"gpu-fraction": "0.25", "gpu-fraction-num-devices": "2"}), "gpu-b"),
+    ] {
+        bed.filter(asked(uid, annotations, "1500m"), &all).await;
+        let bind = json!({"PodName": uid, "PodNamespace": "team", "PodUID": uid, "Node": node});
+        let (_, answer) = bed.post("/v1/bind", bind.to_string()).await;
+        assert_eq!(answer, json!({"Error": ""}));
+    }
+    let model = json!({"gpu-fraction": "0.3", "gpupack.dev/gpu-model": "B200|H100"});
+    bed.filter(asked("waits", model, "2"), &all).await;
+    let from = format!("http://{}", served(bed.router()).await);
+    let folder = tempfile::tempdir().unwrap();
+    let (nodes, pods, said) = written(&folder, &["--from", &from]);
+    assert_eq!(
+        node_rows(&nodes),
+        [
+            "gpu-a 64000 262144 1 Tesla T4",
+            "gpu-b 64000 262144 2 NVIDIA A100-SXM4-80GB",
+            "gpu-c 64000 262144 1 NVIDIA L4",
+        ]
+    );
+    assert_eq!(
+        pod_rows(&pods),
+        [
+            "team.half 1500 2048 1 500 ",
+            "team.mem 1500 2048 1 250 ",
+            "team.pair.gpu1 750 1024 1 250 ",
+            "team.pair.gpu2 750 1024 1 250 ",
+            "team.waits 2000 2048 1 300 B200|H100",
+        ]
+    );
+    for part in ["1 pods ask for a share of each", "3 running pods", "wrote 3 nodes and 5 pods"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    let (nodes, pods, _) = written(&folder, &["--from", &from, "--anonymous"]);
+    assert_eq!((nodes[2].name.as_str(), pods[4].name.as_str()), ("node-3", "pod-5"));
+}
+
+/// A demo that ends with the test.
+struct Demo(Child);
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_demo_can_be_replayed() {
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_gpupack"))
+        .args(["demo", "--nodes", "3", "--gpus-per-node", "4", "--fill", "0.6"])
+        .args(["--arrival-rate", "0", "--listen", "127.0.0.1:0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map(Demo)
+        .unwrap();
+    let lines = BufReader::new(demo.0.stdout.take().unwrap()).lines();
+    let mut lines = lines.map_while(Result::ok);
+    let first = lines.next().unwrap();
+    let page = first.strip_prefix("page: ").and_then(|rest| rest.split(' ').next()).unwrap();
+    lines.find(|line| line.starts_with("base load placed")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (nodes, pods, said) = written(&folder, &["--from", page]);
+    assert_eq!(nodes.iter().map(|node| node.gpus).sum::<u32>(), 12);
+    let demand: u64 = pods.iter().map(TracePod::demand_milli).sum();
+    assert!((6_000..=9_000).contains(&demand), "0.6 of 12 GPUs, written as {demand}: {said}");
+    let replay = Command::new(env!("CARGO_BIN_EXE_gpupack"))
+        .args(["simulate", "--as-is", "--policy", "fgd", "--output", "json"])
+        .arg("--nodes")
+        .arg(folder.path().join("nodes.csv"))
+        .arg("--pods")
+        .arg(folder.path().join("pods.csv"))
+        .output()
+        .unwrap();
+    let result: Value = serde_json::from_slice(&replay.stdout).unwrap();
+    // The one that waits accepts only models that the demo has not.
+    assert_eq!(result["results"][0]["lost"], 1, "{result}");
+}
+
+/// An API server with two pages of nodes and one of pods.
+fn api_server() -> Router {
+    let node = |name: &str, labels: Value, gpus: &str| {
+        json!({
+            "metadata": {"name": name, "labels": labels},
+            "status": {"allocatable": {"cpu": "32", "memory": "128Gi", "nvidia.com/gpu": gpus}},
+        })
+    };
+    let gpu = |product: &str| json!({"nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": "40000"});
+    let first = json!([node("a", gpu("NVIDIA-A100"), "2"), node("cpu", json!({}), "0")]);
+    let second = json!([node("m", gpu("NVIDIA-A100-MIG-1g.5gb"), "7")]);
+    let pod = |name: &str, annotations: Value, spec: Value, phase: &str| {
+        let mut pod = json!({
+            "metadata": {"name": name, "namespace": "t", "uid": name, "annotations": annotations,
+                "creationTimestamp": "2026-01-01T00:00:10Z"},
+            "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]},
+            "status": {"phase": phase},
+        });
+        pod["spec"]["nodeName"] = spec;
+        pod
+    };
+    let mut early = pod("early", json!({"gpu-memory": "10000"}), json!("a"), "Running");
+    early["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
+    let pods = json!([
+        pod("waits", json!({"gpu-fraction": "0.5"}), Value::Null, "Pending"),
+        pod("over", json!({"gpu-fraction": "0.5"}), json!("a"), "Succeeded"),
+        pod("typo", json!({"gpu-fraction": "1.5"}), Value::Null, "Pending"),
+        pod("daemon", json!({}), json!("a"), "Running"),
+        pod("far", json!({}), json!("cpu"), "Running"),
+        early,
+    ]);
+    let list = |kind: &str, items: &Value, more: &str| json!({"kind": kind, "apiVersion": "v1", "metadata": {"continue": more}, "items": items});
+    let pages = [list("NodeList", &first, "next"), list("NodeList", &second, "")];
+    let pods = list("PodList", &pods, "");
+    Router::new()
+        .route(
+            "/api/v1/nodes",
+            get(async move |Query(query): Query<Value>| {
+                Json(pages[usize::from(query["continue"] == "next")].clone())
+            }),
+        )
+        .route("/api/v1/pods", get(async move || Json(pods)))
+}
+
+fn kubeconfig(folder: &TempDir, server: &str) -> String {
+    let path = folder.path().join("kubeconfig");
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    });
+    fs::write(&path, config.to_string()).expect("a file can be written");
+    path.display().to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_server_knows_all_but_mig() {
+    let address = served(api_server()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let config = kubeconfig(&folder, &format!("http://{address}"));
+    let (nodes, pods, said) = written(&folder, &["--kubeconfig", &config]);
+    assert_eq!(node_rows(&nodes), ["a 32000 131072 2 NVIDIA-A100"]);
+    assert_eq!(
+        pod_rows(&pods),
+        ["t.early 1000 0 1 250 ", "t.daemon 1000 0 0 0 ", "t.waits 1000 0 1 500 "]
+    );
+    assert_eq!((pods[0].creation_time, pods[2].creation_time), (Some(0), Some(10)));
+    for part in ["1 pods ask for GPU memory", "7 GPUs are cut", "1 nodes without", "1 pods without"]
+    {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    assert!(said.contains("1 pods whose GPU request is refused"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_source_is_named() {
+    let elsewhere = served(Router::new()).await;
+    let old = Router::new().route("/v1/state", get(async || Json(json!({"nodes": []}))));
+    let old = served(old).await;
+    let empty = json!({"nodes": [], "pods": []});
+    let empty = served(Router::new().route("/v1/state", get(async || Json(empty)))).await;
+    for (from, part) in [
+        ("", "--from `` does not begin with `http://`"),
+        ("https://a:1", "does not begin with `http://`"),
+        ("http://a b", "is no address, expected http://host:port"),
+        ("http://127.0.0.1:1", "cannot ask the extender at `http://127.0.0.1:1`"),
+        (&format!("http://{elsewhere}"), "404 Not Found: is a gpupack extender there?"),
+        (&format!("http://{old}/"), "is no state of a gpupack extender of this version: missing"),
+        (&format!("http://{empty}"), "no node with a GPU is known there: nothing is written"),
+    ] {
+        let said = refused(&["--from", from]);
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    assert!(refused(&[]).contains("name a source: --from or --kubeconfig"));
+    let folder = tempfile::tempdir().unwrap();
+    let config = kubeconfig(&folder, &format!("http://{elsewhere}"));
+    assert!(refused(&["--kubeconfig", &config]).contains("cannot list nodes"));
+    assert!(refused(&["--kubeconfig", "/nowhere"]).contains("cannot read the kubeconfig /nowhere"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_cannot_be_written_leave_the_old_ones() {
+    let address = served(api_server()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let config = kubeconfig(&folder, &format!("http://{address}"));
+    fs::write(folder.path().join("nodes.csv"), "old").unwrap();
+    fs::create_dir(folder.path().join("pods.csv")).unwrap();
+    let output = snapshot(folder.path(), &["--kubeconfig", &config]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot write `") && said.contains("pods.csv`"), "{said}");
+    assert_eq!(fs::read_to_string(folder.path().join("nodes.csv")).unwrap(), "old");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3, "nothing is left beside them");
+    let same = Command::new(env!("CARGO_BIN_EXE_gpupack"))
+        .args(["snapshot", "--nodes", "x.csv", "--pods", "x.csv"])
+        .output()
+        .unwrap();
+    assert!(String::from_utf8(same.stderr).unwrap().contains("name the same file"));
+}

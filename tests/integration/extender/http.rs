@@ -1,0 +1,461 @@
+//! The verbs over HTTP as kube-scheduler meets them, with good and bad input. The books themselves are
+//! the truth here, so nothing of Kubernetes is needed.
+
+use crate::harness::extender::{Bed, data, hello, pod, read};
+use axum::body::Body;
+use axum::http::{Method, Request, StatusCode};
+use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+mod objects;
+mod pools;
+
+/// Reasons are constant texts: kube-scheduler retries at full speed when one changes.
+const NO_MEMORY: &str = "no single GPU has enough free memory";
+
+#[tokio::test]
+async fn a_recorded_pod_is_filtered_prioritized_and_bound() {
+    let bed = Bed::warm().await;
+    let (status, answer) = bed.post("/v1/filter", data("filter.json")).await;
+    let expected = json!({
+        "Nodes": null, "NodeNames": ["gpu-b"], "FailedNodes": {},
+        "FailedAndUnresolvableNodes": {
+            "gpu-a": "GPU model is excluded by the pod", "gpu-c": "GPU model is excluded by the pod",
+        },
+        "Error": "",
+    });
+    assert_eq!((status, answer), (StatusCode::OK, expected));
+    let (status, scores) = bed.post("/v1/prioritize", data("filter.json")).await;
+    let expected = json!([
+        {"Host": "gpu-c", "Score": 0}, {"Host": "gpu-a", "Score": 0}, {"Host": "gpu-b", "Score": 100},
+    ]);
+    assert_eq!((status, scores), (StatusCode::OK, expected));
+    for attempt in ["first", "repeated"] {
+        let (status, answer) = bed.post("/v1/bind", data("bind.json")).await;
+        assert_eq!((status, answer), (StatusCode::OK, json!({"Error": ""})), "{attempt}");
+        let node = bed.app.ledger.node("gpu-b").unwrap();
+        let held: Vec<_> = node.reservations().values().collect();
+        assert_eq!(held.len(), 1);
+        assert_eq!(held[0].placement.devices[0].demand.memory, MemMib::new(40_960));
+        assert!(node.holds().is_empty());
+    }
+    let elsewhere = String::from_utf8(data("bind.json")).unwrap().replace("gpu-b", "gpu-a");
+    let (_, answer) = bed.post("/v1/bind", elsewhere).await;
+    assert!(!answer["Error"].as_str().unwrap().is_empty(), "{answer}");
+    bed.app.ledger.audit().unwrap();
+}
+
+#[tokio::test]
+async fn any_casing_of_the_outer_fields_is_read() {
+    let bed = Bed::warm().await;
+    let body = json!({"pod": pod("a", json!({"gpu-fraction": "0.5"})), "nodenames": ["gpu-c"]});
+    let (status, answer) = bed.post("/v1/filter", body.to_string()).await;
+    assert_eq!((status, &answer["NodeNames"]), (StatusCode::OK, &json!(["gpu-c"])));
+    let body = json!({"podName": "a", "podnamespace": "team", "PODUID": "a", "node": "gpu-c"});
+    assert_eq!(bed.post("/v1/bind", body.to_string()).await.1, json!({"Error": ""}));
+}
+
+#[tokio::test]
+async fn every_dropped_node_is_in_exactly_one_map() {
+    let bed = Bed::warm().await;
+    let nodes = ["nowhere", "gpu-a", "gpu-b", "gpu-c", "elsewhere"];
+    let answer = bed.filter(pod("a", json!({"gpu-memory": "20000"})), &nodes).await;
+    let passed = answer["NodeNames"].as_array().unwrap();
+    let failed = answer["FailedNodes"].as_object().unwrap();
+    let unresolvable = answer["FailedAndUnresolvableNodes"].as_object().unwrap();
+    assert!(failed.is_empty(), "kube-scheduler would retry these without a pause");
+    for node in nodes {
+        let is_passed = passed.contains(&node.into());
+        assert_ne!(is_passed, unresolvable.contains_key(node), "{node}");
+    }
+    let unknown = "node is not known to gpupack: no agent has reported it";
+    assert_eq!(
+        (&unresolvable["nowhere"], &unresolvable["elsewhere"]),
+        (&unknown.into(), &unknown.into())
+    );
+    assert_eq!(unresolvable["gpu-a"], "request exceeds the memory of every GPU of the node");
+    let none = bed.filter(pod("b", json!({"gpu-fraction": "0.5"})), &[]).await;
+    assert_eq!((&none["NodeNames"], &none["Error"]), (&json!([]), &json!("")));
+}
+
+#[tokio::test]
+async fn of_many_nodes_the_best_are_left_and_without_any_all_are_refused_by_name() {
+    for (config, kept) in [("", 50), ("keep_best: 7", 7), ("keep_best: 0", 120)] {
+        let bed = Bed::warm_with(config).await;
+        let names: Vec<String> = (0..120).map(|at| format!("more-{at:03}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(256 << 10) };
+        for node in &names {
+            bed.app.ledger.see_node(&NodeName::new(*node), host, PoolName::new(""));
+            let (status, reply) = bed.report(node, &hello(node, "Tesla T4", 15_360, 1)).await;
+            assert_eq!(status, StatusCode::OK, "{reply}");
+        }
+        // A node with a tenant is better packed; it is the last of all by name.
+        let first = pod("first", json!({"gpu-fraction": "0.5"}));
+        assert_eq!(bed.filter(first, &["more-119"]).await["NodeNames"], json!(["more-119"]));
+        let asked = |uid, fraction| {
+            pod(uid, json!({"gpu-fraction": fraction, "gpupack.dev/policy": "binpack"}))
+        };
+        let answer = bed.filter(asked("fits", "0.25"), &names).await;
+        let left = answer["NodeNames"].as_array().unwrap();
+        assert_eq!(left.len(), kept, "{config}");
+        assert!(left.contains(&json!("more-119")), "{config}: the best one is left");
+        assert_eq!(answer["FailedAndUnresolvableNodes"], json!({}), "{config}");
+        // Of a hundred nodes all are left.
+        let answer = bed.filter(asked("few", "0.25"), &names[..100]).await;
+        assert_eq!(answer["NodeNames"].as_array().unwrap().len(), 100, "{config}");
+        let large = pod("large", json!({"gpu-memory": "20000"}));
+        let answer = bed.filter(large, &names).await;
+        assert_eq!(answer["NodeNames"], json!([]), "{config}");
+        assert_eq!(answer["FailedAndUnresolvableNodes"].as_object().unwrap().len(), 120);
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_are_no_questions_are_refused_and_change_nothing() {
+    let bed = Bed::warm().await;
+    let before = bed.books().await;
+    let whole = data("filter.json");
+    let deep = format!(r#"{{"Pod":{}{},"NodeNames":[]}}"#, "[".repeat(4_000), "]".repeat(4_000));
+    let deep_labels = format!(
+        r#"{{"Pod":{{"metadata":{{"uid":"a","name":"b","namespace":"c","x":{}1{}}}}},"NodeNames":[]}}"#,
+        r#"{"a":"#.repeat(3_000),
+        "}".repeat(3_000)
+    );
+    let mut not_utf8 = whole.clone();
+    not_utf8[20] = 0xff;
+    let cases: Vec<(&str, Vec<u8>, &str)> = vec![
+        ("empty", Vec::new(), "cannot be read"),
+        ("not JSON", b"<html>".to_vec(), "cannot be read"),
+        ("truncated", whole[..whole.len() / 2].to_vec(), "cannot be read"),
+        ("no pod", br#"{"NodeNames":[]}"#.to_vec(), "no `Pod`"),
+        ("twice", br#"{"Pod":{},"pod":{}}"#.to_vec(), "duplicate field"),
+        ("a list", b"[]".to_vec(), "cannot be read"),
+        ("a pod without UID", br#"{"Pod":{"metadata":{"name":"a"}}}"#.to_vec(), "metadata.uid"),
+        ("deep", deep.into_bytes(), "deep"),
+        ("deep in a pod", deep_labels.into_bytes(), "deep"),
+        ("not UTF-8", not_utf8, "not UTF-8 from byte `20`"),
+    ];
+    for verb in ["filter", "prioritize"] {
+        for (name, body, part) in &cases {
+            let (status, answer) = bed.post(&format!("/v1/{verb}"), body.clone()).await;
+            assert_eq!(status, StatusCode::BAD_REQUEST, "{verb} {name}: {answer}");
+            assert!(answer["error"].as_str().unwrap().contains(part), "{verb} {name}: {answer}");
+        }
+    }
+    for (name, body) in [
+        ("empty", "{}"),
+        ("no node", r#"{"PodName":"a","PodNamespace":"b","PodUID":"c"}"#),
+        ("empty node", r#"{"PodName":"a","PodNamespace":"b","PodUID":"c","Node":""}"#),
+        ("numbers", r#"{"PodName":1}"#),
+    ] {
+        let (status, answer) = bed.post("/v1/bind", body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{name}: {answer}");
+    }
+    assert_eq!(bed.books().await, before);
+}
+
+#[tokio::test]
+async fn a_body_beyond_the_limit_is_413_and_one_below_is_read() {
+    let bed = Bed::warm().await;
+    let names: Vec<String> = (0..60_000).map(|number| format!("node-{number:015}")).collect();
+    let long = json!({"Pod": pod("a", json!({"gpu-fraction": "1"})), "NodeNames": names});
+    let (status, _) = bed.send(Method::POST, "/v1/filter", long.to_string()).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    let names = &names[..1_000];
+    let fits = json!({"Pod": pod("a", json!({"gpu-fraction": "1"})), "NodeNames": names});
+    let (status, answer) = bed.post("/v1/filter", fits.to_string()).await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(answer["FailedAndUnresolvableNodes"].as_object().unwrap().len(), 1_000);
+    let report = vec![b' '; 9 << 20];
+    let (status, _) = bed.send(Method::PUT, "/v1/nodes/gpu-a/report", report).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+}
+
+#[tokio::test]
+async fn preempt_plans_nothing_for_gpu_pods_and_leaves_the_plan_for_others_ready_or_not() {
+    let plan = json!({"gpu-a": {"Pods": [{"UID": "1"}, {"UID": "2"}], "NumPDBViolations": 0}});
+    for bed in [Bed::cold(), Bed::warm().await] {
+        for (annotations, expected) in [
+            (json!({}), &plan),
+            (json!({"gpu-fraction": "0.5"}), &json!({})),
+            (json!({"gpu-fraction": "half"}), &json!({})),
+        ] {
+            let pod = pod("a", annotations);
+            let body =
+                json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": plan});
+            let (status, answer) = bed.post("/v1/preempt", body.to_string()).await;
+            let expected = json!({"NodeNameToMetaVictims": expected});
+            assert_eq!((status, answer), (StatusCode::OK, expected));
+        }
+        let (status, answer) = bed.post("/v1/preempt", "{}").await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+        let (_, metrics) = bed.get("/metrics").await;
+        for (outcome, count) in [("ok", 1), ("refused", 2), ("error", 1)] {
+            let labels = format!(r#"{{outcome="{outcome}",verb="preempt"}} {count}"#);
+            let line = format!("gpupack_verb_duration_seconds_count{labels}");
+            assert!(metrics.contains(&line), "{line} in {metrics}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn names_that_cannot_be_are_refused_and_nothing_is_kept_of_them() {
+    let bed = Bed::warm().await;
+    let fraction = json!({"gpu-fraction": "0.5"});
+    let named = |count: usize| (0..count).map(|at| format!("n{at}")).collect::<Vec<_>>();
+    let (name, long) = ("x".repeat(253), "x".repeat(254));
+    let mut of_namespace = pod("a", fraction.clone());
+    of_namespace["metadata"]["namespace"] = "x".repeat(64).into();
+    let mut of_name = pod("a", fraction.clone());
+    of_name["metadata"]["name"] = long.clone().into();
+    let good = pod("a", fraction.clone());
+    for (pod, nodes, part) in [
+        (&of_namespace, vec!["gpu-a".to_owned()], "`metadata.namespace` of the pod has `64` bytes"),
+        (&of_name, vec!["gpu-a".to_owned()], "`metadata.name` of the pod has `254` bytes"),
+        (
+            &pod(&"u".repeat(65), fraction.clone()),
+            vec![],
+            "`metadata.uid` of the pod has `65` bytes",
+        ),
+        (&good, vec![long.clone()], "`NodeNames` has `254` bytes"),
+        // Three nodes are known.
+        (&good, named(1_007), "names `1007` nodes, at most `1006` are allowed"),
+    ] {
+        let body = json!({"Pod": pod, "Nodes": null, "NodeNames": nodes}).to_string();
+        for verb in ["filter", "prioritize"] {
+            let (status, answer) = bed.post(&format!("/v1/{verb}"), body.clone()).await;
+            assert_eq!(status, StatusCode::BAD_REQUEST, "{part}");
+            assert!(answer["error"].as_str().unwrap().contains(part), "{part}: {answer}");
+        }
+    }
+    assert!(bed.app.pending.is_empty());
+    let body = json!({"PodName": "a", "PodNamespace": "team", "PodUID": "a", "Node": long});
+    let (status, answer) = bed.post("/v1/bind", body.to_string()).await;
+    assert_eq!(
+        (status, &answer["error"]),
+        (StatusCode::BAD_REQUEST, &json!("`Node` has `254` bytes, at most `253` are allowed"))
+    );
+    assert_eq!(
+        bed.send(Method::POST, "/v1/bind", vec![b' '; 65 << 10]).await.0,
+        StatusCode::PAYLOAD_TOO_LARGE
+    );
+    bed.filter(good, &[&name]).await;
+    let cold = Bed::cold();
+    let body = json!({"Pod": pod("a", json!({})), "Nodes": null, "NodeNames": named(1_007)});
+    let (status, _) = cold.post("/v1/filter", body.to_string()).await;
+    assert_eq!(status, StatusCode::OK, "nobody knows yet how many nodes there are");
+}
+
+#[tokio::test]
+async fn no_page_of_another_site_can_have_a_browser_ask() {
+    let bed = Bed::warm().await;
+    let body = data("filter.json");
+    let asked = async |headers: &[(&'static str, &str)]| {
+        let mut request = Request::post("/v1/filter");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::from(body.clone())).unwrap();
+        let answer = bed.router().oneshot(request).await.unwrap();
+        assert_eq!(answer.headers()["x-content-type-options"], "nosniff");
+        answer.status().as_u16()
+    };
+    let json = ("content-type", "application/json");
+    let own = ("host", "gpupack.gpu-system.svc:8080");
+    assert_eq!(asked(&[own, json]).await, 200, "as kube-scheduler asks");
+    assert_eq!(asked(&[own]).await, 415);
+    assert_eq!(asked(&[own, ("content-type", "text/plain")]).await, 415, "a form can send that");
+    assert_eq!(asked(&[("host", "evil.example:8080"), json]).await, 421, "rebound to our address");
+    assert_eq!(asked(&[own, json, ("sec-fetch-site", "cross-site")]).await, 403);
+    assert_eq!(asked(&[own, json, ("origin", "http://evil.example")]).await, 403);
+    for path in ["/nowhere", "/healthz", "/", "/v1/state"] {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let answer = bed.router().oneshot(request).await.unwrap();
+        assert_eq!(answer.headers()["x-content-type-options"], "nosniff", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_404_and_a_wrong_method_405() {
+    let bed = Bed::warm().await;
+    let (status, answer) = bed.post("/v1/preempt-everything", "{}").await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    assert!(answer["error"].as_str().unwrap().contains("`preempt-everything` is unknown"));
+    assert_eq!(bed.get("/nowhere").await.0, StatusCode::NOT_FOUND);
+    for (method, path) in [
+        (Method::GET, "/v1/filter"),
+        (Method::POST, "/v1/state"),
+        (Method::DELETE, "/"),
+        (Method::POST, "/v1/nodes/gpu-a/report"),
+    ] {
+        let (status, _) = bed.send(method, path, Body::empty()).await;
+        assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED, "{path}");
+    }
+}
+
+/// Annotations and resource limits that are refused, and the reason.
+const FAULTY: [(&str, &str, &str); 25] = [
+    (r#"{"gpu-fraction":"1.5"}"#, "{}", "a fraction is not a decimal in (0, 1]"),
+    (r#"{"gpu-fraction":"0"}"#, "{}", "a fraction is not a decimal in (0, 1]"),
+    (r#"{"gpu-fraction":"NaN"}"#, "{}", "a fraction is not a decimal in (0, 1]"),
+    (r#"{"gpu-memory":"-1"}"#, "{}", "memory is not a whole number of MiB"),
+    (r#"{"gpu-memory":"8Gi"}"#, "{}", "memory is not a whole number of MiB"),
+    (
+        r#"{"gpu-memory":"8","gpu-memory.limit":"9 apples"}"#,
+        "{}",
+        "memory is not a quantity with a unit",
+    ),
+    (
+        r#"{"gpu-fraction":"0.5","gpu-fraction-num-devices":"65"}"#,
+        "{}",
+        "the device count is out of range",
+    ),
+    (
+        r#"{"gpu-fraction":"0.5","gpu-fraction-container-name":"sidecar"}"#,
+        "{}",
+        "it names a container that the pod does not have",
+    ),
+    (
+        r#"{"gpu-fraction":"0.5","gpupack.dev/gpu-model":"|"}"#,
+        "{}",
+        "the model filter names no model",
+    ),
+    (r#"{"gpu-fraction":"1","gpupack.dev/policy":"best"}"#, "{}", "the policy is unknown"),
+    (r#"{"gpu-fraction":"1","gpupack.dev/isolation":"x"}"#, "{}", "the isolation is unknown"),
+    (r#"{"gpu-fraction":"0.5","gpu-fraction.limit":"0.4"}"#, "{}", "a limit is below its request"),
+    (
+        r#"{"gpu-fraction":"0.5","gpu-memory.limit":"8Gi"}"#,
+        "{}",
+        "a limit has no request of its style",
+    ),
+    (r#"{"gpupack.dev/policy":"binpack"}"#, "{}", "a key qualifies a request that is missing"),
+    (
+        r#"{"gpu-fraction":"0.5","gpu-fraction.limit":"0.6","gpu-fraction-limit":"0.7"}"#,
+        "{}",
+        "two annotations disagree",
+    ),
+    (r#"{"gpu-fractions":"0.5"}"#, "{}", "an annotation is unknown"),
+    (r#"{"gpupack.dev/polizy":"binpack"}"#, "{}", "an annotation is unknown"),
+    (r#"{"placed.gpupack.dev/placement":"{}"}"#, "{}", "it carries a key that only gpupack writes"),
+    ("{}", r#"{"nvidia.com/gpu":"0.5"}"#, "a GPU resource of a container is out of range"),
+    (
+        "{}",
+        r#"{"nvidia.com/gpu":"1","nvidia.com/mig-1g.5gb":"1"}"#,
+        "it asks for several kinds of GPU or in several containers",
+    ),
+    (
+        r#"{"gpu-fraction":"0.5"}"#,
+        r#"{"nvidia.com/gpu":"1"}"#,
+        "it asks for part of a GPU and for whole devices",
+    ),
+    (
+        "{}",
+        r#"{"nvidia.com/gpu":"1","nvidia.com/gpumem":"4096"}"#,
+        "a container resource is not served by gpupack",
+    ),
+    (
+        r#"{"gpu-fraction":"0.5","kai.scheduler/container.main.gpu-memory.portion.limit":"0.8"}"#,
+        "{}",
+        "an annotation is another scheduler's",
+    ),
+    (r#"{"gpu-memory":"63"}"#, "{}", "too little memory is asked for"),
+    (
+        r#"{"gpu-fraction":"0.2","gpu-fraction.limit":"0.9"}"#,
+        "{}",
+        "a limit is above what the operator allows",
+    ),
+];
+
+#[tokio::test]
+async fn each_faulty_request_has_its_constant_reason_on_every_node() {
+    let bed = Bed::warm_with("max_limit: 0.8").await;
+    let before = bed.books().await;
+    let nodes = ["gpu-a", "gpu-b", "gpu-c"];
+    for (annotations, limits, reason) in FAULTY {
+        let mut asks = pod("a", read(annotations.as_bytes()));
+        asks["spec"]["containers"][0]["resources"] = json!({"limits": read(limits.as_bytes())});
+        let answer = bed.filter(asks, &nodes).await;
+        assert_eq!((&answer["NodeNames"], &answer["Error"]), (&json!([]), &json!("")));
+        for node in nodes {
+            let expected = format!("GPU request refused: {reason}");
+            assert_eq!(answer["FailedAndUnresolvableNodes"][node], expected, "{annotations}");
+        }
+    }
+    assert_eq!(bed.books().await, before);
+    let (_, metrics) = bed.get("/metrics").await;
+    assert!(metrics.contains(r#"gpupack_refusals_total{reason="bad_request"} 25"#), "{metrics}");
+}
+
+#[tokio::test]
+async fn what_the_operator_lists_is_no_gpu_and_what_is_tiny_is_not_given() {
+    let bed = Bed::warm_with("other_resources: ['nvidia.com/host*']").await;
+    let nodes = ["gpu-a", "gpu-b"];
+    let mut asks = pod("a", json!({"gpu-fraction": "0.5"}));
+    asks["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/hostdev": "1"}});
+    assert_eq!(bed.filter(asks, &nodes).await["NodeNames"], json!(nodes));
+    // 0.004 is 61 MiB of the T4 and 327 MiB of the A100.
+    let answer = bed.filter(pod("b", json!({"gpu-fraction": "0.004"})), &nodes).await;
+    assert_eq!(answer["NodeNames"], json!(["gpu-b"]));
+    assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-a"], "insufficient memory per share");
+    let bind = json!({"PodName": "b", "PodNamespace": "team", "PodUID": "b", "Node": "gpu-a"});
+    let (_, answer) = bed.post("/v1/bind", bind.to_string()).await;
+    assert_eq!(answer["Error"], "insufficient memory per share");
+}
+
+#[tokio::test]
+async fn before_it_is_ready_it_says_error_and_nothing_else() {
+    let bed = Bed::cold();
+    let (status, answer) = bed.post("/v1/filter", data("filter.json")).await;
+    assert_eq!(status, StatusCode::OK);
+    assert!(answer["Error"].as_str().unwrap().starts_with("gpupack is warming up"));
+    assert_eq!((&answer["NodeNames"], &answer["Nodes"]), (&Value::Null, &Value::Null));
+    let (status, scores) = bed.post("/v1/prioritize", data("filter.json")).await;
+    assert_eq!((status, scores.as_array().unwrap().len()), (StatusCode::OK, 3));
+    assert!(scores.as_array().unwrap().iter().all(|score| score["Score"] == 0));
+    let (status, answer) = bed.post("/v1/bind", data("bind.json")).await;
+    assert_eq!((status, answer), (StatusCode::OK, json!({"Error": "gpupack is warming up"})));
+    let (status, refusal) = bed.report("gpu-a", &hello("gpu-a", "Tesla T4", 15_360, 1)).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{refusal}");
+    assert_eq!(bed.get("/readyz").await.0, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(bed.get("/healthz").await, (StatusCode::OK, "ok\n".to_owned()));
+    assert!(bed.get("/v1/summary").await.1.contains(r#""readiness":"not_listed""#));
+}
+
+#[tokio::test]
+async fn binds_that_do_not_fit_say_why_and_book_nothing() {
+    let bed = Bed::warm().await;
+    let bind = |uid: &str, node: &str| {
+        json!({"PodName": uid, "PodNamespace": "team", "PodUID": uid, "Node": node}).to_string()
+    };
+    let (_, answer) = bed.post("/v1/bind", bind("never-seen", "gpu-a")).await;
+    assert_eq!(answer["Error"], "pod `team/never-seen` with this UID is gone");
+    let before = bed.books().await;
+    bed.filter(pod("large", json!({"gpu-memory": "20000"})), &["gpu-a", "gpu-b", "gpu-c"]).await;
+    let (_, answer) = bed.post("/v1/bind", bind("large", "gpu-a")).await;
+    assert_eq!(answer["Error"], "request exceeds the memory of every GPU of the node");
+    let (_, answer) = bed.post("/v1/bind", bind("large", "nowhere")).await;
+    assert_eq!(answer["Error"], "node is not known to gpupack: no agent has reported it");
+    assert_eq!(bed.books().await, before);
+    assert_eq!(bed.post("/v1/bind", bind("large", "gpu-c")).await.1["Error"], "");
+    bed.filter(pod("late", json!({"gpu-memory": "20000"})), &["gpu-c"]).await;
+    assert_eq!(bed.post("/v1/bind", bind("late", "gpu-c")).await.1["Error"], NO_MEMORY);
+}
+
+#[tokio::test]
+async fn a_pod_without_a_gpu_is_placed_by_its_processor_time_where_the_books_are_the_truth() {
+    let bed = Bed::warm().await;
+    let mut web = pod("web", json!({}));
+    web["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "40"}});
+    let answer = bed.filter(web.clone(), &["gpu-a", "gpu-b"]).await;
+    assert_eq!(answer["NodeNames"], json!(["gpu-a", "gpu-b"]));
+    let bind = json!({"PodName": "web", "PodNamespace": "team", "PodUID": "web", "Node": "gpu-a"});
+    assert_eq!(bed.post("/v1/bind", bind.to_string()).await.1, json!({"Error": ""}));
+    assert_eq!(bed.app.ledger.node("gpu-a").unwrap().host_free().cpu, MilliCpu::new(24_000));
+    web["metadata"]["uid"] = "web-2".into();
+    let answer = bed.filter(web, &["gpu-a", "gpu-b"]).await;
+    assert_eq!(answer["NodeNames"], json!(["gpu-b"]));
+    assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-a"], "node has too little free CPU");
+}

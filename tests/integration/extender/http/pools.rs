@@ -1,0 +1,241 @@
+//! Pools with slots, shared MIG instances and protection, as pods and operators meet them over HTTP.
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::harness::extender::{Bed, hello, pod, read};
+
+const POOLS: &str = "pools: {gpu-a: {replicas: 4}, gpu-b: {protection: mps}}";
+const NODES: [&str; 3] = ["gpu-a", "gpu-b", "gpu-c"];
+
+/// A pod with the limits of its container.
+fn with_limits(uid: &str, annotations: Value, limits: Value) -> Value {
+    let mut pod = pod(uid, annotations);
+    pod["spec"]["containers"][0]["resources"] = json!({"limits": limits});
+    pod
+}
+
+/// Binds a pod that was filtered; the error, empty where there is none.
+async fn bind(bed: &Bed, uid: &str, node: &str) -> String {
+    let body = json!({"PodName": uid, "PodNamespace": "team", "PodUID": uid, "Node": node});
+    let (status, answer) = bed.post("/v1/bind", body.to_string()).await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    answer["Error"].as_str().expect("a text").to_owned()
+}
+
+async fn explain(bed: &Bed, uid: &str) -> String {
+    bed.get(&format!("/v1/explain?pod=team/{uid}")).await.1
+}
+
+/// The device at a position of a node.
+async fn device(bed: &Bed, node: &str, at: usize) -> Value {
+    let text = bed.get(&format!("/v1/state?node={node}")).await.1;
+    read(text.as_bytes())["devices"][at].take()
+}
+
+#[tokio::test]
+async fn slots_are_given_out_one_by_one_and_refused_with_the_mend() {
+    let bed = Bed::warm_with(POOLS).await;
+    for at in 0..4 {
+        let uid = format!("slot-{at}");
+        let asked = with_limits(&uid, json!({}), json!({"nvidia.com/gpu.shared": "1"}));
+        let answer = bed.filter(asked, &NODES).await;
+        assert_eq!(answer["NodeNames"], json!(["gpu-a"]), "{answer}");
+        let refused = &answer["FailedAndUnresolvableNodes"]["gpu-b"];
+        assert_eq!(refused, "node's pool has no replica slots");
+        assert_eq!(device(&bed, "gpu-a", 0).await["slots"], json!({"all": 4, "free": 3 - at}));
+        assert_eq!(bind(&bed, &uid, "gpu-a").await, "");
+        let held = device(&bed, "gpu-a", 0).await;
+        assert_eq!(held["slots"], json!({"all": 4, "free": 3 - at}), "the claim became a booking");
+        assert_eq!(held["tenants"][at]["memory_mib"], 3_840);
+    }
+    let fifth = with_limits("fifth", json!({}), json!({"nvidia.com/gpu.shared": "1"}));
+    let answer = bed.filter(fifth, &NODES).await;
+    assert_eq!(answer["NodeNames"], json!([]));
+    let reason = &answer["FailedAndUnresolvableNodes"]["gpu-a"];
+    assert_eq!(reason, "no single GPU has enough free memory");
+    let text = explain(&bed, "fifth").await;
+    for part in ["3840 MiB of GPU memory", "end team/slot-0 (0.25 GPU): it fits on node gpu-a then"]
+    {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    assert_eq!(bed.books().await[0]["devices"][0]["overbooked"], false);
+}
+
+#[tokio::test]
+async fn a_fraction_takes_whole_slots_where_there_are_slots() {
+    let bed = Bed::warm_with(POOLS).await;
+    for (node, share) in [("gpu-a", 500_000), ("gpu-c", 300_000)] {
+        let answer = bed.filter(pod(node, json!({"gpu-fraction": "0.3"})), &[node]).await;
+        assert_eq!(answer["NodeNames"], json!([node]));
+        assert_eq!(bind(&bed, node, node).await, "");
+        assert_eq!(device(&bed, node, 0).await["booked_share_millionths"], share);
+    }
+}
+
+#[tokio::test]
+async fn isolation_is_honoured_or_refused_with_the_mend() {
+    let bed = Bed::warm_with(POOLS).await;
+    let guarded = json!({"gpu-fraction": "0.5", "gpupack.dev/isolation": "memory"});
+    let answer = bed.filter(pod("guarded", guarded), &NODES).await;
+    assert_eq!(answer["NodeNames"], json!(["gpu-b"]));
+    let unprotected = "node's pool holds no tenant of a shared GPU to its memory";
+    for node in ["gpu-a", "gpu-c"] {
+        assert_eq!(answer["FailedAndUnresolvableNodes"][node], unprotected);
+    }
+    assert_eq!(bind(&bed, "guarded", "gpu-b").await, "");
+    let held = device(&bed, "gpu-b", 0).await;
+    assert_eq!(
+        (&held["protection"], &held["tenants"][0]["intended"]),
+        (&json!("mps"), &json!("mps"))
+    );
+    assert_eq!(held["protection_evidence"], "intended", "nobody has looked");
+
+    for (uid, isolation, reason, mend) in [
+        ("small", "memory", unprotected, "configure the nodes' pool with `protection`"),
+        (
+            "part",
+            "hardware",
+            "part of a GPU has no isolation by hardware",
+            "`gpu-fraction: \\\"1\\\"` in place of 0.5 GPU: it fits on node gpu-a now",
+        ),
+    ] {
+        let annotations = json!({"gpu-fraction": "0.5", "gpupack.dev/isolation": isolation,
+            "gpupack.dev/gpu-model": "T4|L4"});
+        let answer = bed.filter(pod(uid, annotations), &NODES).await;
+        assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-c"], reason, "{answer}");
+        let text = explain(&bed, uid).await;
+        assert!(text.contains(reason) && text.contains(mend), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn memory_of_nobody_keeps_pods_away_that_want_isolation() {
+    let bed = Bed::warm_with(POOLS).await;
+    let mut report = hello("gpu-b", "NVIDIA A100-SXM4-80GB", 81_920, 2);
+    report["sequence"] = json!(2);
+    for (at, used) in [(0, 2_000), (1, 2_000)] {
+        report["devices"][at]["used_mib"] = json!(used);
+    }
+    assert_eq!(bed.report("gpu-b", &report).await.0, StatusCode::OK);
+    let annotations =
+        |isolation| json!({"gpu-fraction": "0.5", "gpupack.dev/isolation": isolation});
+    let answer = bed.filter(pod("wary", annotations("memory")), &["gpu-b"]).await;
+    let reason = "something on every protected GPU is not held to its memory";
+    assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-b"], reason);
+    let answer = bed.filter(pod("trusting", annotations("none")), &["gpu-b"]).await;
+    assert_eq!(answer["NodeNames"], json!(["gpu-b"]));
+}
+
+/// `gpu-a` as an A30 with these instances.
+fn a30(profiles: &[&str]) -> Value {
+    let mut report = hello("gpu-a", "NVIDIA A30", 24_576, 1);
+    report["agent"] = json!(profiles.concat());
+    report["inventory"][0]["kind"] = json!("mig_parent");
+    for (at, profile) in profiles.iter().enumerate() {
+        let uuid = format!("MIG-{at}");
+        let inventory = report["inventory"].as_array_mut().expect("a list");
+        inventory
+            .push(json!({"uuid": uuid, "index": 0, "model": "NVIDIA A30", "memory_mib": 5_952,
+            "kind": "mig_instance", "parent": "GPU-gpu-a-0", "profile": profile, "healthy": true}));
+        let uses = report["devices"].as_array_mut().expect("a list");
+        uses.push(json!({"uuid": uuid, "used_mib": 0, "healthy": true, "processes": []}));
+    }
+    report
+}
+
+#[tokio::test]
+async fn slots_of_mig_instances_and_whole_ones_come_from_the_same_books() {
+    let bed = Bed::warm_with("pools: {gpu-a: {replicas: 2}}").await;
+    let (status, reply) = bed.report("gpu-a", &a30(&["1g.6gb", "1g.6gb", "2g.12gb"])).await;
+    assert_eq!(status, StatusCode::OK, "{reply}");
+    let slot = |uid| with_limits(uid, json!({}), json!({"nvidia.com/gpu.shared": "1"}));
+    let whole = |uid| with_limits(uid, json!({}), json!({"nvidia.com/mig-1g.6gb": "1"}));
+    let half = pod("half", json!({"gpu-fraction": "0.5", "gpupack.dev/gpu-model": "MIG 1g.6gb"}));
+    for (uid, asked) in [("slot", slot("slot")), ("half", half), ("whole", whole("whole"))] {
+        let answer = bed.filter(asked, &NODES[..1]).await;
+        assert_eq!(answer["NodeNames"], json!(["gpu-a"]), "{uid}: {answer}");
+        assert_eq!(bind(&bed, uid, "gpu-a").await, "");
+    }
+    let answer = bed.filter(whole("one-more"), &NODES[..1]).await;
+    assert_eq!(answer["NodeNames"], json!([]), "both are in use: {answer}");
+    let two = device(&bed, "gpu-a", 3).await;
+    assert_eq!((&two["profile"], &two["compute_millionths"]), (&json!("2g.12gb"), &json!(500_000)));
+    let booked: u64 = {
+        let node = &bed.books().await[0];
+        let devices = node["devices"].as_array().expect("a list").clone();
+        devices.iter().map(|device| device["booked_mib"].as_u64().expect("a number")).sum()
+    };
+    assert_eq!(booked, 2 * 2_976 + 5_952);
+}
+
+#[tokio::test]
+async fn instances_that_cannot_lie_on_their_gpu_take_nobody() {
+    let bed = Bed::warm_with("").await;
+    for (profiles, fits) in [(["2g.12gb", "2g.12gb"], true), (["4g.24gb", "2g.12gb"], false)] {
+        let (status, reply) = bed.report("gpu-a", &a30(&profiles)).await;
+        assert_eq!(status, StatusCode::OK, "a report is not refused for it: {reply}");
+        let asked = with_limits("p", json!({}), json!({"nvidia.com/mig-2g.12gb": "1"}));
+        let answer = bed.filter(asked, &NODES[..1]).await;
+        assert_eq!(answer["NodeNames"] == json!(["gpu-a"]), fits, "{profiles:?}: {answer}");
+        assert_eq!(device(&bed, "gpu-a", 1).await["healthy"], fits);
+        bed.app.settle_pod(&gpupack::hardware::device::PodUid::new("p"));
+    }
+}
+
+#[tokio::test]
+async fn several_gpus_are_taken_where_they_are_near_each_other() {
+    let bed = Bed::warm().await;
+    for (node, numa_nodes) in [("gpu-a", [0, 1, 0, 1]), ("gpu-b", [0, 1, 2, 3])] {
+        let mut report = hello(node, "NVIDIA L40S", 46_068, 4);
+        report["agent"] = json!("second");
+        for (at, numa_node) in numa_nodes.into_iter().enumerate() {
+            report["inventory"][at]["numa_node"] = json!(numa_node);
+        }
+        if node == "gpu-b" {
+            report["inventory"][1]["neighbours"] = json!([{"uuid": "GPU-gpu-b-3", "links": 4}]);
+        }
+        let (status, answer) = bed.report(node, &report).await;
+        assert_eq!(status, StatusCode::OK, "{answer}");
+    }
+    let mut nodes = vec!["gpu-a", "gpu-b"];
+    for (uid, devices) in
+        [("linked", ["GPU-gpu-b-1", "GPU-gpu-b-3"]), ("beside", ["GPU-gpu-a-0", "GPU-gpu-a-2"])]
+    {
+        let node = if uid == "linked" { "gpu-b" } else { "gpu-a" };
+        let pair = json!({"gpu-fraction": "1", "gpu-fraction-num-devices": "2"});
+        let asked = pod(uid, pair);
+        let answer = bed.filter(asked.clone(), &nodes).await;
+        assert_eq!(answer["NodeNames"], json!(nodes), "{answer}");
+        let body = json!({"Pod": asked, "NodeNames": nodes});
+        let (_, scores) = bed.post("/v1/prioritize", body.to_string()).await;
+        let best =
+            scores.as_array().and_then(|all| all.iter().max_by_key(|it| it["Score"].as_i64()));
+        assert_eq!(best.map(|it| &it["Host"]), Some(&json!(node)), "{scores}");
+        assert_eq!(bind(&bed, uid, node).await, "");
+        let explained = explain(&bed, uid).await;
+        assert!(devices.iter().all(|device| explained.contains(device)), "{explained}");
+        nodes.retain(|other| *other != node);
+    }
+}
+
+#[tokio::test]
+async fn a_device_of_kubelets_is_refused_by_its_own_name() {
+    let bed = Bed::warm().await;
+    let mut report = hello("gpu-a", "Tesla T4", 15_360, 1);
+    (report["agent"], report["devices"][0]["healthy"]) = (json!("second"), json!(false));
+    for (ailment, reason, mend) in [
+        ("kubelet_owned", "every suitable GPU is handed out by kubelet itself", "a device plugin"),
+        ("xid", "every suitable GPU is unhealthy", "1 GPUs that would take it are unhealthy"),
+    ] {
+        report["devices"][0]["ailment"] = json!(ailment);
+        report["sequence"] = json!(report["sequence"].as_u64().map(|before| before + 1));
+        let (status, answer) = bed.report("gpu-a", &report).await;
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        let half = json!({"gpu-fraction": "0.5", "gpupack.dev/gpu-model": "T4"});
+        let answer = bed.filter(pod("half", half), &NODES).await;
+        assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-a"], reason, "{answer}");
+        let text = explain(&bed, "half").await;
+        assert!(text.contains(reason) && text.contains(mend), "{text}");
+    }
+}

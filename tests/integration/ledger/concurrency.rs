@@ -1,0 +1,247 @@
+//! Many threads on one ledger: no deadlock, and books that agree with themselves and with the facts.
+//!
+//! A deadlock shows as a message after a minute. The threads sweep over the same few pods at about the
+//! same time, so that calls about one pod meet.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::harness::ledger::{
+    DEVICE_MIB, add_node, asks, fraction, gpus, host, pod, seconds, seen, settings,
+};
+use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::units::{Demand, HostAmount};
+use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::model::policy::Policy;
+use gpupack::model::reservation::Placement;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+const NODES: [&str; 3] = ["a", "b", "c"];
+const THREADS: u64 = 4;
+const STEPS: u64 = 6000;
+
+fn ledger() -> Arc<Ledger> {
+    let ledger = Ledger::new(settings());
+    for node in NODES {
+        add_node(&ledger, node, &gpus(node, 4, "A100", DEVICE_MIB), seconds(0));
+    }
+    Arc::new(ledger)
+}
+
+/// A pod that the other threads are busy with at this step too.
+fn uid(rng: &mut ChaCha8Rng, step: u64) -> String {
+    format!("pod-{}", step / 40 + rng.random_range(0..4))
+}
+
+fn question(rng: &mut ChaCha8Rng) -> PlacementRequest {
+    let policy = Policy::ALL[rng.random_range(0..Policy::ALL.len())];
+    asks(fraction([200_000, 333_330, 500_000][rng.random_range(0..3)]), 1, policy)
+}
+
+fn agent_report(ledger: &Ledger, node: &str, thread: u64, step: u64) -> NodeReport {
+    let inventory = gpus(node, 4, "A100", DEVICE_MIB);
+    let uses = inventory.devices().iter().map(|device| seen(&device.id, [])).collect();
+    let session = ledger.report(
+        node,
+        &NodeReport {
+            bookings_version: None,
+            agent: format!("thread-{thread}"),
+            session: None,
+            sequence: step,
+            inventory: Some(inventory),
+            uses,
+        },
+        seconds(0),
+    );
+    let inventory = gpus(node, 4, "A100", DEVICE_MIB);
+    NodeReport {
+        bookings_version: None,
+        agent: format!("thread-{thread}"),
+        session: session.ok().map(|receipt| receipt.session),
+        sequence: step,
+        inventory: None,
+        uses: inventory.devices().iter().map(|device| seen(&device.id, [])).collect(),
+    }
+}
+
+/// Runs `body` on several threads and waits a minute at most.
+fn on_threads(body: impl Fn(u64) + Send + Sync + 'static) {
+    let body = Arc::new(body);
+    let (done, finished) = channel();
+    let threads: Vec<_> = (0..THREADS)
+        .map(|thread| {
+            let (body, done) = (Arc::clone(&body), done.clone());
+            std::thread::spawn(move || {
+                body(thread);
+                done.send(()).expect("the test waits for all threads");
+            })
+        })
+        .collect();
+    drop(done);
+    for _ in 0..THREADS {
+        match finished.recv_timeout(Duration::from_secs(60)) {
+            Ok(()) => {}
+            Err(RecvTimeoutError::Timeout) => panic!("a thread hangs: the locks wait in a circle"),
+            Err(RecvTimeoutError::Disconnected) => break, // a panic, which `join` shows
+        }
+    }
+    for thread in threads {
+        thread.join().expect("no thread panics");
+    }
+}
+
+/// Where each pod is booked; each on one node, and found by its UID there.
+fn booked_pods(ledger: &Ledger) -> BTreeMap<PodUid, NodeName> {
+    let mut pods = BTreeMap::new();
+    for node in ledger.nodes() {
+        for uid in node.reservations().keys() {
+            let twice = pods.insert(uid.clone(), node.name().clone());
+            assert_eq!(twice, None, "{uid} is booked on two nodes, one is {}", node.name());
+            let found = ledger.reservation(uid).map(|held| held.placement.node);
+            assert_eq!(found.as_ref(), Some(node.name()), "{uid} is not found by its UID");
+        }
+    }
+    pods
+}
+
+fn check_claims(ledger: &Ledger) {
+    let held: Vec<PodUid> =
+        ledger.nodes().iter().flat_map(|node| node.holds().keys().cloned()).collect();
+    let distinct: BTreeSet<&PodUid> = held.iter().collect();
+    assert_eq!(distinct.len(), held.len(), "a pod has two claims: {held:?}");
+    assert_eq!(ledger.hold_count(), held.len(), "claims are counted that nothing holds");
+}
+
+fn check_capacity(ledger: &Ledger) {
+    for node in ledger.nodes() {
+        for device in node.devices() {
+            let (capacity, booked) = (device.capacity(), device.booked());
+            assert!(
+                capacity.checked_sub(booked).is_some(),
+                "{} holds {booked:?} of {capacity:?}",
+                device.device().id
+            );
+        }
+    }
+}
+
+#[test]
+fn commands_from_many_threads_leave_sound_books() {
+    let ledger = ledger();
+    let shared = Arc::clone(&ledger);
+    on_threads(move |thread| {
+        let mut rng = ChaCha8Rng::seed_from_u64(thread);
+        for step in 1..=STEPS {
+            let node = NODES[rng.random_range(0..NODES.len())];
+            let uid = uid(&mut rng, step);
+            let question = question(&mut rng);
+            // Time runs fast enough for claims and drains to end while others use them.
+            let now = seconds(step / 10);
+            match rng.random_range(0..10) {
+                0..=2 => drop(shared.reserve(&pod(&uid), node, &question, now)),
+                3 => drop(shared.forget(&PodUid::new(uid))),
+                4..=5 => drop(shared.hold(&PodUid::new(uid), node, &question, now)),
+                6 if step % 40 > 20 => drop(shared.end_pod(&PodUid::new(uid), now)),
+                6 => drop(shared.drop_hold(&PodUid::new(uid))),
+                7 => drop(shared.tick(now)),
+                8 => {
+                    let report = agent_report(&shared, node, thread, step);
+                    drop(shared.report(node, &report, now));
+                }
+                _ => {
+                    shared.answers(&question, &NODES);
+                    check_capacity(&shared);
+                }
+            }
+        }
+    });
+    assert_eq!(ledger.audit(), Ok(()));
+    check_capacity(&ledger);
+    check_claims(&ledger);
+    booked_pods(&ledger);
+    for step in 0..=STEPS / 40 + 4 {
+        ledger.end_pod(&PodUid::new(format!("pod-{step}")), seconds(10_000));
+    }
+    ledger.tick(seconds(20_000));
+    assert_eq!(booked_pods(&ledger), BTreeMap::new(), "every pod has ended and was found");
+    assert_eq!(ledger.hold_count(), 0);
+    for node in ledger.nodes() {
+        assert!(node.devices().iter().all(|device| device.booked() == Demand::ZERO));
+    }
+}
+
+fn bound(uid: &str, placement: &Placement) -> PodFact {
+    PodFact {
+        pod: pod(uid),
+        node: Some(placement.node.clone()),
+        host: HostAmount::ZERO,
+        is_terminal: false,
+        request: None,
+        wants_gpu: true,
+        placement: Some(placement.clone()),
+        bound_by_us: true,
+    }
+}
+
+#[derive(Default)]
+struct Facts {
+    bound: BTreeSet<PodUid>,
+    ended: BTreeSet<PodUid>,
+}
+
+/// One thread's step among facts about pods: what the API server says must win.
+fn step_of_facts(ledger: &Ledger, facts: &Mutex<Facts>, rng: &mut ChaCha8Rng, step: u64) {
+    let node = NODES[rng.random_range(0..NODES.len())];
+    let uid = uid(rng, step);
+    let question = question(rng);
+    let now = seconds(step / 10);
+    match rng.random_range(0..10) {
+        0..=3 => {
+            if let Ok(placement) = ledger.reserve(&pod(&uid), node, &question, now) {
+                ledger.see_pod(&bound(&uid, &placement), now);
+                facts.lock().expect("no thread panics").bound.insert(PodUid::new(uid));
+            }
+        }
+        4..=5 => drop(ledger.forget(&PodUid::new(uid))),
+        6 => drop(ledger.hold(&PodUid::new(uid), node, &question, now)),
+        7 if step % 40 > 20 => {
+            ledger.end_pod(&PodUid::new(uid.clone()), now);
+            facts.lock().expect("no thread panics").ended.insert(PodUid::new(uid));
+        }
+        7 => drop(ledger.tick(now)),
+        8 if node == "c" => {
+            ledger.lose_node(&NodeName::new(node));
+            ledger.see_node(&NodeName::new(node), host(), PoolName::new(""));
+        }
+        _ => drop(ledger.answers(&question, &NODES)),
+    }
+}
+
+#[test]
+fn a_bound_pod_stays_booked_and_an_ended_one_does_not_whatever_else_runs() {
+    let ledger = ledger();
+    let facts = Arc::new(Mutex::new(Facts::default()));
+    let (shared, seen_facts) = (Arc::clone(&ledger), Arc::clone(&facts));
+    on_threads(move |thread| {
+        let mut rng = ChaCha8Rng::seed_from_u64(100 + thread);
+        for step in 1..=STEPS {
+            step_of_facts(&shared, &seen_facts, &mut rng, step);
+        }
+    });
+    assert_eq!(ledger.audit(), Ok(()));
+    ledger.tick(seconds(20_000));
+    let booked: BTreeSet<PodUid> = booked_pods(&ledger).into_keys().collect();
+    let facts = facts.lock().unwrap();
+    let lost: Vec<_> =
+        facts.bound.difference(&facts.ended).filter(|uid| !booked.contains(*uid)).collect();
+    assert!(lost.is_empty(), "bound pods that are not booked: {lost:?}");
+    let risen: Vec<_> = facts.ended.intersection(&booked).collect();
+    assert!(risen.is_empty(), "ended pods that are booked: {risen:?}");
+    check_claims(&ledger);
+}

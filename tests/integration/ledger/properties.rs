@@ -1,0 +1,290 @@
+//! What holds for the books after any history: nothing over capacity, nothing lost, answers that keep
+//! their word, and the same books whatever the order of the facts.
+
+mod facts;
+mod suggestions;
+mod replicas;
+mod sharing;
+
+use std::collections::BTreeMap;
+
+use crate::harness::histories::{Event, NODES, Player, history, question};
+use crate::harness::ledger::pod;
+use gpupack::hardware::device::NodeName;
+use gpupack::hardware::units::{Demand, MemMib, Timestamp};
+use gpupack::ledger::change::commits::ReserveError;
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::model::device_state::DeviceState;
+use gpupack::model::event::LedgerEvent;
+use gpupack::model::node_state::NodeState;
+use gpupack::model::rejection::Rejection;
+use proptest::prelude::*;
+
+/// A quarter of proptest's own number of cases, for a run of seconds; `PROPTEST_CASES` sets it.
+fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig { cases: default.cases / 4, ..default }
+}
+
+/// Sums on every device: within its capacity, and free, booked, claimed and unbooked make it up.
+fn check_sums(ledger: &Ledger) -> Result<(), TestCaseError> {
+    for node in ledger.nodes() {
+        for device in node.devices() {
+            check_device(device)?;
+            sharing::check_tenants(&node, device)?;
+        }
+    }
+    prop_assert_eq!(ledger.audit(), Ok(()));
+    Ok(())
+}
+
+fn check_device(device: &DeviceState) -> Result<(), TestCaseError> {
+    let tenants = device.tenants().values().try_fold(Demand::ZERO, |sum, d| sum.checked_add(*d));
+    prop_assert_eq!(tenants, Some(device.booked()));
+    let left = device.capacity().checked_sub(device.booked());
+    prop_assert!(left.is_some(), "over capacity: {device:?}");
+    // bind may take what others have claimed; then nothing is free
+    let left = left.and_then(|left| left.checked_sub(device.on_hold())).unwrap_or_default();
+    let memory = left.memory.checked_sub(device.unbooked()).unwrap_or(MemMib::ZERO);
+    prop_assert_eq!(device.free(), Demand { memory, ..left });
+    Ok(())
+}
+
+/// Kept answers are those of today's books.
+fn check_answers(ledger: &Ledger, question: &PlacementRequest) -> Result<(), TestCaseError> {
+    let kept = ledger.answers(question, &NODES);
+    for (node, kept) in NODES.iter().zip(kept) {
+        prop_assert_eq!(kept, ledger.fresh_answer(question, node), "node {}", node);
+    }
+    let keys = ledger.keys(question, NODES.iter());
+    let fresh =
+        NODES.map(|node| (ledger.fresh_answer(question, node).ok().map(|it| it.key()), node));
+    let found = keys.places.iter().map(|place| place.map(|at| keys.keys[at]));
+    prop_assert!(found.eq(fresh.iter().map(|(key, _)| *key)), "{:?}, {:?}", keys, fresh);
+    let first = fresh.iter().filter(|(key, _)| key.is_some()).min();
+    let first = first.and_then(|first| fresh.iter().position(|node| node == first));
+    let best = keys.best.and_then(|best| keys.places.iter().position(|at| *at == Some(best)));
+    prop_assert_eq!(best, first);
+    let best = ledger.best(question).map(|(_, rank)| rank);
+    let all = ledger.answers(question, &NODES);
+    prop_assert_eq!(best, all.into_iter().filter_map(Result::ok).min());
+    for listed in [&[0, 1, 2, 3][..], &[3, 1], &[2]] {
+        (1..=listed.len()).try_for_each(|most| check_choice(ledger, question, listed, most))?;
+    }
+    Ok(())
+}
+
+/// What is kept of many nodes, by the plain way: sort all that fit, take the best of at most half as many
+/// failure domains, and fill up with the best of all.
+fn check_choice(
+    ledger: &Ledger,
+    question: &PlacementRequest,
+    listed: &[usize],
+    most: usize,
+) -> Result<(), TestCaseError> {
+    let domain = |at: usize| ["", "east", "west", "west"][at % 4];
+    for (at, node) in NODES.iter().enumerate() {
+        ledger.see_domain(&NodeName::new(*node), domain(at));
+    }
+    let (mut fitting, mut refused) = (Vec::new(), [0; Rejection::LABELS.len()]);
+    for at in listed {
+        match ledger.fresh_answer(question, NODES[*at]) {
+            Ok(rank) => fitting.push((rank, NODES[*at], *at)),
+            Err(rejection) => refused[rejection.position()] += 1,
+        }
+    }
+    fitting.sort_unstable();
+    let mut kept: Vec<usize> = Vec::new();
+    let is_first_of = |kept: &[usize], at: usize| {
+        !domain(at).is_empty() && kept.iter().all(|other| domain(*other) != domain(at))
+    };
+    for (_, _, at) in &fitting {
+        if kept.len() < most / 2 && is_first_of(&kept, *at) {
+            kept.push(*at);
+        }
+    }
+    for (_, _, at) in &fitting {
+        if kept.len() < most && !kept.contains(at) {
+            kept.push(*at);
+        }
+    }
+    kept.sort_by_key(|at| fitting.iter().position(|(_, _, other)| other == at));
+    let choice = ledger.choose(question, listed.iter().map(|at| NODES[*at]), most);
+    let chosen: Vec<&str> = choice.kept.iter().map(NodeName::as_str).collect();
+    prop_assert_eq!(chosen, kept.into_iter().map(|at| NODES[at]).collect::<Vec<_>>());
+    prop_assert_eq!(choice.refused, refused);
+    Ok(())
+}
+
+/// A yes is kept by `reserve`; a no too, unless only claims stood in the way.
+fn check_reserve(
+    ledger: &Ledger,
+    question: &PlacementRequest,
+    now: Timestamp,
+) -> Result<(), TestCaseError> {
+    for node in NODES {
+        let answer = ledger.answers(question, &[node]).remove(0);
+        let has_claims = ledger.node(node).is_some_and(|books| !books.holds().is_empty());
+        let reserved = ledger.reserve(&pod("probe"), node, question, now);
+        match (answer, reserved) {
+            (Ok(_), Ok(placement)) => {
+                check_sums(ledger)?;
+                let devices = placement.devices.len();
+                let count = question.gpu.as_ref().map_or(0, |gpu| gpu.count.get());
+                prop_assert_eq!(u32::try_from(devices), Ok(count));
+            }
+            (Ok(rank), Err(error)) => {
+                return Err(TestCaseError::fail(format!("{node} said {rank:?}, then {error}")));
+            }
+            (Err(rejection), Ok(_)) => prop_assert!(has_claims, "{} said {:?}", node, rejection),
+            (Err(rejection), Err(ReserveError::Rejection(again))) if !has_claims => {
+                prop_assert_eq!(rejection, again);
+            }
+            (Err(_), Err(ReserveError::Rejection(_))) => {}
+            (Err(rejection), Err(error)) => {
+                return Err(TestCaseError::fail(format!("{rejection:?}, then {error}")));
+            }
+        }
+        ledger.forget(&pod("probe").uid);
+    }
+    Ok(())
+}
+
+/// Free memory and share of each device of each node that takes pods.
+fn room(nodes: &[NodeState]) -> BTreeMap<(String, String), (u64, u64)> {
+    let open = nodes.iter().filter(|node| node.placeable().is_ok());
+    open.flat_map(|node| {
+        let devices = node.devices().iter().filter(|device| device.is_placeable());
+        devices.map(|device| {
+            let free = device.free();
+            let key = (node.name().to_string(), device.device().id.to_string());
+            (key, (free.memory.mib(), free.share.millionths()))
+        })
+    })
+    .collect()
+}
+
+/// Room is told of exactly where some device has more than before.
+fn check_effects(
+    before: &[NodeState],
+    after: &[NodeState],
+    effects: &[LedgerEvent],
+    event: &Event,
+) -> Result<(), TestCaseError> {
+    let (old, new) = (room(before), room(after));
+    for node in after {
+        let name = node.name().to_string();
+        let grew = new.iter().any(|(key, (memory, share))| {
+            let known = old.get(key).copied();
+            key.0 == name
+                && (*memory > 0 && *share > 0)
+                && known.is_none_or(|(m, s)| *memory > m || *share > s)
+        });
+        let told = effects.contains(&LedgerEvent::Room(node.name().clone()));
+        prop_assert_eq!(told, grew, "{:?} at {}", event, name);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn nothing_is_over_capacity_and_nothing_is_lost(history in history()) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+            check_sums(&player.ledger)?;
+        }
+    }
+
+    #[test]
+    fn kept_answers_equal_fresh_ones(
+        history in history(),
+        questions in prop::collection::vec(question(), 1..4),
+    ) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+            for question in &questions {
+                check_answers(&player.ledger, question)?;
+            }
+        }
+    }
+
+    #[test]
+    fn reserve_keeps_the_word_of_the_answers(
+        history in history(),
+        questions in prop::collection::vec(question(), 1..4),
+    ) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+        }
+        for question in &questions {
+            check_reserve(&player.ledger, question, player.now)?;
+            check_answers(&player.ledger, question)?;
+        }
+    }
+
+    #[test]
+    fn room_is_told_of_exactly_when_it_grows(history in history()) {
+        let mut player = Player::new();
+        for event in &history {
+            let before = player.ledger.nodes();
+            if let Some(effects) = player.play(event) {
+                check_effects(&before, &player.ledger.nodes(), &effects, event)?;
+            }
+        }
+    }
+
+    #[test]
+    fn claims_and_pods_are_found_where_they_are(history in history()) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+            let nodes = player.ledger.nodes();
+            let holds: usize = nodes.iter().map(|node| node.holds().len()).sum();
+            prop_assert_eq!(player.ledger.hold_count(), holds, "after {:?}", event);
+            for node in &nodes {
+                for uid in node.reservations().keys() {
+                    let found = player.ledger.reservation(uid).map(|held| held.placement.node);
+                    prop_assert_eq!(found.as_ref(), Some(node.name()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_bound_pod_is_booked_once_with_what_is_written(history in history()) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+        }
+        for (uid, fact) in &player.bound {
+            let nodes = player.ledger.nodes();
+            let holding: Vec<_> = nodes.iter().filter(|node| node.reservation(uid).is_some()).collect();
+            let written: Vec<_> = fact.placement.iter().collect();
+            let placements = holding.iter().filter_map(|node| node.reservation(uid));
+            let booked: Vec<_> = placements
+                .map(|held| &held.placement)
+                .filter(|placement| !placement.devices.is_empty())
+                .collect();
+            prop_assert_eq!(booked, written);
+        }
+    }
+
+    #[test]
+    fn a_pod_without_gpu_fits_wherever_the_host_has_room(history in history()) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+        }
+        let question = PlacementRequest { gpu: None, ..crate::harness::ledger::asks(crate::harness::ledger::fraction(1), 1, Default::default()) };
+        for (node, answer) in NODES.iter().zip(player.ledger.answers(&question, &NODES)) {
+            let is_known = player.ledger.node(node).is_some();
+            prop_assert_eq!(answer.err(), (!is_known).then_some(Rejection::UnknownNode));
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Two ledgers that know the same answer the same; agents that speak out of turn change nothing.
+
+use std::num::NonZeroU32;
+
+use gpupack::hardware::device::PodUid;
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::Ledger;
+use proptest::prelude::*;
+
+use crate::harness::histories::{
+    Event, KINDS, NODES, Player, history, inventory, question, snapshots,
+};
+use crate::harness::ledger::{add_node, pod, seconds, settings};
+
+fn replica(kinds: &[usize], order: &[usize]) -> Ledger {
+    let ledger = Ledger::new(settings());
+    for at in order {
+        add_node(&ledger, NODES[*at], &inventory(NODES[*at], kinds[*at]), seconds(0));
+    }
+    ledger
+}
+
+proptest! {
+    #![proptest_config(super::config())]
+
+    #[test]
+    fn the_best_node_does_not_depend_on_the_order_in_which_nodes_came(
+        kinds in prop::collection::vec(0..KINDS, NODES.len()),
+        order in Just((0..NODES.len()).collect::<Vec<_>>()).prop_shuffle(),
+        questions in prop::collection::vec(question(), 1..20),
+    ) {
+        let one = replica(&kinds, &[0, 1, 2, 3]);
+        let other = replica(&kinds, &order);
+        for (at, question) in questions.iter().enumerate() {
+            let best = one.best(question);
+            prop_assert_eq!(&best, &other.best(question), "{:?}", question);
+            let Some((node, _)) = best else { continue };
+            let pod = pod(&format!("pod-{at}"));
+            let placed = one.reserve(&pod, node.as_str(), question, seconds(0));
+            prop_assert_eq!(&placed, &other.reserve(&pod, node.as_str(), question, seconds(0)));
+            prop_assert!(placed.is_ok());
+            for ledger in [&one, &other] {
+                ledger.learn(PodUid::new(format!("pod-{at}")), question);
+            }
+        }
+        prop_assert_eq!(snapshots(&one), snapshots(&other));
+    }
+
+    #[test]
+    fn the_best_node_is_the_first_of_equals(count in 1..4_u32, mut question in question()) {
+        let ledger = replica(&[1, 1, 1, 1], &[2, 0, 3, 1]);
+        prop_assume!(question.strategy.is_repeatable());
+        if let Some(gpu) = &mut question.gpu {
+            gpu.count = NonZeroU32::new(count).expect("from one");
+        }
+        if let Some((node, _)) = ledger.best(&question) {
+            prop_assert_eq!(node.as_str(), "a");
+        }
+    }
+
+    #[test]
+    fn agents_that_speak_out_of_turn_change_nothing(
+        history in history(),
+        noise in prop::collection::vec((0..NODES.len(), 0..KINDS, any::<bool>()), 1..10),
+    ) {
+        let mut player = Player::new();
+        for event in &history {
+            player.play(event);
+        }
+        for at in 0..NODES.len() {
+            player.play(&Event::Hello(at, 0));
+        }
+        let before = snapshots(&player.ledger);
+        for (at, kind, is_known) in noise {
+            // a session that is not the newest, or a sequence number that was used
+            let agent = if is_known { format!("agent-{at}") } else { "ghost".to_owned() };
+            let report = NodeReport {
+                bookings_version: None,
+                agent,
+                session: (!is_known).then_some(0),
+                sequence: 0,
+                inventory: player.present.contains(&at).then(|| inventory(NODES[at], kind)),
+                uses: Vec::new(),
+            };
+            let receipt = player.ledger.report(NODES[at], &report, player.now);
+            prop_assert!(receipt.is_err() || receipt.is_ok_and(|receipt| !receipt.is_taken));
+            prop_assert_eq!(&snapshots(&player.ledger), &before);
+        }
+    }
+}

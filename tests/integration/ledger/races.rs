@@ -1,0 +1,288 @@
+//! Pairs of calls that meet: whichever comes first, the books agree with the facts afterwards.
+//!
+//! Each round starts two threads at the same moment on a fresh pod. A race that is lost once in some
+//! hundred rounds shows here; the number of rounds keeps a run below a second.
+
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::harness::ledger::{
+    DEVICE_MIB, add_node, asks, fraction, gpus, host, pod, seconds, seen, settings,
+};
+use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::pool::Protection;
+use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
+use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::model::node_state::NodeReporting;
+use gpupack::model::policy::Policy;
+use gpupack::model::reservation::{PlacedDevice, Placement};
+
+const ROUNDS: u64 = 2000;
+
+/// A race ends after this time too: where the cores are busy, one round takes milliseconds.
+const LONGEST: Duration = Duration::from_millis(700);
+
+/// One race at a time: two threads that are to meet need two free cores.
+static TRACK: Mutex<()> = Mutex::new(());
+
+fn ledger() -> Ledger {
+    let ledger = Ledger::new(settings());
+    for node in ["a", "b"] {
+        add_node(&ledger, node, &gpus(node, 2, "A100", DEVICE_MIB), seconds(0));
+    }
+    ledger
+}
+
+fn half() -> PlacementRequest {
+    asks(fraction(500_000), 1, Policy::BinPack)
+}
+
+fn uid_of(round: u64) -> PodUid {
+    PodUid::new(format!("pod-{round}"))
+}
+
+/// The pod of this round as the API server shows it: bound to `node`, on its first device.
+fn bound(round: u64, node: &str) -> PodFact {
+    let demand = Demand { memory: MemMib::new(1), share: Share::from_millionths(1) };
+    let device =
+        PlacedDevice { id: crate::harness::ledger::device_id(&format!("{node}-0")), demand };
+    PodFact {
+        pod: pod(uid_of(round).as_str()),
+        node: Some(NodeName::new(node)),
+        host: HostAmount::ZERO,
+        is_terminal: false,
+        request: None,
+        wants_gpu: true,
+        placement: Some(Placement {
+            node: NodeName::new(node),
+            devices: vec![device],
+            protection: Protection::None,
+        }),
+        bound_by_us: false,
+    }
+}
+
+/// Lets the other thread run on when this one panics: a counter that has passed every round.
+struct Release<'a>(&'a AtomicU64);
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        self.0.store(u64::MAX / 2, Ordering::Release);
+    }
+}
+
+/// Runs `left` and `right` at the same moment, round after round: `prepare` before, `settle` after.
+fn race(
+    left: impl Fn(u64) + Sync,
+    right: impl Fn(u64) + Sync,
+    prepare: impl Fn(u64),
+    settle: impl Fn(u64),
+) {
+    let _alone = TRACK.lock().unwrap_or_else(PoisonError::into_inner);
+    let (started, finished) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _release = Release(&finished);
+            for round in 1..=ROUNDS {
+                wait_for(&started, round);
+                if started.load(Ordering::Acquire) > ROUNDS {
+                    return; // the other side has stopped
+                }
+                right(round);
+                finished.store(round, Ordering::Release);
+            }
+        });
+        let _release = Release(&started);
+        let began = now();
+        for round in 1..=ROUNDS {
+            if began.elapsed() > LONGEST {
+                return;
+            }
+            prepare(round);
+            started.store(round, Ordering::Release);
+            left(round);
+            wait_for(&finished, round);
+            settle(round);
+        }
+    });
+}
+
+#[expect(clippy::disallowed_methods, reason = "only bounds the time that the test takes")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// Spins for a moment, so that both sides start together, then leaves the core to others.
+fn wait_for(counter: &AtomicU64, round: u64) {
+    let mut spins = 0;
+    while counter.load(Ordering::Acquire) < round {
+        spins += 1;
+        if spins < 2000 { spin_loop() } else { std::thread::yield_now() }
+    }
+}
+
+fn is_booked(ledger: &Ledger, uid: &PodUid) -> bool {
+    let held = ledger.nodes().iter().filter(|node| node.reservation(uid).is_some()).count();
+    assert!(held <= 1, "{uid} is booked on {held} nodes");
+    let found = ledger.reservation(uid).is_some();
+    assert_eq!(found, held == 1, "{uid} is booked on {held} nodes; found by its UID: {found}");
+    found
+}
+
+fn check_claims(ledger: &Ledger, round: u64) {
+    let held: usize = ledger.nodes().iter().map(|node| node.holds().len()).sum();
+    assert_eq!(ledger.hold_count(), held, "round {round}: claims counted and claims held");
+}
+
+#[test]
+fn a_bound_pod_is_not_forgotten_by_a_refusal_that_comes_late() {
+    let ledger = ledger();
+    race(
+        |round| drop(ledger.see_pod(&bound(round, "a"), seconds(1))),
+        |round| drop(ledger.forget(&uid_of(round))),
+        |round| {
+            ledger.reserve(&pod(uid_of(round).as_str()), "a", &half(), seconds(1)).unwrap();
+        },
+        |round| {
+            assert!(is_booked(&ledger, &uid_of(round)), "round {round}");
+            ledger.end_pod(&uid_of(round), seconds(1));
+            add_report(&ledger, "a", 2 * round, seconds(1));
+            add_report(&ledger, "a", 2 * round + 1, seconds(1));
+        },
+    );
+}
+
+#[test]
+fn an_ended_pod_is_not_booked_by_a_late_copy_of_its_past() {
+    let ledger = ledger();
+    race(
+        |round| drop(ledger.see_pod(&bound(round, "a"), seconds(1))),
+        |round| drop(ledger.end_pod(&uid_of(round), seconds(1))),
+        |_| {},
+        |round| {
+            ledger.tick(seconds(100));
+            assert!(!is_booked(&ledger, &uid_of(round)), "round {round}");
+        },
+    );
+}
+
+#[test]
+fn a_pod_whose_claim_ends_while_it_is_reserved_is_still_found() {
+    let ledger = ledger();
+    race(
+        |round| {
+            ledger.reserve(&pod(uid_of(round).as_str()), "a", &half(), seconds(100)).unwrap();
+        },
+        |_| drop(ledger.tick(seconds(100))),
+        |round| {
+            add_report(&ledger, "a", round, seconds(100));
+            ledger.hold(&uid_of(round), "a", &half(), seconds(1));
+        },
+        |round| {
+            assert!(is_booked(&ledger, &uid_of(round)), "round {round}");
+            check_claims(&ledger, round);
+            ledger.forget(&uid_of(round));
+            assert!(!is_booked(&ledger, &uid_of(round)), "round {round}");
+        },
+    );
+}
+
+#[test]
+fn two_claims_of_one_pod_leave_one() {
+    let ledger = ledger();
+    race(
+        |round| drop(ledger.hold(&uid_of(round), "a", &half(), seconds(1))),
+        |round| drop(ledger.hold(&uid_of(round), "b", &half(), seconds(1))),
+        |_| {},
+        |round| {
+            check_claims(&ledger, round);
+            ledger.drop_hold(&uid_of(round));
+            check_claims(&ledger, round);
+        },
+    );
+}
+
+#[test]
+fn a_claim_that_meets_its_own_bind_leaves_nothing_behind() {
+    let ledger = ledger();
+    race(
+        |round| drop(ledger.hold(&uid_of(round), "a", &half(), seconds(1))),
+        |round| {
+            ledger.reserve(&pod(uid_of(round).as_str()), "a", &half(), seconds(1)).unwrap();
+        },
+        |_| {},
+        |round| {
+            check_claims(&ledger, round);
+            assert_eq!(ledger.hold_count(), 0, "round {round}: the pod is reserved");
+            ledger.forget(&uid_of(round));
+        },
+    );
+}
+
+#[test]
+fn a_pod_seen_while_its_node_is_deleted_stays_booked() {
+    let ledger = ledger();
+    race(
+        |round| drop(ledger.see_pod(&bound(round, "a"), seconds(1))),
+        |_| ledger.lose_node(&NodeName::new("a")),
+        |_| {},
+        |round| {
+            assert!(is_booked(&ledger, &uid_of(round)), "round {round}");
+            ledger.end_pod(&uid_of(round), seconds(1));
+            ledger.tick(seconds(100));
+            ledger.see_node(&NodeName::new("a"), host(), PoolName::new(""));
+        },
+    );
+}
+
+/// A report of a node's running agent that sees no process.
+fn add_report(ledger: &Ledger, node: &str, sequence: u64, now: Timestamp) {
+    let inventory = gpus(node, 2, "A100", DEVICE_MIB);
+    let report = NodeReport {
+        bookings_version: None,
+        agent: "racer".to_owned(),
+        session: None,
+        sequence,
+        uses: inventory.devices().iter().map(|device| seen(&device.id, [])).collect(),
+        inventory: Some(inventory),
+    };
+    ledger.report(node, &report, now).expect("a hello with an inventory is accepted");
+}
+
+#[test]
+fn a_node_that_reports_just_before_it_counts_as_silent_is_not_silent() {
+    let ledger = ledger();
+    race(
+        |round| add_report(&ledger, "a", round, seconds(100 * round)),
+        |round| drop(ledger.tick(seconds(100 * round))),
+        |_| {},
+        |round| {
+            // If the tick came first, the report after it ends the silence.
+            let state = ledger.node("a").unwrap().state();
+            assert_eq!(state, NodeReporting::Reporting, "round {round}");
+        },
+    );
+}
+
+#[test]
+fn a_node_that_is_deleted_just_before_it_counts_as_silent_stays_deleted() {
+    let ledger = ledger();
+    ledger.see_pod(&bound(0, "a"), seconds(0)); // else nothing of the node is kept
+    race(
+        |_| ledger.lose_node(&NodeName::new("a")),
+        |round| drop(ledger.tick(seconds(100 * round + 50))),
+        |round| {
+            ledger.see_node(&NodeName::new("a"), host(), PoolName::new(""));
+            add_report(&ledger, "a", round, seconds(100 * round));
+        },
+        |round| {
+            let state = ledger.node("a").unwrap().state();
+            assert_eq!(state, NodeReporting::Gone, "round {round}");
+        },
+    );
+}

@@ -1,0 +1,118 @@
+//! Two kube-schedulers that drive filter, prioritize and bind through one ledger, and the Bindings that
+//! are on their way to the API server.
+
+use gpupack::hardware::device::PodUid;
+use gpupack::model::reservation::{Placement, ReservationState};
+use rand::Rng;
+
+use super::cluster::NODES;
+use super::{UNDECIDED, World};
+
+/// Where one scheduler is with its pod.
+#[derive(Default)]
+pub(crate) enum Scheduler {
+    #[default]
+    Idle,
+    /// It has asked about this pod, and chosen a node.
+    Asked(PodUid, &'static str),
+}
+
+/// A Binding that the API server has not decided yet.
+pub(crate) struct Binding {
+    uid: PodUid,
+    version: u64,
+    placement: Placement,
+    /// The life of the extender that sent it and waits for the reply.
+    restarts: u64,
+}
+
+impl World {
+    pub(crate) fn schedule(&mut self) {
+        let at = self.rng.random_range(0..self.schedulers.len());
+        self.schedulers[at] = match std::mem::take(&mut self.schedulers[at]) {
+            Scheduler::Idle => self.ask().unwrap_or_default(),
+            Scheduler::Asked(uid, node) => {
+                if self.rng.random_bool(0.95) {
+                    self.reserve(uid, node);
+                } // else it crashed, or the pod failed elsewhere
+                Scheduler::Idle
+            }
+        };
+    }
+
+    /// filter and prioritize: the best node gets a claim.
+    fn ask(&mut self) -> Option<Scheduler> {
+        let uid = self.some_pod(false)?;
+        let question = self.questions.get(&uid)?;
+        if self.rng.random_bool(0.9) {
+            self.ledger.drop_hold(&uid);
+        }
+        let answers = self.ledger.answers(question, &NODES);
+        let fitting =
+            NODES.iter().zip(answers).filter_map(|(node, answer)| Some((answer.ok()?, *node)));
+        let (_, best) = fitting.min()?;
+        self.ledger.hold(&uid, best, question, self.now);
+        // another score may win, then the claim is elsewhere
+        let is_ours = self.rng.random_bool(0.9);
+        let node = if is_ours { best } else { NODES[self.rng.random_range(0..NODES.len())] };
+        Some(Scheduler::Asked(uid, node))
+    }
+
+    /// bind: reserves and sends the Binding, unless the extender dies in between.
+    fn reserve(&mut self, uid: PodUid, node: &str) {
+        let Some(pod) = self.api.pods.get(&uid) else { return };
+        let question = &self.questions[&uid];
+        let reserved = self.ledger.reserve(&pod.fact.pod, node, question, self.now);
+        let Ok(placement) = reserved else { return };
+        if self.rng.random_bool(0.05) {
+            return; // nothing was sent
+        }
+        let binding = Binding { uid, version: pod.version, placement, restarts: self.restarts };
+        self.bindings.push(binding);
+    }
+
+    /// The API server decides on some Binding; its reply may be lost.
+    pub(crate) fn deliver_binding(&mut self) {
+        if self.bindings.is_empty() {
+            return;
+        }
+        let at = self.rng.random_range(0..self.bindings.len());
+        let binding = self.bindings.swap_remove(at);
+        if self.rng.random_bool(0.05) {
+            return; // it never arrives
+        }
+        let is_bound = self.api.bind(&binding.uid, binding.version, &binding.placement);
+        self.placed += u64::from(is_bound);
+        if self.rng.random_bool(0.2) || binding.restarts != self.restarts {
+            return; // nobody hears the reply
+        }
+        if is_bound {
+            self.ledger.confirm(&binding.uid);
+        } else {
+            self.read_back(&binding.uid);
+        }
+    }
+
+    /// Bindings without a decision: the pod is touched, so that a late one conflicts, and read.
+    pub(crate) fn look_into_undecided(&mut self) {
+        let is_overdue = |uid: &&PodUid| match self.ledger.reservation(uid).map(|held| held.state) {
+            Some(ReservationState::Assumed { since }) => self.now.since(since) >= UNDECIDED,
+            _ => false,
+        };
+        let overdue: Vec<_> = self.questions.keys().filter(is_overdue).cloned().collect();
+        for uid in overdue {
+            self.read_back(&uid);
+        }
+    }
+
+    fn read_back(&mut self, uid: &PodUid) {
+        self.api.patch(uid);
+        match self.api.pods.get(uid) {
+            None => drop(self.ledger.end_pod(uid, self.now)),
+            Some(pod) if pod.fact.node.is_some() || pod.fact.is_terminal => {
+                self.ledger.see_pod(&pod.fact, self.now);
+            }
+            Some(_) => drop(self.ledger.forget(uid)),
+        }
+    }
+}

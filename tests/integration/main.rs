@@ -1,0 +1,82 @@
+//! The tests of the library and of the program, in one binary: each binary links the whole library again.
+//!
+//! They share one process, so no test changes what belongs to the process: its environment, its current folder,
+//! its log. One file alone: `cargo test --test integration races::`.
+
+/// What the tests share: stand-ins for what is around the program, and values in few words.
+#[path = "../harness/mod.rs"]
+mod harness;
+
+/// The books: any history, any order, many threads.
+mod ledger {
+    mod concurrency;
+    mod properties;
+    mod races;
+    mod simulation;
+}
+
+/// The extender as kube-scheduler, the API server, people and attackers meet it.
+mod extender {
+    mod admission;
+    mod attacks;
+    mod dashboards;
+    mod history;
+    mod http;
+    mod protocol;
+    mod requeues;
+    mod routes;
+    mod webhook_tls;
+}
+
+/// Reading and writing at an API server that loses and refuses.
+mod cluster_api {
+    #![expect(clippy::unwrap_used, reason = "test fixtures outside of test functions")]
+
+    mod binding;
+    mod edits;
+    mod evicting;
+    mod forged;
+    mod kept;
+    mod overlapping;
+    mod waiting;
+    mod writer;
+}
+
+/// The agent: its reports, its conversation with the extender, and what it reads of NVML.
+mod agent {
+    mod report_wire;
+    mod session;
+
+    /// The agent against a stand-in for NVIDIA's library (`tests/harness/fake_nvml`).
+    mod nvml {
+        #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+        /// What is read of devices that work.
+        mod inventory;
+        /// What events and the driver's wishes make of a device.
+        mod health;
+        /// Every error of every call, functions that are missing, lies.
+        mod faults;
+        /// The loops: from the hardware to the extender, and how often.
+        mod loops;
+        /// Devices that are kubelet's.
+        mod kubelet;
+        /// What holds pods to their memory.
+        mod protection;
+        /// Daemons of MPS, and what holds their clients.
+        mod mps;
+        /// What is used outside of the books.
+        mod guard;
+        /// What the agent itself costs.
+        mod cost;
+    }
+}
+
+/// The commands, as their users run them.
+mod commands {
+    mod ask;
+    mod demo;
+    mod simulate;
+    mod snapshot;
+    mod trace_parity;
+}

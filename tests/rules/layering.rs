@@ -1,0 +1,299 @@
+//! Holds the code to the order in `src/lib.rs`: a file imports only files that stand above it there. So
+//! there are no import circles, neither of files nor of folders.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::source::{SourceFile, Word, files, words};
+
+/// Most Rust files in one folder of `src`: beyond them it is two rooms.
+const MOST_IN_A_FOLDER: usize = 12;
+
+/// What decides is pure: no file of these folders mentions any of these words, tests aside.
+const PURE: [&str; 6] = ["hardware", "model", "waste", "scoring", "usage", "ledger"];
+
+/// Clocks, chance, input and output, and formats.
+const IMPURE: [&str; 13] = [
+    "tokio",
+    "async",
+    "await",
+    "Instant",
+    "SystemTime",
+    "rand",
+    "rand_chacha",
+    "serde",
+    "serde_json",
+    "axum",
+    "kube",
+    "k8s_openapi",
+    "f32",
+];
+
+/// Where `src/lib.rs` lists each file, as its path of modules.
+type Order = BTreeMap<Vec<String>, usize>;
+
+/// The files that `lib.rs` lists, fixtures of tests left out.
+fn order(lib: &[Word]) -> Order {
+    let text = |at: usize| lib.get(at).map_or("", |word| word.text.as_str());
+    let mut rooms: Vec<String> = Vec::new();
+    let mut found = Order::new();
+    for at in 0..lib.len() {
+        match text(at) {
+            "mod" if text(at + 2) == "{" => rooms.push(text(at + 1).to_owned()),
+            "mod" if !is_of_tests(lib, at) => {
+                let path = rooms.iter().cloned().chain([text(at + 1).to_owned()]).collect();
+                found.insert(path, found.len());
+            }
+            "}" => {
+                rooms.pop();
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Whether the `mod` at `at` has the attribute `#[cfg(test)]`, whatever its visibility and other attributes.
+fn is_of_tests(words: &[Word], at: usize) -> bool {
+    let before = words[..at].iter().rev().map(|word| word.text.as_str());
+    let own: Vec<&str> = before.take_while(|word| ![";", "{", "}"].contains(word)).collect();
+    own.windows(4).any(|run| run == [")", "test", "(", "cfg"])
+}
+
+/// The words of a file outside its test modules.
+fn without_tests(words: &[Word]) -> Vec<&Word> {
+    let mut kept = Vec::new();
+    let mut at = 0;
+    while at < words.len() {
+        let is_block = words.get(at + 2).is_some_and(|word| word.text == "{");
+        if words[at].text == "mod" && is_block && is_of_tests(words, at) {
+            at = end_of_block(words, at + 2);
+        } else {
+            kept.push(&words[at]);
+            at += 1;
+        }
+    }
+    kept
+}
+
+/// Where the block that opens at `at` is over.
+fn end_of_block(words: &[Word], at: usize) -> usize {
+    let mut open = 0_usize;
+    for (end, word) in words.iter().enumerate().skip(at) {
+        match word.text.as_str() {
+            "{" => open += 1,
+            "}" if open == 1 => return end + 1,
+            "}" => open -= 1,
+            _ => {}
+        }
+    }
+    words.len()
+}
+
+/// The paths below the crate that a text names, trees of `use` unfolded, each with its line.
+fn paths(words: &[&Word]) -> Vec<(Vec<String>, usize)> {
+    let mut found = Vec::new();
+    for at in 0..words.len() {
+        let is_path = words.get(at + 1).is_some_and(|word| word.text == "::");
+        if words[at].text == "crate" && is_path {
+            unfold(words, at + 2, &mut Vec::new(), &mut found);
+        }
+    }
+    found
+}
+
+/// Reads the path or the tree of `use` at `at`, which continues `path`; returns where it is over.
+fn unfold(
+    words: &[&Word],
+    mut at: usize,
+    path: &mut Vec<String>,
+    found: &mut Vec<(Vec<String>, usize)>,
+) -> usize {
+    let own = path.len();
+    while let Some(word) = words.get(at) {
+        if word.text == "{" {
+            at += 1;
+            while words.get(at).is_some_and(|word| word.text != "}") {
+                at = if words[at].text == "," { at + 1 } else { unfold(words, at, path, found) };
+            }
+            path.truncate(own);
+            return at + 1;
+        }
+        path.push(word.text.clone());
+        at += 1;
+        if words.get(at).is_none_or(|next| next.text != "::") {
+            found.push((path.clone(), word.line));
+            break;
+        }
+        at += 1;
+    }
+    while words.get(at).is_some_and(|word| word.text == "as") {
+        at += 2;
+    }
+    path.truncate(own);
+    at
+}
+
+/// The listed file that a path leads into.
+fn file_of<'a>(order: &'a Order, path: &[String]) -> Option<(&'a Vec<String>, usize)> {
+    (1..=path.len()).find_map(|length| {
+        order.get_key_value(&path[..length]).map(|(file, position)| (file, *position))
+    })
+}
+
+/// The path of modules of a file of `src`.
+fn modules_of(path: &str) -> Vec<String> {
+    let path = path.trim_start_matches("src/").trim_end_matches(".rs");
+    path.split('/').map(str::to_owned).collect()
+}
+
+/// The Rust files of the library but `lib.rs`.
+fn library(files: &[SourceFile]) -> impl Iterator<Item = &SourceFile> {
+    let tops = ["src/lib.rs", "src/main.rs"];
+    files.iter().filter(move |file| {
+        file.path.starts_with("src/")
+            && file.path.ends_with(".rs")
+            && !tops.contains(&file.path.as_str())
+    })
+}
+
+/// What a listed file imports that stands below it, and ways to name it that do not show where it stands.
+fn upward(order: &Order, path: &str, text: &str) -> Vec<String> {
+    let Some(own) = order.get(&modules_of(path)) else { return Vec::new() };
+    let words = words(text);
+    let words = without_tests(&words);
+    let mut faults = Vec::new();
+    for (import, line) in paths(&words) {
+        match file_of(order, &import) {
+            Some((_, position)) if position <= *own => {}
+            Some((file, _)) => faults.push(format!(
+                "{path}:{line}: `{}` stands below it in src/lib.rs",
+                file.join("::")
+            )),
+            None => faults.push(format!("{path}:{line}: `{}` is no file", import.join("::"))),
+        }
+    }
+    let relative = words.iter().filter(|word| word.text == "super");
+    faults.extend(relative.map(|word| format!("{path}:{}: begin paths with `crate`", word.line)));
+    faults
+}
+
+fn tree() -> Order {
+    let files = files();
+    let lib = files.iter().find(|file| file.path == "src/lib.rs").expect("there is a library");
+    order(&words(&lib.text))
+}
+
+#[test]
+fn a_file_imports_only_files_above_it() {
+    let order = tree();
+    let faults: Vec<String> =
+        library(&files()).flat_map(|file| upward(&order, &file.path, &file.text)).collect();
+    assert!(order.len() > 100 && faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn every_file_is_listed_or_a_test_of_one_that_is() {
+    let order = tree();
+    let files = files();
+    let texts: BTreeMap<&str, &str> =
+        library(&files).map(|file| (file.path.as_str(), file.text.as_str())).collect();
+    let is_test = |path: &str| {
+        let (folder, name) = path.trim_end_matches(".rs").rsplit_once('/').unwrap_or_default();
+        let parent = texts.get(format!("{folder}.rs").as_str());
+        parent.is_some_and(|text| {
+            let words = words(text);
+            (0..words.len()).any(|at| {
+                let is_it = words.get(at + 1).is_some_and(|word| word.text == name);
+                words[at].text == "mod" && is_it && is_of_tests(&words, at)
+            })
+        }) || name == "fixture"
+    };
+    let lost: Vec<&&str> = texts
+        .keys()
+        .filter(|path| !order.contains_key(&modules_of(path)) && !is_test(path))
+        .collect();
+    assert!(lost.is_empty(), "not in src/lib.rs: {lost:?}");
+}
+
+#[test]
+fn a_folder_has_a_dozen_files_at_most() {
+    let files = files();
+    let mut folders: BTreeMap<&str, usize> = BTreeMap::new();
+    for (folder, _) in library(&files).filter_map(|file| file.path.rsplit_once('/')) {
+        *folders.entry(folder).or_default() += 1;
+    }
+    folders.retain(|_, count| *count > MOST_IN_A_FOLDER);
+    assert_eq!(folders, BTreeMap::new(), "make two rooms of it");
+}
+
+#[test]
+fn what_decides_mentions_nothing_impure() {
+    let impure = BTreeSet::from(IMPURE);
+    let mut faults = Vec::new();
+    for file in library(&files()) {
+        let modules = modules_of(&file.path);
+        let is_test = modules.iter().any(|module| module == "tests" || module == "fixture");
+        if is_test || !PURE.contains(&modules[0].as_str()) {
+            continue;
+        }
+        let words = words(&file.text);
+        let found = without_tests(&words);
+        let found = found.iter().filter(|word| impure.contains(word.text.as_str()));
+        faults.extend(found.map(|word| format!("{}:{}: `{}`", file.path, word.line, word.text)));
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[cfg(test)]
+mod scanner {
+    use super::*;
+
+    fn upward_of(path: &str, text: &str) -> usize {
+        let lib =
+            "pub mod a; /// R\n pub mod r { pub mod b; #[cfg(test)] mod f; pub(crate) mod c; }";
+        upward(&order(&words(lib)), path, text).len()
+    }
+
+    #[test]
+    fn words_leave_out_comments_texts_and_characters() {
+        let text = "// crate::a\nlet x: &'a str = \"crate::b\\\" c\"; /* /* d */ e */ r#\"f\"g\"#; \
+                    b'\\''; 'h'; b\"i\" 'é' j";
+        let found: Vec<_> = words(text).into_iter().map(|word| word.text).collect();
+        let kept: Vec<_> =
+            found.iter().filter(|word| word.chars().all(char::is_alphanumeric)).collect();
+        assert_eq!(kept, ["let", "x", "a", "str", "b", "j"], "{found:?}");
+        assert_eq!(words("\n\n\"\n\" x")[0].line, 4);
+    }
+
+    #[test]
+    fn files_are_listed_in_order_without_those_of_tests() {
+        let text = "pub mod a; #[cfg(test)] pub(crate) mod t; mod r { #[cfg(x)] pub mod b; }";
+        let found: Vec<String> = order(&words(text)).keys().map(|path| path.join("/")).collect();
+        assert_eq!(found, ["a", "r/b"]);
+    }
+
+    #[test]
+    fn an_import_from_below_is_seen_in_every_form() {
+        for fault in [
+            "use crate::r::c::X;",
+            "use crate::{a, r::{b, c}};",
+            "use crate::r::{b::{X, Y as Z}, c::W};",
+            "fn f() { crate::r::c::g() }",
+            "use crate::unknown::X;",
+            "use super::c::X;",
+        ] {
+            assert_eq!(upward_of("src/r/b.rs", fault), 1, "{fault}");
+        }
+        for fine in [
+            "use crate::a::X; use crate::r::b::Y;",
+            "use crate::{a::{X, Y}, r::b::{self, Z}};",
+            "// use crate::r::c::X;",
+            "#[cfg(test)] mod tests { use crate::r::c::X; use super::*; } fn f() {}",
+            "pub(crate) fn f() {}",
+        ] {
+            assert_eq!(upward_of("src/r/b.rs", fine), 0, "{fine}");
+        }
+        assert_eq!(upward_of("src/r/c.rs", "use crate::r::b::X;"), 0);
+        assert_eq!(upward_of("src/r/b/tests.rs", "use crate::r::c::X;"), 0, "tests look anywhere");
+    }
+}

@@ -1,0 +1,8 @@
+//! What holds for the sources themselves.
+
+/// The order of the files.
+mod layering;
+/// Look, names, links, and documents that name everything.
+mod tidy;
+/// The files of the repository, and Rust text as words.
+mod source;

@@ -11,6 +11,9 @@ pub(crate) mod extender;
 /// An API server that loses and refuses.
 pub(crate) mod api_server;
 
+/// One after another, for tests that measure.
+pub(crate) mod turns;
+
 /// What an agent has around it.
 pub(crate) mod agent {
     /// A node of its own for each test.

@@ -7,7 +7,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
-/// The books: any history, any order, many threads.
+/// The ledger: any history, any order, many threads.
 mod ledger {
     mod concurrency;
     mod properties;
@@ -65,7 +65,7 @@ mod agent {
         mod protection;
         /// Daemons of MPS, and what holds their clients.
         mod mps;
-        /// What is used outside of the books.
+        /// What pods use beyond their request, and memory of no known pod.
         mod guard;
         /// What the agent itself costs.
         mod cost;

@@ -5,12 +5,12 @@
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::harness::ledger::{
     DEVICE_MIB, add_node, asks, fraction, gpus, host, pod, seconds, seen, settings,
 };
+use crate::harness::turns::turn;
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::Protection;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
@@ -26,9 +26,6 @@ const ROUNDS: u64 = 2000;
 
 /// A race ends after this time too: where the cores are busy, one round takes milliseconds.
 const LONGEST: Duration = Duration::from_millis(700);
-
-/// One race at a time: two threads that are to meet need two free cores.
-static TRACK: Mutex<()> = Mutex::new(());
 
 fn ledger() -> Ledger {
     let ledger = Ledger::new(settings());
@@ -83,7 +80,8 @@ fn race(
     prepare: impl Fn(u64),
     settle: impl Fn(u64),
 ) {
-    let _alone = TRACK.lock().unwrap_or_else(PoisonError::into_inner);
+    // Two threads that are to meet need two free cores.
+    let _turn = turn();
     let (started, finished) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::loops::Loops;
 use crate::harness::agent::extender::Extender;
 use crate::harness::agent::world::{POD, World, a100, with};
+use crate::harness::turns::turn;
 
 /// Another pod.
 const NEIGHBOUR: &str = "1d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f01";
@@ -58,6 +59,7 @@ fn timed(
 
 #[test]
 fn an_over_user_is_in_books_state_and_metrics_within_two_seconds() {
+    let _turn = turn();
     let (world, extender, _loops) = stage();
     // Within the books as a whole: the neighbour's idle share would hide it.
     let hidden = timed((&world, &extender), &[(10, 25_000), (11, 1_000)], |node, extender| {
@@ -94,6 +96,7 @@ fn an_over_user_is_in_books_state_and_metrics_within_two_seconds() {
 
 #[test]
 fn a_foreign_tenant_is_in_books_state_and_metrics_within_two_seconds() {
+    let _turn = turn();
     let (world, extender, _loops) = stage();
     let processes = [(10, 1_000), (11, 1_000), (12, 30_000)];
     let took = timed((&world, &extender), &processes, |node, extender| {

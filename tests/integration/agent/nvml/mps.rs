@@ -17,30 +17,9 @@ use crate::harness::agent::extender::Extender;
 use crate::harness::agent::process::AgentProcess;
 use crate::harness::agent::world::{POD, World, a100, h200_in_mig_mode, with};
 
-/// The control program: with `-f` a daemon, which lives as long as its file `pid`; else it answers one
-/// command from files beside the pipes. A file `hang` makes it slow.
-const CONTROL: &str = r#"#!/bin/sh
-cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
-if [ "$1" = -f ]; then
-    echo "$CUDA_VISIBLE_DEVICES $*" >>started
-    [ -e broken ] && exit 3
-    echo $$ >pid
-    while [ "$(cat pid 2>/dev/null)" = $$ ]; do sleep 0.05; done
-    exit 0
-fi
-read -r command argument rest
-[ -e hang ] && sleep 30
-kill -0 "$(cat pid 2>/dev/null)" 2>/dev/null || {
-    echo "Cannot find MPS control daemon process" >&2
-    exit 1
-}
-case "$command" in
-    get_server_list) cat servers 2>/dev/null || true ;;
-    get_server_status) cat "status-$argument" 2>/dev/null || echo ACTIVE ;;
-    quit) echo "$argument $rest" >quit; rm pid ;;
-    *) echo "Invalid command"; exit 1 ;;
-esac
-"#;
+/// The stand-in for the control program. No test writes it: a file that is written while another test starts a
+/// process cannot always be run ("text file busy").
+const CONTROL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/harness/mps_control");
 
 /// A node whose daemons are looked after, quickly.
 struct Node {
@@ -55,7 +34,7 @@ struct Node {
 impl Node {
     fn start(scenario: &Value, duty: Duty) -> Self {
         let world = World::new(scenario);
-        let program = control(&world);
+        let program = PathBuf::from(CONTROL);
         let clock = Clock::start();
         let ask_every = Duration::from_millis(100);
         let folder = world.path("mps");
@@ -122,14 +101,6 @@ fn mounts_of(world: &World, folders: &[(&str, &str)]) -> String {
         text += &format!("{id} 50 254:0 {} {at} rw - ext4 /dev/vda rw\n", folder.display());
     }
     text
-}
-
-/// The stand-in, as a program of this world.
-fn control(world: &World) -> PathBuf {
-    let program = world.path("control");
-    std::fs::write(&program, CONTROL).unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    program
 }
 
 fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
@@ -326,11 +297,11 @@ fn the_extender_shows_a_client_as_held_only_while_its_daemon_serves() {
 #[test]
 fn the_agent_as_a_process_runs_the_daemons_and_ends_them_when_it_is_told_to_stop() {
     let world = World::new(&json!({"gpus": [a100("GPU-a")]}));
-    let (program, folder) = (control(&world), world.path("mps"));
+    let folder = world.path("mps");
     let extender = Extender::start();
     let flags = ["--mps", "manage", "--mps-control"].map(OsStr::new);
     let flags =
-        [&flags[..], &[program.as_os_str(), OsStr::new("--mps-folder"), folder.as_os_str()]];
+        [&flags[..], &[OsStr::new(CONTROL), OsStr::new("--mps-folder"), folder.as_os_str()]];
     let agent = AgentProcess::start_with(&world, &extender, &flags.concat());
     let pid = until("a daemon", || {
         let pid = std::fs::read_to_string(folder.join("GPU-a/pipe/pid")).ok();

@@ -26,17 +26,17 @@ fn report(app: &App, node: &str, with_lists: bool) -> Value {
     let books = app.ledger.node(node).expect("a node of the cluster");
     let uses = books.devices().iter().map(|device| {
         let used: u64 = device.tenants().values().map(|held| held.memory.mib()).sum();
-        let mut seen = json!({"uuid": device.device().id.as_str(), "used_mib": used / 2,
-            "busy_percent": 40, "healthy": true});
+        let mut seen = json!({"uuid": device.device().id.as_str(), "usedMib": used / 2,
+            "busyPercent": 40, "healthy": true});
         if with_lists {
             let tenants = device.tenants().iter();
             seen["processes"] = tenants
-                .map(|(uid, held)| json!({"pid": 4711, "pod_uid": uid.as_str(), "used_mib": held.memory.mib() / 2}))
+                .map(|(uid, held)| json!({"pid": 4711, "podUid": uid.as_str(), "memoryMib": held.memory.mib() / 2}))
                 .collect();
         }
         seen
     });
-    json!({"schema_version": 1, "agent": node, "session": 1, "sequence": 2,
+    json!({"apiVersion": "gpupack.dev/v1alpha1", "agent": node, "session": 1, "sequence": 2,
         "devices": uses.collect::<Vec<_>>()})
 }
 
@@ -60,8 +60,8 @@ fn all(criterion: &mut Criterion) {
             let receipt = app.ledger.report(node, &again, app.clock.now());
             report["session"] = receipt.expect("a hello is accepted").session.into();
             let reply = send(&app, node, &mut report, &mut sequence);
-            assert_eq!(reply["outcome"], "accepted");
-            assert!(!reply["bookings"].as_array().expect("a list").is_empty(), "half full");
+            assert_eq!(reply["outcome"], "Accepted");
+            assert!(!reply["allocations"].as_array().expect("a list").is_empty(), "half full");
             // The sequence number is the last thing that changes: bodies are cut at it.
             let text = report.to_string();
             let (head, tail) = text.split_once("\"sequence\":").expect("it is there");

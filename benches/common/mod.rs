@@ -96,7 +96,7 @@ pub(crate) fn empty() -> Ledger {
 /// What the agent of a node says first.
 pub(crate) fn hello(node: usize, name: &str) -> NodeReport {
     NodeReport {
-        bookings_version: None,
+        allocations_version: None,
         agent: name.to_owned(),
         session: None,
         sequence: 1,

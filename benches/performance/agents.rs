@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{Method, Request, StatusCode, header};
-use gpupack::report::wire::{Reply, Report, SCHEMA_VERSION, report_path};
+use gpupack::report::wire::{API_VERSION, Reply, Report, report_path};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
@@ -172,33 +172,33 @@ struct Agent {
     node: usize,
     name: String,
     session: Option<u64>,
-    bookings_version: Option<u64>,
+    allocations_version: Option<u64>,
     sequence: u64,
 }
 
 impl Agent {
     fn new(node: usize) -> Self {
-        Self { node, name: node_name(node), session: None, bookings_version: None, sequence: 0 }
+        Self { node, name: node_name(node), session: None, allocations_version: None, sequence: 0 }
     }
 
     /// Says what a real one would say, and whether that was taken.
     async fn say(&mut self, connection: &mut Connection, has_lists: bool) -> bool {
         self.sequence += 1;
         let report = Report {
-            schema_version: SCHEMA_VERSION,
+            api_version: API_VERSION.to_owned(),
             agent: self.name.clone(),
             session: self.session,
             sequence: self.sequence,
             inventory: self.session.is_none().then(|| inventory(self.node)),
             driver: None,
-            bookings_version: self.bookings_version,
+            allocations_version: self.allocations_version,
             devices: uses(self.node, has_lists),
         };
         let body = serde_json::to_vec(&report).expect("a report cannot fail");
         let answer = connection.call(Method::PUT, &report_path(&self.name), body).await;
         let Some((StatusCode::OK, body)) = answer else { return false };
         let reply: Reply = serde_json::from_slice(&body).expect("a reply");
-        (self.session, self.bookings_version) = (Some(reply.session), reply.bookings_version);
+        (self.session, self.allocations_version) = (Some(reply.session), reply.allocations_version);
         true
     }
 }

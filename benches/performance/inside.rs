@@ -103,8 +103,8 @@ impl Reporter {
         let session = receipt.expect("a hello is accepted").session;
         let books = app.ledger.node(name).expect("a node of the cluster");
         let uses = books.devices().iter().map(|device| {
-            serde_json::json!({"uuid": device.device().id.as_str(), "used_mib": 100,
-                "busy_percent": 40, "healthy": true})
+            serde_json::json!({"uuid": device.device().id.as_str(), "usedMib": 100,
+                "busyPercent": 40, "healthy": true})
         });
         let uses = serde_json::Value::from(uses.collect::<Vec<_>>()).to_string();
         Self { node: name.to_owned(), session, uses, sequence: 2 }
@@ -114,7 +114,7 @@ impl Reporter {
         self.sequence += 1;
         let Self { node, session, uses, sequence } = self;
         let body = format!(
-            r#"{{"schema_version":1,"agent":"{node}","session":{session},"sequence":{sequence},"devices":{uses}}}"#
+            r#"{{"apiVersion":"gpupack.dev/v1alpha1","agent":"{node}","session":{session},"sequence":{sequence},"devices":{uses}}}"#
         );
         let (status, _) = reports::answer(app, node, black_box(body.as_bytes()));
         assert!(status.is_success(), "{status}");

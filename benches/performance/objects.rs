@@ -8,7 +8,7 @@ use gpupack::hardware::pool::Protection;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::request::placement::encode;
 use gpupack::model::reservation::{PlacedDevice, Placement};
-use gpupack::report::wire::{DeviceReport, DeviceUse, Kind, Neighbour, ProcessUse};
+use gpupack::report::wire::{DeviceReport, DeviceUse, Kind, Neighbor, ProcessUse};
 use serde_json::json;
 
 use super::bodies::{POD, filled, usual};
@@ -228,9 +228,9 @@ fn greatest_factor(a: usize, b: usize) -> usize {
 /// The devices of a node, as its agent reports them.
 pub(crate) fn inventory(node: usize) -> Vec<DeviceReport> {
     let (model, memory_mib, is_linked) = MODELS[node % MODELS.len()];
-    let neighbours = |gpu: usize| {
+    let neighbors = |gpu: usize| {
         let others = (0..GPUS).filter(move |other| is_linked && *other != gpu);
-        others.map(|other| Neighbour { uuid: gpu_uuid(node, other), links: 12 }).collect()
+        others.map(|other| Neighbor { uuid: gpu_uuid(node, other), links: 12 }).collect()
     };
     let device = |gpu: usize| {
         let index = u32::try_from(gpu).expect("few GPUs");
@@ -239,7 +239,7 @@ pub(crate) fn inventory(node: usize) -> Vec<DeviceReport> {
             reserved_mib: RESERVED_MIB,
             minor: Some(index),
             numa_node: Some(index / 4),
-            neighbours: neighbours(gpu),
+            neighbors: neighbors(gpu),
             ..DeviceReport::new(gpu_uuid(node, gpu), index, model.to_owned(), Kind::Gpu)
         }
     };
@@ -260,7 +260,7 @@ pub(crate) fn uses(node: usize, has_lists: bool) -> Vec<DeviceUse> {
             used_mib: Some(processes.iter().filter_map(|process| process.memory_mib).sum()),
             busy_percent: Some(40),
             healthy: true,
-            ailment: None,
+            fault: None,
             last_xid: None,
             mps: None,
             processes: has_lists.then_some(processes),

@@ -275,7 +275,7 @@ pub struct DeviceDetails {
     /// Its NUMA node.
     pub numa_node: Option<u32>,
     /// GPUs of the same node with an NVLink to it, by UUID, with the number of active links.
-    pub neighbours: Vec<(DeviceId, u32)>,
+    pub neighbors: Vec<(DeviceId, u32)>,
     /// The part of its GPU that a MIG instance covers.
     pub slot: Option<Slot>,
     /// Streaming multiprocessors of a MIG instance.

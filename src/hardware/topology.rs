@@ -44,7 +44,7 @@ impl Topology {
         let mut bonds: Vec<Bond> = vec![0; count * count];
         for (here, details) in of.iter().enumerate() {
             let Some(details) = details else { continue };
-            for (other, links) in &details.neighbours {
+            for (other, links) in &details.neighbors {
                 let Some(there) = positions.get(other).filter(|there| **there != here) else {
                     continue;
                 };

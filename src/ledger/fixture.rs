@@ -79,7 +79,7 @@ pub(crate) fn hello(agent: &str, sequence: u64, names: &str) -> NodeReport {
         sequence,
         inventory: Some(inventory(names)),
         uses: uses(names, &[]),
-        bookings_version: None,
+        allocations_version: None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::hardware::device::{DeviceId, InventoryError, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
 use crate::hardware::units::MemMib;
-use crate::report::wire::{Kind, SCHEMA_VERSION};
+use crate::report::wire::{API_VERSION, Kind};
 
 /// Most processes of one device in a report.
 pub const MAX_PROCESSES_PER_DEVICE: usize = 4096;
@@ -21,14 +21,14 @@ pub enum ReportError {
         /// The error of the parser.
         cause: serde_json::Error,
     },
-    /// A schema version that is too old or too new.
+    /// Another API version.
     #[error(
-        "schema version `{version}` is not understood, only {SCHEMA_VERSION} and its neighbours: \
-         bring agent and extender within one version of each other"
+        "API version `{version}` is unknown, this extender's is `{API_VERSION}`: install agent and \
+         extender of one release"
     )]
     Version {
         /// The version of the report.
-        version: u32,
+        version: String,
     },
     /// An empty or long name, or one with control characters.
     #[error("`{field}` has {bytes} bytes; 1 to {max} printable characters are allowed")]

@@ -16,7 +16,7 @@ use crate::model::device_state;
 use crate::report::bounds::{MAX_NAME_BYTES, ReportError, text};
 use crate::report::details;
 use crate::report::details::{device_use, health};
-use crate::report::wire::{DeviceReport, DeviceUse, Kind, Report, is_readable};
+use crate::report::wire::{API_VERSION, DeviceReport, DeviceUse, Kind, Report};
 use crate::usage::node_details::DetailsReport;
 
 /// Longest product name of a GPU in bytes; NVML's own buffer has 96.
@@ -26,7 +26,7 @@ const MAX_MODEL_BYTES: usize = 128;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckedReport {
     /// The part from which the ledger's state is derived.
-    pub books: NodeReport,
+    pub facts: NodeReport,
     /// The rest: topology and condition of devices, limits of tenants.
     pub details: DetailsReport,
 }
@@ -35,16 +35,14 @@ impl Report {
     /// Reads and checks the body of a report.
     ///
     /// # Errors
-    /// [`ReportError`] for the first error found. A document of another schema version gets that
+    /// [`ReportError`] for the first error found. A document of another API version gets that
     /// error, even if nothing else in it can be read.
     pub fn from_json(body: &[u8]) -> Result<CheckedReport, ReportError> {
         match parse::<Self>(body) {
             Ok(report) => report.checked(),
             Err(error) => Err(match parse::<Header>(body) {
-                Ok(Header { schema_version }) if !is_readable(schema_version) => {
-                    ReportError::Version { version: schema_version }
-                }
-                _ => error,
+                Ok(header) => readable(&header.api_version).err().unwrap_or(error),
+                Err(_) => error,
             }),
         }
     }
@@ -54,9 +52,7 @@ impl Report {
     /// # Errors
     /// [`ReportError`] for the first error found.
     pub fn checked(self) -> Result<CheckedReport, ReportError> {
-        if !is_readable(self.schema_version) {
-            return Err(ReportError::Version { version: self.schema_version });
-        }
+        readable(&self.api_version)?;
         text("agent", &self.agent, MAX_NAME_BYTES)?;
         if self.session.is_none() && self.inventory.is_none() {
             return Err(ReportError::HelloWithoutInventory);
@@ -71,25 +67,35 @@ impl Report {
             }
             None => (None, None),
         };
-        let books = NodeReport {
+        let facts = NodeReport {
             agent: self.agent,
             session: self.session,
             sequence: self.sequence,
             inventory,
             uses: uses(self.devices)?,
-            bookings_version: self.bookings_version,
+            allocations_version: self.allocations_version,
         };
         Ok(CheckedReport {
-            books,
+            facts,
             details: DetailsReport { inventory: details, conditions, tenants },
         })
     }
 }
 
-/// The field that all schema versions have.
+/// The field that all API versions have.
 #[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Header {
-    schema_version: u32,
+    api_version: String,
+}
+
+/// Checks that this side can read `version`.
+fn readable(version: &str) -> Result<(), ReportError> {
+    if version == API_VERSION {
+        return Ok(());
+    }
+    text("apiVersion", version, MAX_NAME_BYTES)?; // the error repeats it
+    Err(ReportError::Version { version: version.to_owned() })
 }
 
 /// Reads one JSON document with nothing after it; an error has the path in the document.

@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Why a device takes no new tenants. What is allocated on it stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Ailment {
+pub enum DeviceFault {
     /// The driver is missing, is being upgraded or hangs: the state of all devices is unknown.
     DriverAway,
     /// It is no longer on the PCIe bus.
@@ -36,30 +35,29 @@ pub enum Ailment {
     Other,
 }
 
-impl Ailment {
+impl DeviceFault {
     /// The name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::DriverAway => "driver_away",
-            Self::Lost => "lost",
-            Self::ResetRequired => "reset_required",
-            Self::RebootRequired => "reboot_required",
-            Self::DrainRequired => "drain_required",
-            Self::Unavailable => "unavailable",
-            Self::Xid => "xid",
-            Self::NotAnswering => "not_answering",
-            Self::UuidTwice => "uuid_twice",
-            Self::Absurd => "absurd",
-            Self::NoMemory => "no_memory",
-            Self::KubeletOwned => "kubelet_owned",
-            Self::Other => "other",
+            Self::DriverAway => "DriverAway",
+            Self::Lost => "Lost",
+            Self::ResetRequired => "ResetRequired",
+            Self::RebootRequired => "RebootRequired",
+            Self::DrainRequired => "DrainRequired",
+            Self::Unavailable => "Unavailable",
+            Self::Xid => "Xid",
+            Self::NotAnswering => "NotAnswering",
+            Self::UuidTwice => "UuidTwice",
+            Self::Absurd => "Absurd",
+            Self::NoMemory => "NoMemory",
+            Self::KubeletOwned => "KubeletOwned",
+            Self::Other => "Other",
         }
     }
 }
 
 /// The state of an MPS control daemon; greater is worse for its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
 pub enum MpsState {
     /// It answers. It has no server, so no clients.
     Idle,
@@ -80,12 +78,12 @@ impl MpsState {
     /// The name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Idle => "idle",
-            Self::Serving => "serving",
-            Self::Starting => "starting",
-            Self::Faulted => "faulted",
-            Self::Absent => "absent",
-            Self::Other => "other",
+            Self::Idle => "Idle",
+            Self::Serving => "Serving",
+            Self::Starting => "Starting",
+            Self::Faulted => "Faulted",
+            Self::Absent => "Absent",
+            Self::Other => "Other",
         }
     }
 }
@@ -97,7 +95,7 @@ mod tests {
     use crate::usage::node_details::Condition;
 
     #[test]
-    fn states_of_mps_are_spelt_as_on_the_wire_and_may_be_missing_or_newer() {
+    fn states_of_mps_are_spelled_as_on_the_wire_and_may_be_missing_or_newer() {
         let read = |field: &str| {
             let seen = format!(r#"{{"uuid":"GPU-a","healthy":true{field}}}"#);
             serde_json::from_str::<DeviceUse>(&seen).unwrap().mps
@@ -119,9 +117,9 @@ mod tests {
         };
         assert!([MpsState::Absent, MpsState::Faulted].iter().all(is_away));
         assert!(![MpsState::Idle, MpsState::Serving, MpsState::Starting].iter().any(is_away));
-        assert_eq!(read(r#","mps":"partitioned""#), Some(MpsState::Other));
+        assert_eq!(read(r#","mps":"Partitioned""#), Some(MpsState::Other));
         assert_eq!(read(""), None);
-        let older = r#"{"pod_uid":"p","limit_mib":7,"is_mps_client":true}"#;
+        let older = r#"{"podUid":"p","limitMib":7,"isMpsClient":true}"#;
         let older: TenantReport = serde_json::from_str(older).unwrap();
         assert_eq!((older.is_mps_client, older.mps_limit_mib), (true, None));
     }

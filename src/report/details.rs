@@ -8,7 +8,7 @@ use crate::hardware::device::{
 };
 use crate::model::device_state;
 use crate::report::bounds::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, ReportError, memory, text};
-use crate::report::condition::Ailment;
+use crate::report::condition::DeviceFault;
 use crate::report::wire::{DeviceReport, DeviceUse, DriverReport, Kind, ProcessUse};
 use crate::usage::isolation::Told;
 use crate::usage::node_details::{Condition, Driver};
@@ -89,8 +89,8 @@ pub(crate) fn devices(
     for details in all.values_mut() {
         // Share copies of the ids: each of 8 GPUs names the 7 others.
         let known = |(other, links)| Some((ids.get(&other)?.clone(), links));
-        details.neighbours =
-            std::mem::take(&mut details.neighbours).into_iter().filter_map(known).collect();
+        details.neighbors =
+            std::mem::take(&mut details.neighbors).into_iter().filter_map(known).collect();
     }
     all.retain(|_, details| *details != DeviceDetails::default());
     Ok(all)
@@ -112,21 +112,21 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
         within("size of a MIG instance", Some(slot.size), 1, MAX_AXIS)?;
         within("place of a MIG instance", Some(slot.start), 0, MAX_AXIS - slot.size)?;
     }
-    if report.neighbours.len() > MAX_DEVICES_PER_NODE {
-        return Err(ReportError::TooManyDevices { count: report.neighbours.len() });
+    if report.neighbors.len() > MAX_DEVICES_PER_NODE {
+        return Err(ReportError::TooManyDevices { count: report.neighbors.len() });
     }
-    let mut neighbours = BTreeMap::new();
-    for neighbour in &report.neighbours {
-        let other = DeviceId::new(&neighbour.uuid)?;
-        within("number of NVLinks", Some(neighbour.links), 1, MAX_LINKS)?;
-        if other == *id || neighbours.insert(other.clone(), neighbour.links).is_some() {
+    let mut neighbors = BTreeMap::new();
+    for neighbor in &report.neighbors {
+        let other = DeviceId::new(&neighbor.uuid)?;
+        within("number of NVLinks", Some(neighbor.links), 1, MAX_LINKS)?;
+        if other == *id || neighbors.insert(other.clone(), neighbor.links).is_some() {
             return Err(ReportError::Twice { uuid: other });
         }
     }
     Ok(DeviceDetails {
         minor: within("minor number", report.minor, 0, MAX_MINOR)?,
         numa_node: within("NUMA node", report.numa_node, 0, MAX_NUMA_NODE)?,
-        neighbours: neighbours.into_iter().collect(),
+        neighbors: neighbors.into_iter().collect(),
         slot: report.slot.map(|slot| Slot { start: slot.start, size: slot.size }),
         sm_count: within("number of multiprocessors", report.sm_count, 1, MAX_SM_COUNT)?,
         can_limit_memory: report.can_limit_memory,
@@ -143,9 +143,9 @@ pub(crate) fn tenants(
         if seen.tenants.len() > MAX_PROCESSES_PER_DEVICE {
             return Err(ReportError::TooManyProcesses { uuid: id, count: seen.tenants.len() });
         }
-        let mut told = BTreeMap::new();
+        let mut of_device = BTreeMap::new();
         for tenant in &seen.tenants {
-            text("pod_uid", &tenant.pod_uid, MAX_NAME_BYTES)?;
+            text("podUid", &tenant.pod_uid, MAX_NAME_BYTES)?;
             let limit = tenant.limit_mib.map(|mib| memory(&id, mib)).transpose()?;
             let mps_limit = tenant.mps_limit_mib.map(|mib| memory(&id, mib)).transpose()?;
             // A limit without an MPS client means nothing.
@@ -156,19 +156,19 @@ pub(crate) fn tenants(
                 return Err(ReportError::Busy { uuid: id, percent });
             }
             let said = Told { limit, is_unlimited, is_mps_client, mps_limit, busy_percent };
-            told.insert(PodUid::new(tenant.pod_uid.clone()), said);
+            of_device.insert(PodUid::new(tenant.pod_uid.clone()), said);
         }
-        all.insert(id, told);
+        all.insert(id, of_device);
     }
     Ok(all)
 }
 
-/// The ailment, newest Xid and MPS state of the devices that have any of these.
+/// The fault, newest Xid and MPS state of the devices that have any of these.
 pub(crate) fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condition>, ReportError> {
     let mut all = BTreeMap::new();
     for seen in uses {
         let condition = Condition {
-            ailment: seen.ailment.filter(|_| !seen.healthy).map(Ailment::name),
+            fault: seen.fault.filter(|_| !seen.healthy).map(DeviceFault::name),
             last_xid: seen.last_xid,
             mps: seen.mps.map(crate::report::condition::MpsState::name),
         };
@@ -205,8 +205,8 @@ pub(crate) fn device_use(
     Ok(device_state::DeviceUse {
         used,
         busy_percent: device.busy_percent,
-        health: match device.ailment {
-            Some(Ailment::KubeletOwned) if !device.healthy => Health::KubeletOwned,
+        health: match device.fault {
+            Some(DeviceFault::KubeletOwned) if !device.healthy => Health::KubeletOwned,
             _ => health(device.healthy),
         },
         processes: processes.transpose()?,
@@ -220,7 +220,7 @@ pub(crate) fn checked_process(
     process: ProcessUse,
 ) -> Result<device_state::ProcessUse, ReportError> {
     if let Some(uid) = &process.pod_uid {
-        text("pod_uid", uid, MAX_NAME_BYTES)?;
+        text("podUid", uid, MAX_NAME_BYTES)?;
     }
     let memory = process.memory_mib.map(|mib| memory(id, mib)).transpose()?;
     Ok(device_state::ProcessUse { pod: process.pod_uid.map(PodUid::new), memory })
@@ -230,15 +230,15 @@ pub(crate) fn checked_process(
 mod tests {
     use super::*;
     use crate::hardware::units::MemMib;
-    use crate::report::condition::Ailment;
-    use crate::report::wire::{Neighbour, TenantReport};
+    use crate::report::condition::DeviceFault;
+    use crate::report::wire::{Neighbor, TenantReport};
 
     fn gpu(uuid: &str) -> DeviceReport {
         DeviceReport::new(uuid.to_owned(), 0, "M".to_owned(), Kind::Gpu)
     }
 
-    fn neighbour(uuid: &str, links: u32) -> Neighbour {
-        Neighbour { uuid: uuid.to_owned(), links }
+    fn neighbor(uuid: &str, links: u32) -> Neighbor {
+        Neighbor { uuid: uuid.to_owned(), links }
     }
 
     fn instance(slot: Option<(u32, u32)>, sm_count: Option<u32>) -> DeviceReport {
@@ -248,20 +248,20 @@ mod tests {
 
     #[test]
     fn details_are_taken_within_their_limits_and_refused_beyond() {
-        let near = |neighbours: Vec<Neighbour>| DeviceReport { neighbours, ..gpu("GPU-a") };
+        let near = |neighbors: Vec<Neighbor>| DeviceReport { neighbors, ..gpu("GPU-a") };
         for (report, is_sane) in [
             (gpu("GPU-a"), true),
             (DeviceReport { minor: Some(MAX_MINOR), ..gpu("GPU-a") }, true),
             (DeviceReport { minor: Some(MAX_MINOR + 1), ..gpu("GPU-a") }, false),
             (DeviceReport { numa_node: Some(0), ..gpu("GPU-a") }, true),
             (DeviceReport { numa_node: Some(u32::MAX), ..gpu("GPU-a") }, false),
-            (near(vec![neighbour("GPU-b", 18), neighbour("GPU-c", 1)]), true),
-            (near(vec![neighbour("GPU-b", 0)]), false),
-            (near(vec![neighbour("GPU-b", u32::MAX)]), false),
-            (near(vec![neighbour("GPU-a", 1)]), false),
-            (near(vec![neighbour("GPU-b", 1), neighbour("GPU-b", 1)]), false),
-            (near(vec![neighbour("GPU,b", 1)]), false),
-            (near((0..257).map(|n| neighbour(&format!("GPU-{n}"), 1)).collect()), false),
+            (near(vec![neighbor("GPU-b", 18), neighbor("GPU-c", 1)]), true),
+            (near(vec![neighbor("GPU-b", 0)]), false),
+            (near(vec![neighbor("GPU-b", u32::MAX)]), false),
+            (near(vec![neighbor("GPU-a", 1)]), false),
+            (near(vec![neighbor("GPU-b", 1), neighbor("GPU-b", 1)]), false),
+            (near(vec![neighbor("GPU,b", 1)]), false),
+            (near((0..257).map(|n| neighbor(&format!("GPU-{n}"), 1)).collect()), false),
             (instance(Some((4, 4)), Some(60)), true),
             (instance(Some((0, 0)), None), false),
             (instance(Some((0, u32::MAX)), None), false),
@@ -276,25 +276,25 @@ mod tests {
 
     #[test]
     fn neighbours_that_are_not_there_are_left_out() {
-        let near = vec![neighbour("GPU-b", 4), neighbour("GPU-gone", 4)];
-        let all = devices(&[DeviceReport { neighbours: near, ..gpu("GPU-a") }, gpu("GPU-b")]);
+        let near = vec![neighbor("GPU-b", 4), neighbor("GPU-gone", 4)];
+        let all = devices(&[DeviceReport { neighbors: near, ..gpu("GPU-a") }, gpu("GPU-b")]);
         let all = all.unwrap();
         assert_eq!(all.len(), 1, "of the other nothing is known");
         let id = |text| DeviceId::new(text).unwrap();
-        assert_eq!(all[&id("GPU-a")].neighbours, [(id("GPU-b"), 4)]);
+        assert_eq!(all[&id("GPU-a")].neighbors, [(id("GPU-b"), 4)]);
     }
 
     #[test]
     fn a_reason_is_told_of_unhealthy_devices_alone() {
-        let sick = DeviceUse::unread("GPU-a".to_owned(), Ailment::Xid);
+        let sick = DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Xid);
         let well =
-            DeviceUse { healthy: true, ..DeviceUse::unread("GPU-b".to_owned(), Ailment::Xid) };
+            DeviceUse { healthy: true, ..DeviceUse::unread("GPU-b".to_owned(), DeviceFault::Xid) };
         let had = DeviceUse { last_xid: Some(31), ..well.clone() };
         let had = DeviceUse { uuid: "GPU-c".to_owned(), ..had };
         let all = conditions(&[sick, well, had]).unwrap();
         let rows: Vec<_> =
-            all.iter().map(|(id, it)| (id.as_str(), it.ailment, it.last_xid)).collect();
-        assert_eq!(rows, [("GPU-a", Some("xid"), None), ("GPU-c", None, Some(31))]);
+            all.iter().map(|(id, it)| (id.as_str(), it.fault, it.last_xid)).collect();
+        assert_eq!(rows, [("GPU-a", Some("Xid"), None), ("GPU-c", None, Some(31))]);
     }
 
     #[test]
@@ -312,7 +312,7 @@ mod tests {
         let seen = |processes, tenants| DeviceUse {
             processes,
             tenants,
-            ..DeviceUse::unread("GPU-a".to_owned(), Ailment::Xid)
+            ..DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Xid)
         };
         let all = tenants(&[seen(Some(Vec::new()), vec![tenant("p", Some(7))])]).unwrap();
         let limit = Some(MemMib::new(7));
@@ -336,34 +336,33 @@ mod tests {
     }
 
     #[test]
-    fn ailments_are_spelt_as_on_the_wire_and_those_of_newer_agents_are_read() {
-        for ailment in [
-            Ailment::DriverAway,
-            Ailment::Lost,
-            Ailment::ResetRequired,
-            Ailment::RebootRequired,
-            Ailment::DrainRequired,
-            Ailment::Unavailable,
-            Ailment::Xid,
-            Ailment::NotAnswering,
-            Ailment::UuidTwice,
-            Ailment::Absurd,
-            Ailment::NoMemory,
-            Ailment::KubeletOwned,
-            Ailment::Other,
+    fn faults_are_spelled_as_on_the_wire_and_those_of_newer_agents_are_read() {
+        for fault in [
+            DeviceFault::DriverAway,
+            DeviceFault::Lost,
+            DeviceFault::ResetRequired,
+            DeviceFault::RebootRequired,
+            DeviceFault::DrainRequired,
+            DeviceFault::Unavailable,
+            DeviceFault::Xid,
+            DeviceFault::NotAnswering,
+            DeviceFault::UuidTwice,
+            DeviceFault::Absurd,
+            DeviceFault::NoMemory,
+            DeviceFault::KubeletOwned,
+            DeviceFault::Other,
         ] {
-            assert_eq!(serde_json::to_value(ailment).unwrap(), ailment.name());
-            let seen =
-                format!(r#"{{"uuid":"GPU-a","healthy":false,"ailment":"{}"}}"#, ailment.name());
+            assert_eq!(serde_json::to_value(fault).unwrap(), fault.name());
+            let seen = format!(r#"{{"uuid":"GPU-a","healthy":false,"fault":"{}"}}"#, fault.name());
             let seen: DeviceUse = serde_json::from_str(&seen).unwrap();
-            assert_eq!(seen.ailment, Some(ailment));
+            assert_eq!(seen.fault, Some(fault));
         }
-        let newer = r#"{"uuid":"GPU-a","healthy":false,"ailment":"too_hot","novelty":1}"#;
+        let newer = r#"{"uuid":"GPU-a","healthy":false,"fault":"TooHot","novelty":1}"#;
         let seen: DeviceUse = serde_json::from_str(newer).unwrap();
-        assert_eq!(seen.ailment, Some(Ailment::Other));
+        assert_eq!(seen.fault, Some(DeviceFault::Other));
         let older = r#"{"uuid":"GPU-a","healthy":false}"#;
         let seen: DeviceUse = serde_json::from_str(older).unwrap();
-        assert_eq!((seen.ailment, seen.last_xid), (None, None));
+        assert_eq!((seen.fault, seen.last_xid), (None, None));
     }
 
     #[test]

@@ -13,19 +13,15 @@
 use serde::{Deserialize, Serialize};
 
 use crate::model::reservation::{Reservation, ReservationState};
-use crate::report::condition::{Ailment, MpsState};
+use crate::report::condition::{DeviceFault, MpsState};
 
-/// The schema version that this side writes. It also reads the previous and the next one: it
-/// ignores unknown fields, and missing optional fields have their default.
-pub const SCHEMA_VERSION: u32 = 1;
+/// The only API version that this side writes and reads. It changes when older sides would read
+/// something false. What is only added keeps it: both sides ignore unknown fields, and missing
+/// optional fields have their default.
+pub const API_VERSION: &str = "gpupack.dev/v1alpha1";
 
 /// Largest body of a report or reply, in bytes: 16 full GPUs with 4,096 processes each need 6 MiB.
 pub const MAX_BODY_BYTES: usize = 8 << 20;
-
-/// Whether this side can read `version`.
-pub fn is_readable(version: u32) -> bool {
-    version.abs_diff(SCHEMA_VERSION) <= 1
-}
 
 /// The path of a node's reports; Kubernetes node names need no escaping.
 pub fn report_path(node: &str) -> String {
@@ -34,9 +30,10 @@ pub fn report_path(node: &str) -> String {
 
 /// One report of an agent about its node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// Its schema version.
-    pub schema_version: u32,
+    /// [`API_VERSION`].
+    pub api_version: String,
     /// Random id of this run of the agent, at most 64 characters.
     pub agent: String,
     /// The session that the extender issued. `None` begins a session and requires the inventory.
@@ -51,9 +48,9 @@ pub struct Report {
     /// The driver, if it reports its version; sent with the inventory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverReport>,
-    /// [`Reply::bookings_version`] of this session's last reply; `None` gets all allocations.
+    /// [`Reply::allocations_version`] of this session's last reply; `None` gets all allocations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bookings_version: Option<u64>,
+    pub allocations_version: Option<u64>,
     /// Observed use, one entry for each device that could be read.
     #[serde(default)]
     pub devices: Vec<DeviceUse>,
@@ -61,6 +58,7 @@ pub struct Report {
 
 /// The driver of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DriverReport {
     /// Its version, for instance `580.95.05`.
     pub version: String,
@@ -71,6 +69,7 @@ pub struct DriverReport {
 
 /// One device of the inventory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DeviceReport {
     /// NVML's UUID.
     pub uuid: String,
@@ -102,7 +101,7 @@ pub struct DeviceReport {
     pub numa_node: Option<u32>,
     /// GPUs of the same node that it is connected to by NVLink.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub neighbours: Vec<Neighbour>,
+    pub neighbors: Vec<Neighbor>,
     /// Position of a MIG instance on its GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Slot>,
@@ -129,7 +128,7 @@ impl DeviceReport {
             healthy: true,
             minor: None,
             numa_node: None,
-            neighbours: Vec::new(),
+            neighbors: Vec::new(),
             slot: None,
             sm_count: None,
             can_limit_memory: false,
@@ -139,7 +138,8 @@ impl DeviceReport {
 
 /// A GPU that is connected to another one by NVLink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Neighbour {
+#[serde(rename_all = "camelCase")]
+pub struct Neighbor {
     /// NVML's UUID.
     pub uuid: String,
     /// Active links, directly or through switches.
@@ -148,6 +148,7 @@ pub struct Neighbour {
 
 /// Position of a MIG instance on its GPU, in units of the axis: 4 on an A30, 8 on an A100 or H100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Slot {
     /// Its first unit.
     pub start: u32,
@@ -157,7 +158,6 @@ pub struct Slot {
 
 /// Kind of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// A GPU that can be shared or given to a pod as a whole.
     #[default]
@@ -170,6 +170,7 @@ pub enum Kind {
 
 /// Observed use of one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DeviceUse {
     /// NVML's UUID.
     pub uuid: String,
@@ -183,7 +184,7 @@ pub struct DeviceUse {
     pub healthy: bool,
     /// Why it cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ailment: Option<Ailment>,
+    pub fault: Option<DeviceFault>,
     /// Number of the newest Xid that the driver reported, whatever its cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_xid: Option<u64>,
@@ -200,6 +201,7 @@ pub struct DeviceUse {
 
 /// What the driver says about a pod with processes on a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct TenantReport {
     /// The pod.
     pub pod_uid: String,
@@ -226,13 +228,13 @@ pub struct TenantReport {
 
 impl DeviceUse {
     /// The report of a device whose use cannot be read.
-    pub fn unread(uuid: String, ailment: Ailment) -> Self {
+    pub fn unread(uuid: String, fault: DeviceFault) -> Self {
         Self {
             uuid,
             used_mib: None,
             busy_percent: None,
             healthy: false,
-            ailment: Some(ailment),
+            fault: Some(fault),
             last_xid: None,
             mps: None,
             processes: None,
@@ -243,6 +245,7 @@ impl DeviceUse {
 
 /// One process on one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ProcessUse {
     /// Process id on the host.
     pub pid: u32,
@@ -257,9 +260,10 @@ pub struct ProcessUse {
 
 /// The extender's answer to a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Reply {
-    /// Its schema version.
-    pub schema_version: u32,
+    /// [`API_VERSION`].
+    pub api_version: String,
     /// The session to use from now on.
     pub session: u64,
     /// What became of the report.
@@ -269,15 +273,14 @@ pub struct Reply {
     pub send_inventory: bool,
     /// Version of the allocations, for the next report of the session; older extenders send none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bookings_version: Option<u64>,
+    pub allocations_version: Option<u64>,
     /// Allocations on this node; `None` if the version that the report names is still current.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bookings: Option<Vec<Booking>>,
+    pub allocations: Option<Vec<Allocation>>,
 }
 
 /// What became of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// It is in the ledger.
     Accepted,
@@ -287,18 +290,19 @@ pub enum Outcome {
 
 /// What one pod holds on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Booking {
+#[serde(rename_all = "camelCase")]
+pub struct Allocation {
     /// UID of the pod.
     pub pod_uid: String,
     /// `namespace/name`, for people.
     pub pod: String,
     /// State of the reservation.
-    pub state: BookingState,
+    pub state: AllocationState,
     /// Amounts of its devices.
-    pub devices: Vec<BookedDevice>,
+    pub devices: Vec<AllocatedDevice>,
 }
 
-impl Booking {
+impl Allocation {
     /// The reservation as the agent gets it.
     pub fn from_reservation(reservation: &Reservation) -> Self {
         let devices = reservation.placement.devices.iter();
@@ -306,12 +310,12 @@ impl Booking {
             pod_uid: reservation.pod.uid.to_string(),
             pod: reservation.pod.name.to_string(),
             state: match reservation.state {
-                ReservationState::Assumed { .. } => BookingState::Assumed,
-                ReservationState::Confirmed => BookingState::Confirmed,
-                ReservationState::Draining { .. } => BookingState::Draining,
+                ReservationState::Assumed { .. } => AllocationState::Assumed,
+                ReservationState::Confirmed => AllocationState::Confirmed,
+                ReservationState::Draining { .. } => AllocationState::Draining,
             },
             devices: devices
-                .map(|placed| BookedDevice {
+                .map(|placed| AllocatedDevice {
                     uuid: placed.id.to_string(),
                     memory_mib: placed.demand.memory.mib(),
                     share_millionths: placed.demand.share.millionths(),
@@ -323,8 +327,7 @@ impl Booking {
 
 /// State of a reservation; later states are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BookingState {
+pub enum AllocationState {
     /// *bind* has chosen the node and devices.
     Assumed,
     /// The pod is bound here.
@@ -335,7 +338,8 @@ pub enum BookingState {
 
 /// Amounts of one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BookedDevice {
+#[serde(rename_all = "camelCase")]
+pub struct AllocatedDevice {
     /// NVML's UUID.
     pub uuid: String,
     /// Memory, in MiB.
@@ -346,6 +350,7 @@ pub struct BookedDevice {
 
 /// Body of an answer with status 409, 422 or 503.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Refusal {
     /// The reason, for people.
     pub error: String,
@@ -356,5 +361,5 @@ pub struct Refusal {
 
 impl Refusal {
     /// Reason of a 409: the session is not the newest of this node, so the agent must begin again.
-    pub const SESSION_EXPIRED: &str = "session_expired";
+    pub const SESSION_EXPIRED: &str = "SessionExpired";
 }

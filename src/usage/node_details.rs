@@ -30,7 +30,7 @@ pub struct Driver {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
     /// Why it takes no new tenants, as the agent names it.
-    pub ailment: Option<&'static str>,
+    pub fault: Option<&'static str>,
     /// Newest Xid since the agent's start, a fault of an application or of the device.
     pub last_xid: Option<u64>,
     /// State of its MPS control daemon, as the agent names it; `None` if the agent watches none.
@@ -40,7 +40,7 @@ pub struct Condition {
 impl Condition {
     /// Whether its MPS daemon takes no clients, so that they run unlimited or not at all.
     pub fn is_mps_away(&self) -> bool {
-        matches!(self.mps, Some("absent" | "faulted"))
+        matches!(self.mps, Some("Absent" | "Faulted"))
     }
 }
 
@@ -176,7 +176,7 @@ mod tests {
         let ledger = fixture::ledger("A");
         let id = DeviceId::new("A").unwrap();
         let driver = Driver { version: "580".to_owned(), cuda: None };
-        let sick = Condition { ailment: Some("xid"), last_xid: Some(79), mps: Some("idle") };
+        let sick = Condition { fault: Some("Xid"), last_xid: Some(79), mps: Some("Idle") };
         let details = DeviceDetails { minor: Some(3), ..DeviceDetails::default() };
         let devices = BTreeMap::from([(id.clone(), details)]);
         let report = DetailsReport {

@@ -47,7 +47,7 @@ fn inventory_is_whole_and_says_what_ails() {
         let prefix = if device.kind == Kind::MigInstance { "MIG-" } else { "GPU-" };
         assert!(device.uuid.starts_with(prefix), "{device:?}");
         assert!(device.is_believable() && device.has_believable_details(), "{device:?}");
-        assert_eq!(seen.healthy, seen.ailment.is_none(), "{seen:?}");
+        assert_eq!(seen.healthy, seen.fault.is_none(), "{seen:?}");
         assert!(device.memory_mib > device.reserved_mib || !seen.healthy, "{device:?}");
         assert!(seen.used_mib <= Some(device.memory_mib), "{device:?} {seen:?}");
         report(&sample, &format!("{device:?} {seen:?}"));

@@ -135,13 +135,13 @@ pub(crate) fn read(body: &[u8]) -> Value {
 pub(crate) fn hello(node: &str, model: &str, memory_mib: u64, count: u32) -> Value {
     let uuid = |index| format!("GPU-{node}-{index}");
     let inventory = (0..count).map(|index| {
-        json!({"uuid": uuid(index), "index": index, "model": model, "memory_mib": memory_mib,
-            "reserved_mib": 0, "kind": "gpu", "healthy": true})
+        json!({"uuid": uuid(index), "index": index, "model": model, "memoryMib": memory_mib,
+            "reservedMib": 0, "kind": "Gpu", "healthy": true})
     });
     let uses = (0..count)
-        .map(|index| json!({"uuid": uuid(index), "used_mib": 0, "healthy": true, "processes": []}));
+        .map(|index| json!({"uuid": uuid(index), "usedMib": 0, "healthy": true, "processes": []}));
     json!({
-        "schema_version": 1, "agent": format!("agent-of-{node}"), "sequence": 1,
+        "apiVersion": "gpupack.dev/v1alpha1", "agent": format!("agent-of-{node}"), "sequence": 1,
         "inventory": inventory.collect::<Vec<_>>(), "devices": uses.collect::<Vec<_>>(),
     })
 }

@@ -22,7 +22,7 @@ use gpupack::model::node_state::NodeState;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest, Isolation};
 use gpupack::model::reservation::Reservation;
-use gpupack::report::wire::Booking;
+use gpupack::report::wire::Allocation;
 use gpupack::scoring::baseline::Baseline;
 use gpupack::scoring::strategy::Strategy as Ranking;
 use proptest::prelude::*;
@@ -214,8 +214,8 @@ pub(crate) struct Player {
     kinds: [usize; 4],
     pub(crate) pools: [usize; 4],
     sessions: [Option<u64>; 4],
-    /// What each agent was told of the bookings in its session, with their version.
-    told: [Option<(u64, Vec<Booking>)>; 4],
+    /// What each agent was told of the allocations in its session, with their version.
+    told: [Option<(u64, Vec<Allocation>)>; 4],
     sequence: u64,
     lives: [usize; PODS],
 }
@@ -380,7 +380,7 @@ impl Player {
         let devices = inventory(NODES[at], self.kinds[at]);
         let is_hello = self.sessions[at].is_none();
         let report = NodeReport {
-            bookings_version: self.told[at].as_ref().map(|(version, _)| *version),
+            allocations_version: self.told[at].as_ref().map(|(version, _)| *version),
             agent: format!("agent-{at}"),
             session: self.sessions[at],
             sequence: self.sequence,
@@ -392,13 +392,14 @@ impl Player {
         let before = self.told[at].take();
         let receipt = receipt.ok()?;
         let held =
-            |all: &[Reservation]| all.iter().map(Booking::from_reservation).collect::<Vec<_>>();
-        let bookings = receipt.bookings.as_deref().map(held);
-        let known = bookings.or(before.map(|(_, known)| known)).expect("they are told in a hello");
+            |all: &[Reservation]| all.iter().map(Allocation::from_reservation).collect::<Vec<_>>();
+        let allocations = receipt.allocations.as_deref().map(held);
+        let known =
+            allocations.or(before.map(|(_, known)| known)).expect("they are told in a hello");
         let books = self.ledger.node(NODES[at]).expect("it has reported");
         let now: Vec<Reservation> = books.reservations().values().cloned().collect();
         assert_eq!(known, held(&now), "what the agent knows is what is booked");
-        self.told[at] = Some((receipt.bookings_version, known));
+        self.told[at] = Some((receipt.allocations_version, known));
         Some(receipt.effects)
     }
 

@@ -96,7 +96,7 @@ pub(crate) fn seen<'a>(id: &DeviceId, pods: impl IntoIterator<Item = &'a PodUid>
 pub(crate) fn add_node(ledger: &Ledger, name: &str, inventory: &NodeInventory, now: Timestamp) {
     ledger.see_node(&NodeName::new(name), host(), PoolName::new(""));
     let report = NodeReport {
-        bookings_version: None,
+        allocations_version: None,
         agent: format!("agent-{name}"),
         session: None,
         sequence: 1,

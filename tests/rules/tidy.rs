@@ -14,8 +14,10 @@ use gpupack::hardware::device::{ModelName, PoolName};
 use gpupack::metrics::demand::{Bearable, Queue, TeamUse, Waste};
 use gpupack::metrics::fleet::Fleet;
 use gpupack::metrics::registry::Metrics;
-use gpupack::report::condition::Ailment;
-use gpupack::report::wire::{BookedDevice, Booking, BookingState, DeviceReport, DeviceUse, Kind};
+use gpupack::report::condition::DeviceFault;
+use gpupack::report::wire::{
+    AllocatedDevice, Allocation, AllocationState, DeviceReport, DeviceUse, Kind,
+};
 use gpupack::scoring::efficiency::Figures;
 
 /// A file of the product with more lines is reported: it may hold two things.
@@ -239,7 +241,7 @@ fn agent_families() -> Vec<String> {
     let seen = DeviceUse {
         busy_percent: Some(1),
         processes: Some(Vec::new()),
-        ..DeviceUse::unread(device.uuid.clone(), Ailment::Lost)
+        ..DeviceUse::unread(device.uuid.clone(), DeviceFault::Lost)
     };
     let sample = Sample {
         inventory: vec![device].into(),
@@ -250,14 +252,14 @@ fn agent_families() -> Vec<String> {
         draining: BTreeSet::new(),
     };
     let metrics = AgentMetrics::new();
-    let part = BookedDevice { uuid: "GPU-a".to_owned(), memory_mib: 1, share_millionths: 1 };
-    let booking = Booking {
+    let part = AllocatedDevice { uuid: "GPU-a".to_owned(), memory_mib: 1, share_millionths: 1 };
+    let allocation = Allocation {
         pod_uid: "p".to_owned(),
         pod: "d/p".to_owned(),
-        state: BookingState::Confirmed,
+        state: AllocationState::Confirmed,
         devices: vec![part],
     };
-    metrics.show("n", &sample, &[booking]);
+    metrics.show("n", &sample, &[allocation]);
     families(&String::from_utf8(metrics.text()).expect("the text format is UTF-8"))
 }
 

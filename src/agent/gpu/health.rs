@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::report::condition::Ailment;
+use crate::report::condition::DeviceFault;
 
 /// Xids that an application causes and that affect only it. NVIDIA's device plugin and DRA driver
 /// ignore the same ones.
@@ -48,12 +48,14 @@ impl RecoveryAction {
     }
 
     /// The fault that it stands for; `None` if no action is requested.
-    fn ailment(self) -> Option<Ailment> {
+    fn fault(self) -> Option<DeviceFault> {
         match self {
             Self::Nothing => None,
-            Self::Reset | Self::DrainAndReset | Self::Unknown(_) => Some(Ailment::ResetRequired),
-            Self::Reboot => Some(Ailment::RebootRequired),
-            Self::DrainPeers => Some(Ailment::DrainRequired),
+            Self::Reset | Self::DrainAndReset | Self::Unknown(_) => {
+                Some(DeviceFault::ResetRequired)
+            }
+            Self::Reboot => Some(DeviceFault::RebootRequired),
+            Self::DrainPeers => Some(DeviceFault::DrainRequired),
         }
     }
 }
@@ -100,9 +102,9 @@ pub struct XidCounts {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuHealth {
     /// Faults by event, of the whole GPU (`None`) or of one GPU instance.
-    strikes: BTreeMap<Option<u32>, Ailment>,
+    strikes: BTreeMap<Option<u32>, DeviceFault>,
     /// The fault of the recovery action that the driver requests now.
-    wish: Option<Ailment>,
+    wish: Option<DeviceFault>,
     /// Whether the driver requested an action, or was away, since the last strike.
     was_treated: bool,
     /// Whether the driver has reported its recovery action since it was loaded.
@@ -116,9 +118,9 @@ pub struct GpuHealth {
 impl GpuHealth {
     /// Takes in an event.
     pub fn strike(&mut self, event: Event) {
-        let (instance, ailment) = match event {
+        let (instance, fault) = match event {
             Event::RecoveryChanged => return,
-            Event::Unavailable => (None, Ailment::Unavailable),
+            Event::Unavailable => (None, DeviceFault::Unavailable),
             Event::Xid { number, instance } => {
                 self.last_xid = Some(number);
                 if APPLICATION_XIDS.contains(&number) {
@@ -129,10 +131,10 @@ impl GpuHealth {
                 if number == RECOVERY_XID {
                     return;
                 }
-                (instance, Ailment::Xid)
+                (instance, DeviceFault::Xid)
             }
         };
-        self.strikes.insert(instance, ailment);
+        self.strikes.insert(instance, fault);
         self.was_treated = self.wish.is_some();
     }
 
@@ -143,7 +145,7 @@ impl GpuHealth {
             return; // it knew the field before
         }
         self.tells_wish = action.is_some();
-        self.wish = action.and_then(RecoveryAction::ailment);
+        self.wish = action.and_then(RecoveryAction::fault);
         if self.wish.is_some() {
             self.was_treated = true;
         } else if self.was_treated {
@@ -165,7 +167,7 @@ impl GpuHealth {
     }
 
     /// The fault of the whole GPU, or of its instance `instance`.
-    pub fn ailment(&self, instance: Option<u32>) -> Option<Ailment> {
+    pub fn fault(&self, instance: Option<u32>) -> Option<DeviceFault> {
         let struck = self.strikes.get(&None);
         let instance = instance.and_then(|id| self.strikes.get(&Some(id)));
         self.wish.or_else(|| struck.or(instance).copied())
@@ -195,7 +197,7 @@ mod tests {
         let mut health = GpuHealth::default();
         for number in APPLICATION_XIDS {
             health.strike(xid(number));
-            assert_eq!(health.ailment(None), None, "{number}");
+            assert_eq!(health.fault(None), None, "{number}");
             assert_eq!(health.last_xid(), Some(number));
         }
         assert!(!health.is_in_doubt());
@@ -203,7 +205,7 @@ mod tests {
         for number in [48, 62, 63, 64, 74, 79, 94, 95, 119, 120, 140, 143, 0, 999, u64::MAX] {
             let mut health = GpuHealth::default();
             health.strike(xid(number));
-            assert_eq!(health.ailment(None), Some(Ailment::Xid), "{number}");
+            assert_eq!(health.fault(None), Some(DeviceFault::Xid), "{number}");
             assert_eq!(health.counts().device, 1);
         }
     }
@@ -214,15 +216,15 @@ mod tests {
         health.strike(xid(79));
         for _ in 0..100 {
             health.learn_wish(Some(RecoveryAction::Nothing));
-            assert_eq!(health.ailment(None), Some(Ailment::Xid), "time heals nothing");
+            assert_eq!(health.fault(None), Some(DeviceFault::Xid), "time heals nothing");
         }
         health.learn_wish(Some(RecoveryAction::Reset));
-        assert_eq!(health.ailment(None), Some(Ailment::ResetRequired));
+        assert_eq!(health.fault(None), Some(DeviceFault::ResetRequired));
         health.strike(xid(79));
         health.learn_wish(None);
-        assert_eq!(health.ailment(None), Some(Ailment::ResetRequired), "silence is no consent");
+        assert_eq!(health.fault(None), Some(DeviceFault::ResetRequired), "silence is no consent");
         health.learn_wish(Some(RecoveryAction::Nothing));
-        assert_eq!(health.ailment(None), None, "it was reset");
+        assert_eq!(health.fault(None), None, "it was reset");
         assert_eq!(health.last_xid(), Some(79), "what happened is still told");
     }
 
@@ -231,35 +233,35 @@ mod tests {
         let mut health = GpuHealth::default();
         health.strike(xid(48));
         health.learn_wish(None);
-        assert_eq!(health.ailment(None), Some(Ailment::Xid));
+        assert_eq!(health.fault(None), Some(DeviceFault::Xid));
         health.learn_absence();
-        assert_eq!(health.ailment(None), Some(Ailment::Xid), "not before it answers");
+        assert_eq!(health.fault(None), Some(DeviceFault::Xid), "not before it answers");
         assert!(health.is_in_doubt());
         health.learn_wish(None);
-        assert_eq!(health.ailment(None), None);
+        assert_eq!(health.fault(None), None);
         health.strike(xid(48));
         health.learn_wish(None);
-        assert_eq!(health.ailment(None), Some(Ailment::Xid), "a new one counts anew");
+        assert_eq!(health.fault(None), Some(DeviceFault::Xid), "a new one counts anew");
     }
 
     #[test]
     fn a_wish_counts_without_any_event() {
-        for (number, ailment) in [
+        for (number, fault) in [
             (0, None),
-            (1, Some(Ailment::ResetRequired)),
-            (2, Some(Ailment::RebootRequired)),
-            (3, Some(Ailment::DrainRequired)),
-            (4, Some(Ailment::ResetRequired)),
-            (77, Some(Ailment::ResetRequired)),
+            (1, Some(DeviceFault::ResetRequired)),
+            (2, Some(DeviceFault::RebootRequired)),
+            (3, Some(DeviceFault::DrainRequired)),
+            (4, Some(DeviceFault::ResetRequired)),
+            (77, Some(DeviceFault::ResetRequired)),
         ] {
             let mut health = GpuHealth::default();
             health.strike(Event::RecoveryChanged);
             health.strike(xid(RECOVERY_XID));
-            assert_eq!(health.ailment(None), None, "it says no more than: ask");
+            assert_eq!(health.fault(None), None, "it says no more than: ask");
             health.learn_wish(Some(RecoveryAction::from_nvml(number)));
-            assert_eq!(health.ailment(None), ailment, "{number}");
+            assert_eq!(health.fault(None), fault, "{number}");
             health.learn_wish(Some(RecoveryAction::Nothing));
-            assert_eq!(health.ailment(None), None);
+            assert_eq!(health.fault(None), None);
         }
     }
 
@@ -267,10 +269,10 @@ mod tests {
     fn an_instance_suffers_alone_and_with_its_gpu() {
         let mut health = GpuHealth::default();
         health.strike(Event::Xid { number: 95, instance: Some(2) });
-        assert_eq!(health.ailment(Some(2)), Some(Ailment::Xid));
-        assert_eq!((health.ailment(Some(1)), health.ailment(None)), (None, None));
+        assert_eq!(health.fault(Some(2)), Some(DeviceFault::Xid));
+        assert_eq!((health.fault(Some(1)), health.fault(None)), (None, None));
         health.strike(Event::Unavailable);
-        assert_eq!(health.ailment(Some(1)), Some(Ailment::Unavailable));
-        assert_eq!(health.ailment(None), Some(Ailment::Unavailable));
+        assert_eq!(health.fault(Some(1)), Some(DeviceFault::Unavailable));
+        assert_eq!(health.fault(None), Some(DeviceFault::Unavailable));
     }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use crate::agent::gpu::health::XidCounts;
 use crate::hardware::units::Timestamp;
-use crate::report::condition::Ailment;
-use crate::report::wire::{Booking, DeviceReport, DeviceUse, DriverReport};
+use crate::report::condition::DeviceFault;
+use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport};
 
 /// Whether to list processes. Listing costs milliseconds under a lock of the driver that also
 /// stalls the workloads, so it is done less often than reading memory.
@@ -44,7 +44,7 @@ impl Sample {
     /// unknown use.
     pub fn without_driver(&self) -> Self {
         let unread =
-            |device: &DeviceReport| DeviceUse::unread(device.uuid.clone(), Ailment::DriverAway);
+            |device: &DeviceReport| DeviceUse::unread(device.uuid.clone(), DeviceFault::DriverAway);
         Self { uses: self.inventory.iter().map(unread).collect(), ..self.clone() }
     }
 }
@@ -60,8 +60,8 @@ pub trait Probe: Send {
 
     /// Learns the allocations on the node. A simulated node plays them; a real one looks for
     /// processes that are left of ended pods.
-    fn observe(&mut self, bookings: &[Booking], now: Timestamp) {
-        let _ = (bookings, now);
+    fn observe(&mut self, allocations: &[Allocation], now: Timestamp) {
+        let _ = (allocations, now);
     }
 
     /// Whether [`Probe::sample`] may block and must not run on a thread of the event loop.

@@ -3,7 +3,7 @@
 //! Reading memory costs microseconds. Listing processes costs milliseconds under a lock of the
 //! driver that also stalls the workloads. So lists are read every five seconds, and for a minute
 //! after the end of a pod, whose room is free only when lists show no process of it. They are also
-//! read when use departs from the last list: it has grown, or it has changed and is above what is
+//! read when use differs from the last list: it has grown, or it has changed and is above what is
 //! allocated.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::agent::gpu::probe::{ProcessSampling, Sample};
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{Booking, BookingState};
+use crate::report::wire::{Allocation, AllocationState};
 
 /// Longest time between two lists of processes.
 const LIST_EVERY: Duration = Duration::from_secs(5);
@@ -21,14 +21,14 @@ const QUICK_PERIOD: Duration = Duration::from_millis(250);
 
 /// How long the end of a pod shortens the pause. A process that hangs longer, maybe in the driver,
 /// is checked as rarely as others, since each list stalls the workloads.
-const HASTE_FOR: Duration = Duration::from_secs(60);
+const QUICK_FOR: Duration = Duration::from_secs(60);
 
 /// Time between attempts while nothing can be read: opening the library is slow.
 const PROBE_RETRY: Duration = Duration::from_secs(5);
 
 /// Change of a device's used memory above which its list is read early: less than the context of
 /// one process, which takes hundreds of MiB.
-const DEPARTURE_MIB: u64 = 64;
+const MEMORY_STEP_MIB: u64 = 64;
 
 /// Decides when one node is sampled.
 #[derive(Debug)]
@@ -58,13 +58,13 @@ impl Cadence {
     }
 
     /// Whether the sample taken `now` lists processes.
-    pub fn sampling(&mut self, bookings: &[Booking], now: Timestamp) -> ProcessSampling {
+    pub fn sampling(&mut self, allocations: &[Allocation], now: Timestamp) -> ProcessSampling {
         self.sampled = now;
-        let draining = bookings.iter().filter(|it| it.state == BookingState::Draining);
+        let draining = allocations.iter().filter(|it| it.state == AllocationState::Draining);
         let since = |uid: &String| self.drains.get(uid).copied().unwrap_or(now);
         self.drains = draining.map(|it| (it.pod_uid.clone(), since(&it.pod_uid))).collect();
         let is_due = self.listed.is_none_or(|listed| now.since(listed) >= LIST_EVERY);
-        if is_due || self.is_hasty(bookings) {
+        if is_due || self.has_recent_drain(allocations) {
             ProcessSampling::List
         } else {
             ProcessSampling::Skip
@@ -72,11 +72,11 @@ impl Cadence {
     }
 
     /// Whether any pod has started to drain recently.
-    fn is_hasty(&self, bookings: &[Booking]) -> bool {
+    fn has_recent_drain(&self, allocations: &[Allocation]) -> bool {
         let is_new = |uid: &String| {
-            self.drains.get(uid).is_none_or(|since| self.sampled.since(*since) < HASTE_FOR)
+            self.drains.get(uid).is_none_or(|since| self.sampled.since(*since) < QUICK_FOR)
         };
-        bookings.iter().any(|it| it.state == BookingState::Draining && is_new(&it.pod_uid))
+        allocations.iter().any(|it| it.state == AllocationState::Draining && is_new(&it.pod_uid))
     }
 
     /// Whether a sample without lists shows that lists are needed at once. That is so if a device
@@ -85,12 +85,12 @@ impl Cadence {
     /// Growth within what is allocated counts too: one tenant may use the idle share of another.
     /// Memory that comes and goes costs at most one extra list for each regular one, since only use
     /// beyond the last list counts as growth.
-    pub fn departs(&self, sample: &Sample, bookings: &[Booking]) -> bool {
+    pub fn needs_list(&self, sample: &Sample, allocations: &[Allocation]) -> bool {
         sample.uses.iter().any(|device| {
             let Some(used) = device.used_mib else { return false };
             let listed = self.listed_mib.get(&device.uuid).copied().unwrap_or(0);
-            used.abs_diff(listed) > DEPARTURE_MIB
-                && (used > listed || used > booked_mib(bookings, &device.uuid))
+            used.abs_diff(listed) > MEMORY_STEP_MIB
+                && (used > listed || used > allocated_mib(allocations, &device.uuid))
         })
     }
 
@@ -102,8 +102,8 @@ impl Cadence {
     }
 
     /// Time from one sample to the next.
-    pub fn pause(&self, bookings: &[Booking]) -> Duration {
-        if self.is_hasty(bookings) { self.period.min(QUICK_PERIOD) } else { self.period }
+    pub fn pause(&self, allocations: &[Allocation]) -> Duration {
+        if self.has_recent_drain(allocations) { self.period.min(QUICK_PERIOD) } else { self.period }
     }
 
     /// Time from a failed sample to the next.
@@ -113,8 +113,8 @@ impl Cadence {
 }
 
 /// Allocated memory of the device `uuid`.
-fn booked_mib(bookings: &[Booking], uuid: &str) -> u64 {
-    let devices = bookings.iter().flat_map(|booking| &booking.devices);
+fn allocated_mib(allocations: &[Allocation], uuid: &str) -> u64 {
+    let devices = allocations.iter().flat_map(|allocation| &allocation.devices);
     devices
         .filter(|part| part.uuid == uuid)
         .fold(0, |sum, part| sum.saturating_add(part.memory_mib))
@@ -125,17 +125,18 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::report::condition::Ailment;
-    use crate::report::wire::{BookedDevice, DeviceUse};
+    use crate::report::condition::DeviceFault;
+    use crate::report::wire::{AllocatedDevice, DeviceUse};
 
-    fn booking(state: BookingState) -> Booking {
+    fn allocation(state: AllocationState) -> Allocation {
         let part =
-            BookedDevice { uuid: "GPU-a".to_owned(), memory_mib: 1_000, share_millionths: 10 };
-        Booking { pod_uid: "p".to_owned(), pod: "d/p".to_owned(), state, devices: vec![part] }
+            AllocatedDevice { uuid: "GPU-a".to_owned(), memory_mib: 1_000, share_millionths: 10 };
+        Allocation { pod_uid: "p".to_owned(), pod: "d/p".to_owned(), state, devices: vec![part] }
     }
 
     fn sample(used_mib: Option<u64>) -> Sample {
-        let device = DeviceUse { used_mib, ..DeviceUse::unread("GPU-a".to_owned(), Ailment::Lost) };
+        let device =
+            DeviceUse { used_mib, ..DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Lost) };
         Sample {
             inventory: Vec::new().into(),
             uses: vec![device],
@@ -151,7 +152,7 @@ mod tests {
         let at = Timestamp::from_millis;
         let mut cadence = Cadence::new(Duration::from_secs(1));
         let (calm, draining) =
-            ([booking(BookingState::Confirmed)], [booking(BookingState::Draining)]);
+            ([allocation(AllocationState::Confirmed)], [allocation(AllocationState::Draining)]);
         assert_eq!(cadence.sampling(&calm, at(0)), ProcessSampling::List);
         cadence.learn_lists(&sample(Some(900)), at(0));
         assert_eq!(cadence.sampling(&calm, at(4_999)), ProcessSampling::Skip);
@@ -166,7 +167,7 @@ mod tests {
     fn a_process_that_is_stuck_is_looked_for_as_rarely_as_others() {
         let at = Timestamp::from_millis;
         let mut cadence = Cadence::new(Duration::from_secs(1));
-        let draining = [booking(BookingState::Draining)];
+        let draining = [allocation(AllocationState::Draining)];
         for (millis, sampling, pause) in [
             (0, ProcessSampling::List, 250),
             (59_999, ProcessSampling::List, 250),
@@ -177,26 +178,33 @@ mod tests {
             assert_eq!(cadence.sampling(&draining, at(millis)), sampling, "{millis}");
             assert_eq!(cadence.pause(&draining).as_millis(), pause, "{millis}");
         }
-        let other = [Booking { pod_uid: "q".to_owned(), ..booking(BookingState::Draining) }];
+        let other =
+            [Allocation { pod_uid: "q".to_owned(), ..allocation(AllocationState::Draining) }];
         assert_eq!(cadence.pause(&other).as_millis(), 250, "another one has begun to drain");
         assert_eq!(cadence.sampling(&draining, at(65_000)), ProcessSampling::List);
     }
 
     #[test]
-    fn growth_and_use_beyond_the_books_are_looked_into_once() {
+    fn growth_and_use_beyond_what_is_allocated_are_listed_once() {
         let mut cadence = Cadence::new(Duration::from_secs(1));
-        let bookings = [booking(BookingState::Confirmed)];
+        let allocations = [allocation(AllocationState::Confirmed)];
         cadence.learn_lists(&sample(Some(900)), Timestamp::START);
-        for (used, departs) in
+        for (used, needs_list) in
             [(None, false), (Some(0), false), (Some(964), false), (Some(965), true)]
         {
-            assert_eq!(cadence.departs(&sample(used), &bookings), departs, "{used:?}");
+            assert_eq!(cadence.needs_list(&sample(used), &allocations), needs_list, "{used:?}");
         }
         cadence.learn_lists(&sample(Some(2_000)), Timestamp::START);
-        assert!(!cadence.departs(&sample(Some(2_064)), &bookings), "known, and hardly more");
-        assert!(cadence.departs(&sample(Some(2_065)), &bookings));
-        assert!(!cadence.departs(&sample(Some(1_000)), &bookings), "less, and within the books");
-        assert!(cadence.departs(&sample(Some(1_001)), &bookings), "less, and still beyond them");
-        assert!(cadence.departs(&sample(Some(900)), &[]), "use without any booking");
+        assert!(!cadence.needs_list(&sample(Some(2_064)), &allocations), "known, and hardly more");
+        assert!(cadence.needs_list(&sample(Some(2_065)), &allocations));
+        assert!(
+            !cadence.needs_list(&sample(Some(1_000)), &allocations),
+            "less, and within what is allocated"
+        );
+        assert!(
+            cadence.needs_list(&sample(Some(1_001)), &allocations),
+            "less, and still beyond it"
+        );
+        assert!(cadence.needs_list(&sample(Some(900)), &[]), "use without any allocation");
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 
 use crate::agent::node::session::Answer;
 use crate::causes::with_causes;
-use crate::report::wire::{MAX_BODY_BYTES, Refusal, Reply, Report, is_readable, report_path};
+use crate::report::wire::{API_VERSION, MAX_BODY_BYTES, Refusal, Reply, Report, report_path};
 
 /// Longest time from the first byte to the last. A slower extender counts as away.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -116,9 +116,12 @@ impl ExtenderClient {
 fn read(status: StatusCode, body: &[u8]) -> Answer {
     if status == StatusCode::OK {
         return match serde_json::from_slice::<Reply>(body) {
-            Ok(reply) if is_readable(reply.schema_version) => Answer::Reply(reply),
+            Ok(reply) if reply.api_version == API_VERSION => Answer::Reply(reply),
             Ok(reply) => Answer::Refused {
-                error: format!("it speaks schema version `{}`", reply.schema_version),
+                error: format!(
+                    "its reply is of API version `{}`, this agent's is `{API_VERSION}`",
+                    reply.api_version
+                ),
             },
             Err(error) => Answer::Refused { error: format!("its reply cannot be read: {error}") },
         };
@@ -141,9 +144,9 @@ mod tests {
 
     #[test]
     fn an_answer_is_understood_by_status_and_reason() {
-        let expired = br#"{"error":"old","reason":"session_expired"}"#;
-        let reply = br#"{"schema_version":2,"session":3,"outcome":"accepted","novelty":1}"#;
-        let far = br#"{"schema_version":9,"session":3,"outcome":"accepted"}"#;
+        let expired = br#"{"error":"old","reason":"SessionExpired"}"#;
+        let reply = br#"{"apiVersion":"gpupack.dev/v1alpha1","session":3,"outcome":"Accepted","novelty":1}"#;
+        let far = br#"{"apiVersion":"gpupack.dev/v9","session":3,"outcome":"Accepted"}"#;
         for (status, body, meaning) in [
             (200, &reply[..], "Reply"),
             (200, far, "Refused"),

@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use crate::agent::node::client::ExtenderClient;
 use crate::agent::node::metrics::AgentMetrics;
-use crate::agent::node::session::{Contact, NodeBooks};
+use crate::agent::node::session::{Contact, NodeAllocations};
 use crate::clock::Clock;
 
 /// The configuration of an agent, whatever it reports.
@@ -35,14 +35,14 @@ pub(crate) struct Extender {
 pub(crate) struct Node {
     pub(crate) name: String,
     /// The allocations on it, as the extenders report them.
-    pub(crate) books: Mutex<NodeBooks>,
+    pub(crate) allocations: Mutex<NodeAllocations>,
     /// Notified when the allocations change.
     pub(crate) news: Notify,
 }
 
 impl Node {
     /// The allocations. The lock is short and never held across an await.
-    pub(crate) fn books(&self) -> MutexGuard<'_, NodeBooks> {
-        self.books.lock()
+    pub(crate) fn allocations(&self) -> MutexGuard<'_, NodeAllocations> {
+        self.allocations.lock()
     }
 }

@@ -22,8 +22,8 @@ use tokio::net::UnixStream;
 
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use crate::hardware::units::Timestamp;
-use crate::report::condition::Ailment;
-use crate::report::wire::Booking;
+use crate::report::condition::DeviceFault;
+use crate::report::wire::Allocation;
 
 /// Path of kubelet's socket.
 pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
@@ -73,7 +73,7 @@ struct Known {
     /// UUIDs of GPUs and MIG instances.
     devices: BTreeSet<String>,
     /// The state in the log; none before the first call.
-    told: Option<Result<BTreeSet<String>, KubeletError>>,
+    logged: Option<Result<BTreeSet<String>, KubeletError>>,
 }
 
 impl KubeletDevices {
@@ -97,7 +97,7 @@ impl KubeletDevices {
                 | KubeletError::Malformed,
             ) => {}
         }
-        if known.told.as_ref() != Some(&answer) {
+        if known.logged.as_ref() != Some(&answer) {
             let socket = self.socket.display();
             match &answer {
                 Ok(devices) if devices.is_empty() => {
@@ -114,7 +114,7 @@ impl KubeletDevices {
                     tracing::warn!(%socket, %error, "which devices kubelet hands out is not known");
                 }
             }
-            known.told = Some(answer);
+            known.logged = Some(answer);
         }
     }
 
@@ -147,14 +147,14 @@ impl<P: Probe> Probe for BesideKubelet<P> {
             if self.kubelet.owns(&seen.uuid) {
                 seen.healthy = false;
                 // Any other fault is worse.
-                seen.ailment = seen.ailment.or(Some(Ailment::KubeletOwned));
+                seen.fault = seen.fault.or(Some(DeviceFault::KubeletOwned));
             }
         }
         Ok(sample)
     }
 
-    fn observe(&mut self, bookings: &[Booking], now: Timestamp) {
-        self.probe.observe(bookings, now);
+    fn observe(&mut self, allocations: &[Allocation], now: Timestamp) {
+        self.probe.observe(allocations, now);
     }
 
     fn may_block(&self) -> bool {

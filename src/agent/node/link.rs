@@ -30,8 +30,8 @@ impl Link {
     pub(crate) async fn run(mut self) {
         // Ends with the process: the sampler never drops its end earlier.
         while self.newest.changed().await.is_ok() {
-            let mut next = Next::HelloNow;
-            while next == Next::HelloNow {
+            let mut next = Next::NewSession;
+            while next == Next::NewSession {
                 next = self.exchange().await;
             }
             if let Next::Pause(pause) = next {
@@ -55,23 +55,23 @@ impl Link {
         });
         let answer = answer.await;
         let next = session.settle(&answer);
-        self.tell(&answer);
-        let mut books = self.node.books();
+        self.log_changes(&answer);
+        let mut allocations = self.node.allocations();
         match answer {
             Answer::Reply(reply) => {
-                if books.learn(self.position, reply.bookings) {
+                if allocations.learn(self.position, reply.allocations) {
                     self.node.news.notify_one();
                 }
             }
             Answer::SessionExpired => {}
-            Answer::Refused { .. } | Answer::Away { .. } => books.lose(self.position),
+            Answer::Refused { .. } | Answer::Away { .. } => allocations.lose(self.position),
         }
         next
     }
 
     /// Logs changes: those of the extender once, whatever the number of nodes, and those of this
     /// node's reports for each node.
-    fn tell(&mut self, answer: &Answer) {
+    fn log_changes(&mut self, answer: &Answer) {
         let (node, extender) = (&self.node.name, self.extender.client.address());
         let was_refused = self.is_refused;
         self.is_refused = matches!(answer, Answer::Refused { .. });

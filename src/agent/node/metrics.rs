@@ -18,7 +18,7 @@ use prometheus::{
 
 use crate::agent::gpu::probe::Sample;
 use crate::hardware::units::Share;
-use crate::report::wire::{Booking, DeviceReport, DeviceUse, ProcessUse};
+use crate::report::wire::{Allocation, DeviceReport, DeviceUse, ProcessUse};
 use crate::scoring::efficiency::busy_part;
 
 /// Labels of every series of a GPU.
@@ -118,8 +118,8 @@ impl AgentMetrics {
     }
 
     /// Shows a sample of `node`, and the allocations there.
-    pub fn show(&self, node: &str, sample: &Sample, bookings: &[Booking]) {
-        self.0.lock().show(node, sample, bookings);
+    pub fn show(&self, node: &str, sample: &Sample, allocations: &[Allocation]) {
+        self.0.lock().show(node, sample, allocations);
     }
 
     /// All series in Prometheus' text format.
@@ -156,7 +156,7 @@ pub fn listen(address: SocketAddr) -> std::io::Result<std::net::TcpListener> {
 
 impl Families {
     /// Shows a sample.
-    fn show(&mut self, node: &str, sample: &Sample, bookings: &[Booking]) {
+    fn show(&mut self, node: &str, sample: &Sample, allocations: &[Allocation]) {
         let uses: BTreeMap<&str, &DeviceUse> =
             sample.uses.iter().map(|it| (it.uuid.as_str(), it)).collect();
         let mut shown = BTreeSet::new();
@@ -164,7 +164,7 @@ impl Families {
             let labels = [&device.uuid, &device.index.to_string(), node, &device.model]
                 .map(|it: &str| it.to_owned());
             if let Some(seen) = uses.get(device.uuid.as_str()) {
-                self.show_device(&labels.each_ref().map(String::as_str), device, seen, bookings);
+                self.show_device(&labels.each_ref().map(String::as_str), device, seen, allocations);
             }
             let counts = sample.xids.get(&device.uuid).copied().unwrap_or_default();
             for (class, count) in [("application", counts.application), ("device", counts.device)] {
@@ -176,7 +176,7 @@ impl Families {
             }
             shown.insert(labels);
         }
-        let tenants = self.show_tenants(node, &uses, bookings);
+        let tenants = self.show_tenants(node, &uses, allocations);
         let (devices_before, tenants_before) = self
             .shown
             .insert(node.to_owned(), (shown.clone(), tenants.clone()))
@@ -199,19 +199,19 @@ impl Families {
         &self,
         node: &str,
         uses: &BTreeMap<&str, &DeviceUse>,
-        bookings: &[Booking],
+        allocations: &[Allocation],
     ) -> TenantLabels {
         let mut shown = BTreeSet::new();
-        for booking in bookings {
-            let (namespace, pod) = booking.pod.split_once('/').unwrap_or(("", &booking.pod));
-            for part in &booking.devices {
-                let labels = [part.uuid.as_str(), node, namespace, pod, &booking.pod_uid];
+        for allocation in allocations {
+            let (namespace, pod) = allocation.pod.split_once('/').unwrap_or(("", &allocation.pod));
+            for part in &allocation.devices {
+                let labels = [part.uuid.as_str(), node, namespace, pod, &allocation.pod_uid];
                 let seen = uses.get(part.uuid.as_str());
-                let used = seen.and_then(|seen| used_by(&booking.pod_uid, seen));
-                let told = seen.and_then(|seen| {
-                    seen.tenants.iter().find(|tenant| tenant.pod_uid == booking.pod_uid)
+                let used = seen.and_then(|seen| used_by(&allocation.pod_uid, seen));
+                let tenant = seen.and_then(|seen| {
+                    seen.tenants.iter().find(|tenant| tenant.pod_uid == allocation.pod_uid)
                 });
-                let limit = told.and_then(|tenant| tenant.limit_mib);
+                let limit = tenant.and_then(|tenant| tenant.limit_mib);
                 let is_listed = seen.is_some_and(|seen| seen.processes.is_some());
                 for (kind, mib) in
                     [("booked", Some(part.memory_mib)), ("used", used), ("limit", limit)]
@@ -228,7 +228,7 @@ impl Families {
                 }
                 self.tenant_share.with_label_values(&labels).set(gpus(part.share_millionths));
                 if let Some(seen) = seen.filter(|_| is_listed) {
-                    match load_of(&booking.pod_uid, seen, bookings) {
+                    match load_of(&allocation.pod_uid, seen, allocations) {
                         Some(load) => {
                             let load = gpus(load.millionths());
                             self.tenant_busy.with_label_values(&labels).set(load);
@@ -248,7 +248,7 @@ impl Families {
         labels: &[&str; 4],
         device: &DeviceReport,
         seen: &DeviceUse,
-        bookings: &[Booking],
+        allocations: &[Allocation],
     ) {
         self.healthy.with_label_values(labels).set(i64::from(seen.healthy));
         match seen.busy_percent {
@@ -257,10 +257,10 @@ impl Families {
             }
             None => drop(self.busy.remove_label_values(labels)),
         }
-        let held = held(&device.uuid, bookings);
+        let held = held(&device.uuid, allocations);
         let booked = held.values().fold(0, |sum: u64, mib| sum.saturating_add(*mib));
         let capacity = device.memory_mib.saturating_sub(device.reserved_mib);
-        let parts = bookings.iter().flat_map(|booking| &booking.devices);
+        let parts = allocations.iter().flat_map(|allocation| &allocation.devices);
         let share = parts.filter(|part| part.uuid == device.uuid).map(|part| part.share_millionths);
         self.share.with_label_values(labels).set(gpus(share.fold(0, u64::saturating_add)));
         self.set_memory(labels, "capacity", Some(capacity));
@@ -307,7 +307,7 @@ fn bytes(mib: u64) -> i64 {
 }
 
 /// A share in the unit of a gauge: GPUs.
-#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the books are not")]
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the ledger is not")]
 fn gpus(millionths: u64) -> f64 {
     millionths as f64 / 1e6
 }
@@ -321,7 +321,7 @@ fn used_by(uid: &str, seen: &DeviceUse) -> Option<u64> {
 
 /// The part of the time in which a pod's kernels ran on a device with lists: as the driver reports
 /// it, or else its part of the device's time by its share. `None` if no time is reported.
-fn load_of(uid: &str, seen: &DeviceUse, bookings: &[Booking]) -> Option<Share> {
+fn load_of(uid: &str, seen: &DeviceUse, allocations: &[Allocation]) -> Option<Share> {
     let list = seen.processes.as_ref()?;
     let is_here = |uid: &str| list.iter().any(|it| it.pod_uid.as_deref() == Some(uid));
     let tenant = seen.tenants.iter().find(|tenant| tenant.pod_uid == uid);
@@ -332,13 +332,13 @@ fn load_of(uid: &str, seen: &DeviceUse, bookings: &[Booking]) -> Option<Share> {
     if !is_here(uid) {
         return Some(Share::ZERO);
     }
-    let share_of = |booking: &Booking| {
-        let parts = booking.devices.iter().filter(|part| part.uuid == seen.uuid);
+    let share_of = |allocation: &Allocation| {
+        let parts = allocation.devices.iter().filter(|part| part.uuid == seen.uuid);
         parts.map(|part| part.share_millionths).fold(0, u64::saturating_add)
     };
-    let present = bookings.iter().filter(|it| is_here(&it.pod_uid)).map(share_of);
+    let present = allocations.iter().filter(|it| is_here(&it.pod_uid)).map(share_of);
     let present = Share::from_millionths(present.fold(0, u64::saturating_add));
-    let own = bookings.iter().find(|it| it.pod_uid == uid).map_or(0, share_of);
+    let own = allocations.iter().find(|it| it.pod_uid == uid).map_or(0, share_of);
     Some(busy_part(busy, Share::from_millionths(own), present))
 }
 
@@ -348,12 +348,12 @@ fn with<'a, T: AsRef<str>>(labels: &'a [T], more: &'a str) -> Vec<&'a str> {
 }
 
 /// Allocated MiB of the device `uuid` by pod UID; zero for a pod with nothing of it.
-fn held<'a>(uuid: &str, bookings: &'a [Booking]) -> BTreeMap<&'a str, u64> {
+fn held<'a>(uuid: &str, allocations: &'a [Allocation]) -> BTreeMap<&'a str, u64> {
     let mut held = BTreeMap::new();
-    for booking in bookings {
-        held.entry(booking.pod_uid.as_str()).or_default();
-        for part in booking.devices.iter().filter(|part| part.uuid == uuid) {
-            let sum = held.entry(booking.pod_uid.as_str()).or_insert(0_u64);
+    for allocation in allocations {
+        held.entry(allocation.pod_uid.as_str()).or_default();
+        for part in allocation.devices.iter().filter(|part| part.uuid == uuid) {
+            let sum = held.entry(allocation.pod_uid.as_str()).or_insert(0_u64);
             *sum = sum.saturating_add(part.memory_mib);
         }
     }

@@ -17,7 +17,7 @@ use crate::agent::node::client::{AddressError, ExtenderClient};
 use crate::agent::node::config::{AgentConfig, Extender, Node};
 use crate::agent::node::link::Link;
 use crate::agent::node::sampler::Sampler;
-use crate::agent::node::session::{Contact, NodeBooks, Session};
+use crate::agent::node::session::{Contact, NodeAllocations, Session};
 use crate::agent::simulated::fleet::Fleet;
 use crate::agent::simulated::probe::SimulatedProbe;
 
@@ -99,7 +99,7 @@ impl Agent {
     fn start(&mut self, name: &str, probe: impl Probe + 'static, phase: Duration) {
         let node = Arc::new(Node {
             name: name.to_owned(),
-            books: Mutex::new(NodeBooks::new(self.extenders.len())),
+            allocations: Mutex::new(NodeAllocations::new(self.extenders.len())),
             news: Notify::new(),
         });
         let (samples, newest) = watch::channel(None);

@@ -1,6 +1,6 @@
 //! The loop that samples one node.
 //!
-//! If the driver is away, reports go on: once the devices are known, the extender is told that all
+//! If the driver is away, reports go on: once the devices are known, the extender is logged that all
 //! are unhealthy. It then places no pod there, and keeps what is allocated. A call that does not
 //! return is waited for beside the loop, and not repeated meanwhile.
 
@@ -16,8 +16,8 @@ use crate::agent::node::cadence::Cadence;
 use crate::agent::node::config::{AgentConfig, Node};
 use crate::agent::node::metrics::AgentMetrics;
 use crate::clock::Clock;
-use crate::report::condition::Ailment;
-use crate::report::wire::{Booking, BookingState, DeviceUse};
+use crate::report::condition::DeviceFault;
+use crate::report::wire::{Allocation, AllocationState, DeviceUse};
 
 /// How long a read may take before its devices count as unknown: longer than the library takes to
 /// open on nodes of 16 GPUs, shorter than the time after which an extender calls a node silent.
@@ -36,7 +36,7 @@ pub(crate) struct Sampler<P> {
     /// Metrics of the GPUs.
     metrics: Option<AgentMetrics>,
     /// The last state in the log.
-    told: Told,
+    logged: LoggedState,
 }
 
 /// Calls a probe on a thread where it may block.
@@ -51,7 +51,7 @@ struct Reader<P> {
 
 /// The last logged state of a node's devices, so that the log has changes only.
 #[derive(Default, PartialEq, Eq)]
-struct Told {
+struct LoggedState {
     /// Why nothing can be read.
     failure: Option<ProbeError>,
     /// Unhealthy devices, each with its fault.
@@ -76,7 +76,7 @@ impl<P: Probe + 'static> Sampler<P> {
             clock: config.clock,
             samples,
             metrics: config.metrics.clone(),
-            told: Told::default(),
+            logged: LoggedState::default(),
         }
     }
 
@@ -85,16 +85,16 @@ impl<P: Probe + 'static> Sampler<P> {
         tokio::time::sleep(phase).await;
         loop {
             let began = self.clock.now();
-            let bookings: Arc<[Booking]> = self.node.books().merged().into();
-            let sample = self.sample(&bookings).await;
-            self.tell(&sample);
+            let allocations: Arc<[Allocation]> = self.node.allocations().merged().into();
+            let sample = self.sample(&allocations).await;
+            self.log_changes(&sample);
             let has_failed = sample.is_err();
             let last = self.samples.borrow().clone();
             // If nothing was ever read, no device is known.
             let shown = sample.ok().or_else(|| last.map(|last| last.without_driver()));
             if let Some(shown) = shown {
                 if let Some(metrics) = &self.metrics {
-                    metrics.show(&self.node.name, &shown, &bookings);
+                    metrics.show(&self.node.name, &shown, &allocations);
                 }
                 self.samples.send_replace(Some(Arc::new(shown)));
             }
@@ -103,7 +103,7 @@ impl<P: Probe + 'static> Sampler<P> {
                 let pause = if has_failed {
                     self.cadence.pause_after_failure()
                 } else {
-                    self.cadence.pause(&self.node.books().draining())
+                    self.cadence.pause(&self.node.allocations().draining())
                 };
                 let left = pause.saturating_sub(self.clock.now().since(began));
                 if left.is_zero() {
@@ -117,47 +117,49 @@ impl<P: Probe + 'static> Sampler<P> {
         }
     }
 
-    /// Takes one sample, and again with processes if it departs from the last lists.
-    async fn sample(&mut self, bookings: &Arc<[Booking]>) -> Result<Sample, ProbeError> {
+    /// Takes one sample, and again with processes if its use differs from the last lists.
+    async fn sample(&mut self, allocations: &Arc<[Allocation]>) -> Result<Sample, ProbeError> {
         let now = self.clock.now();
-        let mut processes = self.cadence.sampling(&self.node.books().draining(), now);
-        let mut sample = self.reader.read(bookings, processes, self.clock).await?;
-        if processes == ProcessSampling::Skip && self.cadence.departs(&sample, bookings) {
+        let mut processes = self.cadence.sampling(&self.node.allocations().draining(), now);
+        let mut sample = self.reader.read(allocations, processes, self.clock).await?;
+        if processes == ProcessSampling::Skip && self.cadence.needs_list(&sample, allocations) {
             processes = ProcessSampling::List;
-            sample = self.reader.read(bookings, processes, self.clock).await?;
+            sample = self.reader.read(allocations, processes, self.clock).await?;
         }
         if processes == ProcessSampling::List {
             self.cadence.learn_lists(&sample, now);
         }
-        let draining = bookings.iter().filter(|it| it.state == BookingState::Draining);
+        let draining = allocations.iter().filter(|it| it.state == AllocationState::Draining);
         sample.draining = draining.map(|it| it.pod_uid.clone()).collect();
         Ok(sample)
     }
 
     /// Logs what has changed.
-    fn tell(&mut self, sample: &Result<Sample, ProbeError>) {
-        let told = match sample {
-            Ok(sample) => Told {
+    fn log_changes(&mut self, sample: &Result<Sample, ProbeError>) {
+        let logged = match sample {
+            Ok(sample) => LoggedState {
                 failure: None,
-                unhealthy: sample.uses.iter().filter(|it| !it.healthy).map(ailing).collect(),
+                unhealthy: sample.uses.iter().filter(|it| !it.healthy).map(described).collect(),
                 unreadable: sample.unreadable,
             },
-            Err(error) => Told { failure: Some(error.clone()), ..Told::default() },
+            Err(error) => LoggedState { failure: Some(error.clone()), ..LoggedState::default() },
         };
-        if told == self.told {
+        if logged == self.logged {
             return;
         }
         let node = &self.node.name;
-        match &told {
-            Told { failure: Some(error), .. } => {
+        match &logged {
+            LoggedState { failure: Some(error), .. } => {
                 tracing::error!(%node, %error, "the GPUs cannot be read, none takes new tenants");
             }
-            Told { unhealthy, unreadable, .. } if !unhealthy.is_empty() || *unreadable > 0 => {
+            LoggedState { unhealthy, unreadable, .. }
+                if !unhealthy.is_empty() || *unreadable > 0 =>
+            {
                 tracing::warn!(%node, ?unhealthy, unreadable, "some GPUs are not usable");
             }
-            Told { .. } => tracing::info!(%node, "all GPUs can be read"),
+            LoggedState { .. } => tracing::info!(%node, "all GPUs can be read"),
         }
-        self.told = told;
+        self.logged = logged;
     }
 }
 
@@ -166,18 +168,18 @@ impl<P: Probe + 'static> Reader<P> {
     /// only shows that the driver answers again.
     async fn read(
         &mut self,
-        bookings: &Arc<[Booking]>,
+        allocations: &Arc<[Allocation]>,
         processes: ProcessSampling,
         clock: Clock,
     ) -> Result<Sample, ProbeError> {
         if let Some(overdue) = self.overdue.take() {
             let _ = self.wait(overdue).await?;
         }
-        let (probe, bookings) = (Arc::clone(&self.probe), Arc::clone(bookings));
+        let (probe, allocations) = (Arc::clone(&self.probe), Arc::clone(allocations));
         let read = move || {
             let mut probe = probe.lock();
             let now = clock.now();
-            probe.observe(&bookings, now);
+            probe.observe(&allocations, now);
             probe.sample(processes, now)
         };
         if !self.may_block {
@@ -203,10 +205,10 @@ impl<P: Probe + 'static> Reader<P> {
 }
 
 /// An unhealthy device and its fault.
-fn ailing(device: &DeviceUse) -> String {
-    let ailment = device.ailment.map_or("unhealthy", Ailment::name);
+fn described(device: &DeviceUse) -> String {
+    let fault = device.fault.map_or("unhealthy", DeviceFault::name);
     match device.last_xid {
-        Some(xid) => format!("{}: {ailment}, last Xid {xid}", device.uuid),
-        None => format!("{}: {ailment}", device.uuid),
+        Some(xid) => format!("{}: {fault}, last Xid {xid}", device.uuid),
+        None => format!("{}: {fault}", device.uuid),
     }
 }

@@ -1,6 +1,6 @@
 //! What to send next to an extender: the pure half of the conversation in [`crate::report::wire`].
 //!
-//! There is one [`Session`] for each pair of node and extender. [`NodeBooks`] merges the answers of
+//! There is one [`Session`] for each pair of node and extender. [`NodeAllocations`] merges the answers of
 //! all extenders of one node. Neither does I/O or reads a clock.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,8 +10,8 @@ use std::time::Duration;
 use crate::agent::gpu::probe::Sample;
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{
-    Booking, BookingState, DeviceReport, DeviceUse, DriverReport, Outcome, Reply, Report,
-    SCHEMA_VERSION,
+    API_VERSION, Allocation, AllocationState, DeviceReport, DeviceUse, DriverReport, Outcome,
+    Reply, Report,
 };
 
 /// Pause after the first failure; it doubles with each further one.
@@ -51,7 +51,7 @@ pub enum Next {
     /// Report the next sample.
     NextSample,
     /// Report the same sample again as a hello.
-    HelloNow,
+    NewSession,
     /// Report the newest sample after this time, to which the caller adds a random part.
     Pause(Duration),
 }
@@ -70,7 +70,7 @@ pub struct Session {
     /// The inventory and driver that the extender knows.
     known: Option<Owned>,
     /// Version of the allocations in the last reply of this session.
-    bookings_version: Option<u64>,
+    allocations_version: Option<u64>,
     /// Draining pods, by the extender's last word, by UID.
     draining: BTreeSet<String>,
     /// Failures since the last reply.
@@ -103,7 +103,7 @@ impl Session {
             sequence: 0,
             sent: None,
             known: None,
-            bookings_version: None,
+            allocations_version: None,
             draining: BTreeSet::new(),
             failures: 0,
         }
@@ -122,13 +122,13 @@ impl Session {
             || Owned { inventory: Arc::clone(&sample.inventory), driver: sample.driver.clone() };
         self.sent = (!is_told).then(owned);
         Report {
-            schema_version: SCHEMA_VERSION,
+            api_version: API_VERSION.to_owned(),
             agent: self.agent.clone(),
             session: self.number,
             sequence: self.sequence,
             inventory: self.sent.as_ref().map(|owned| owned.inventory.to_vec()),
             driver: self.sent.as_ref().and_then(|owned| owned.driver.clone()),
-            bookings_version: self.number.and(self.bookings_version),
+            allocations_version: self.number.and(self.allocations_version),
             devices: self.uses(sample),
         }
     }
@@ -155,10 +155,10 @@ impl Session {
         match answer {
             Answer::Reply(reply) => {
                 self.number = Some(reply.session);
-                self.bookings_version = reply.bookings_version;
+                self.allocations_version = reply.allocations_version;
                 self.failures = 0;
-                if let Some(bookings) = &reply.bookings {
-                    let all = bookings.iter().filter(|it| it.state == BookingState::Draining);
+                if let Some(allocations) = &reply.allocations {
+                    let all = allocations.iter().filter(|it| it.state == AllocationState::Draining);
                     self.draining = all.map(|it| it.pod_uid.clone()).collect();
                 }
                 match (reply.send_inventory, reply.outcome, sent) {
@@ -171,7 +171,7 @@ impl Session {
             Answer::SessionExpired => {
                 let was_hello = self.number.take().is_none();
                 self.known = None;
-                if was_hello { self.back_off() } else { Next::HelloNow }
+                if was_hello { self.back_off() } else { Next::NewSession }
             }
             Answer::Refused { .. } => {
                 // Whatever was wrong, start again: the extender gets everything once more.
@@ -236,56 +236,56 @@ impl Contact {
 
 /// The allocations on one node, as its extenders report them.
 #[derive(Debug)]
-pub struct NodeBooks {
+pub struct NodeAllocations {
     /// One entry per extender, in the order of the configuration.
-    extenders: Vec<ExtenderBooks>,
+    extenders: Vec<ExtenderAllocations>,
 }
 
 /// The state of one extender.
 #[derive(Clone, Debug, Default)]
-struct ExtenderBooks {
+struct ExtenderAllocations {
     /// Whether its last answer was a reply.
     is_live: bool,
     /// Its last allocations.
-    bookings: Vec<Booking>,
+    allocations: Vec<Allocation>,
 }
 
-impl NodeBooks {
+impl NodeAllocations {
     /// No answer yet of `extender_count` extenders.
     pub fn new(extender_count: usize) -> Self {
-        Self { extenders: vec![ExtenderBooks::default(); extender_count] }
+        Self { extenders: vec![ExtenderAllocations::default(); extender_count] }
     }
 
     /// Learns the allocations of the extender at `position`; `None` if they are unchanged. Returns
     /// whether that is news.
-    pub fn learn(&mut self, position: usize, bookings: Option<Vec<Booking>>) -> bool {
-        let Some(books) = self.extenders.get_mut(position) else { return false };
-        let changed = bookings.filter(|bookings| books.bookings != *bookings);
-        let is_new = !books.is_live || changed.is_some();
-        books.is_live = true;
-        if let Some(bookings) = changed {
-            books.bookings = bookings;
+    pub fn learn(&mut self, position: usize, allocations: Option<Vec<Allocation>>) -> bool {
+        let Some(extender) = self.extenders.get_mut(position) else { return false };
+        let changed = allocations.filter(|allocations| extender.allocations != *allocations);
+        let is_new = !extender.is_live || changed.is_some();
+        extender.is_live = true;
+        if let Some(allocations) = changed {
+            extender.allocations = allocations;
         }
         is_new
     }
 
     /// Learns that the extender at `position` did not reply.
     pub fn lose(&mut self, position: usize) {
-        if let Some(books) = self.extenders.get_mut(position) {
-            books.is_live = false;
+        if let Some(extender) = self.extenders.get_mut(position) {
+            extender.is_live = false;
         }
     }
 
     /// One allocation per pod, in the furthest state that an extender knows. Only extenders that
     /// reply count. If none does, the last known ones stay, so that pods outlive their extenders.
-    pub fn merged(&self) -> Vec<Booking> {
-        let any_live = self.extenders.iter().any(|books| books.is_live);
-        let counted = self.extenders.iter().filter(|books| books.is_live || !any_live);
-        let mut merged: BTreeMap<&str, &Booking> = BTreeMap::new();
-        for booking in counted.flat_map(|books| &books.bookings) {
-            let known = merged.entry(&booking.pod_uid).or_insert(booking);
-            if booking.state > known.state {
-                *known = booking;
+    pub fn merged(&self) -> Vec<Allocation> {
+        let any_live = self.extenders.iter().any(|extender| extender.is_live);
+        let counted = self.extenders.iter().filter(|extender| extender.is_live || !any_live);
+        let mut merged: BTreeMap<&str, &Allocation> = BTreeMap::new();
+        for allocation in counted.flat_map(|extender| &extender.allocations) {
+            let known = merged.entry(&allocation.pod_uid).or_insert(allocation);
+            if allocation.state > known.state {
+                *known = allocation;
             }
         }
         merged.into_values().cloned().collect()
@@ -293,10 +293,10 @@ impl NodeBooks {
 
     /// The draining ones that shorten the pause. Without extenders that reply there are none, since
     /// no extender waits for the end of a process.
-    pub fn draining(&self) -> Vec<Booking> {
-        let live = self.extenders.iter().filter(|books| books.is_live);
-        let bookings = live.flat_map(|books| &books.bookings);
-        bookings.filter(|it| it.state == BookingState::Draining).cloned().collect()
+    pub fn draining(&self) -> Vec<Allocation> {
+        let live = self.extenders.iter().filter(|extender| extender.is_live);
+        let allocations = live.flat_map(|extender| &extender.allocations);
+        allocations.filter(|it| it.state == AllocationState::Draining).cloned().collect()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::agent::nvml::limits::MemoryLimits;
 use crate::agent::nvml::raw;
 use crate::agent::nvml::trouble::{Trouble, unless_lost};
 use crate::agent::processes::pods::CGROUP_ROOT;
-use crate::report::wire::{DeviceReport, DriverReport, Neighbour, Slot};
+use crate::report::wire::{DeviceReport, DriverReport, Neighbor, Slot};
 
 /// Most NVLinks of a GPU that are read; NVIDIA's own constant says 18.
 const LINKS_MAX: u32 = 36;
@@ -119,13 +119,13 @@ impl Details {
 }
 
 /// The known GPUs that `uuid` reaches over NVLink, by UUID.
-pub(crate) fn neighbours(all: &BTreeMap<String, Details>, uuid: &str) -> Vec<Neighbour> {
+pub(crate) fn neighbors(all: &BTreeMap<String, Details>, uuid: &str) -> Vec<Neighbor> {
     let Some(here) = all.get(uuid) else { return Vec::new() };
     let others = all.iter().filter(|(other, _)| *other != uuid);
     let reached = others.map(|(other, details)| (other, here.links_to(details)));
     reached
         .filter(|(_, links)| *links > 0)
-        .map(|(other, links)| Neighbour { uuid: other.clone(), links })
+        .map(|(other, links)| Neighbor { uuid: other.clone(), links })
         .collect()
 }
 

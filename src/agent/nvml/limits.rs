@@ -88,10 +88,10 @@ enum Hold {
 impl Hold {
     /// The least limit of a process's control groups.
     fn of(groups: &[String], read: impl Fn(&str) -> Option<Option<u64>>) -> Self {
-        let told: Vec<Option<Option<u64>>> = groups.iter().map(|group| read(group)).collect();
-        match told.iter().flatten().flatten().min() {
+        let limits: Vec<Option<Option<u64>>> = groups.iter().map(|group| read(group)).collect();
+        match limits.iter().flatten().flatten().min() {
             Some(bytes) => Self::To(*bytes),
-            None if told.is_empty() || told.contains(&None) => Self::Unknown,
+            None if limits.is_empty() || limits.contains(&None) => Self::Unknown,
             None => Self::Not,
         }
     }
@@ -149,9 +149,9 @@ pub(crate) fn tenants(
         };
         let holds = held.containers.values();
         let sum = holds.clone().try_fold(0_u64, |sum, hold| sum.checked_add(bytes(hold)?));
-        let told = sum.map(|bytes| bytes.div_ceil(1 << 20));
-        let limit_mib = told.filter(believable);
-        let is_absurd = told != limit_mib;
+        let read = sum.map(|bytes| bytes.div_ceil(1 << 20));
+        let limit_mib = read.filter(believable);
+        let is_absurd = read != limit_mib;
         TenantReport {
             pod_uid: pod.to_owned(),
             limit_mib,

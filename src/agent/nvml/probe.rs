@@ -28,8 +28,8 @@ use crate::agent::processes::draining::Draining;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::hardware::device::MAX_DEVICES_PER_NODE;
 use crate::hardware::units::Timestamp;
-use crate::report::condition::Ailment;
-use crate::report::wire::{Booking, DeviceReport, DeviceUse, DriverReport, Kind};
+use crate::report::condition::DeviceFault;
+use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport, Kind};
 
 /// The library by default; the loader's search path applies.
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -165,8 +165,8 @@ impl NvmlProbe {
             seen.extend(absent.map(|known| absent_device(known, &failures)));
         }
         for device in &seen {
-            if let (Some(Ailment::Lost | Ailment::ResetRequired), Some(health)) =
-                (device.usage.ailment, self.health.get_mut(&device.report.uuid))
+            if let (Some(DeviceFault::Lost | DeviceFault::ResetRequired), Some(health)) =
+                (device.usage.fault, self.health.get_mut(&device.report.uuid))
             {
                 health.learn_absence();
             }
@@ -201,15 +201,15 @@ impl NvmlProbe {
         let gpu = report.parent.as_ref().unwrap_or(&report.uuid);
         if let Some(health) = self.health.get(gpu) {
             let instance = details.get(&report.uuid).and_then(|details| details.instance);
-            usage.ailment = usage.ailment.or_else(|| health.ailment(instance));
+            usage.fault = usage.fault.or_else(|| health.fault(instance));
             usage.last_xid = health.last_xid();
         }
-        usage.healthy = usage.ailment.is_none();
+        usage.healthy = usage.fault.is_none();
         report.healthy = usage.healthy;
         if details.contains_key(&report.uuid) {
             // A GPU in MIG mode has no traffic with others.
-            report.neighbours = match report.kind {
-                Kind::Gpu => details::neighbours(details, &report.uuid),
+            report.neighbors = match report.kind {
+                Kind::Gpu => details::neighbors(details, &report.uuid),
                 Kind::MigParent | Kind::MigInstance => Vec::new(),
             };
         }
@@ -278,7 +278,7 @@ impl Failure {
     /// report of a node with such a device.
     fn of_absurd(report: &DeviceReport, usage: &DeviceUse) -> Option<Self> {
         let sane = report.is_believable() && usage.is_believable();
-        (!sane).then(|| Self { uuid: Some(report.uuid.clone()), ailment: Ailment::Absurd })
+        (!sane).then(|| Self { uuid: Some(report.uuid.clone()), fault: DeviceFault::Absurd })
     }
 }
 
@@ -289,7 +289,7 @@ fn distrust_duplicates(seen: Vec<Seen>) -> Vec<Seen> {
     for device in seen {
         match kept.iter_mut().find(|known| known.report.uuid == device.report.uuid) {
             Some(first) => {
-                (first.usage.ailment, first.usage.processes) = (Some(Ailment::UuidTwice), None);
+                (first.usage.fault, first.usage.processes) = (Some(DeviceFault::UuidTwice), None);
                 first.usage.tenants.clear();
             }
             None => kept.push(device),
@@ -305,8 +305,8 @@ fn absent_device(known: &DeviceReport, failures: &[Failure]) -> Seen {
     let own = failure_of(Some(&known.uuid));
     let of_gpu = || known.parent.as_ref().and_then(|parent| failure_of(Some(parent)));
     let failure = own.or_else(of_gpu).or_else(|| failure_of(None));
-    let ailment = failure.map_or(Ailment::NotAnswering, |failure| failure.ailment);
-    Seen { report: known.clone(), usage: DeviceUse::unread(known.uuid.clone(), ailment) }
+    let fault = failure.map_or(DeviceFault::NotAnswering, |failure| failure.fault);
+    Seen { report: known.clone(), usage: DeviceUse::unread(known.uuid.clone(), fault) }
 }
 
 impl Probe for NvmlProbe {
@@ -319,8 +319,8 @@ impl Probe for NvmlProbe {
         sample
     }
 
-    fn observe(&mut self, bookings: &[Booking], _: Timestamp) {
-        self.draining.observe(bookings);
+    fn observe(&mut self, allocations: &[Allocation], _: Timestamp) {
+        self.draining.observe(allocations);
     }
 }
 
@@ -341,8 +341,9 @@ impl NvmlProbe {
         if let Some(daemons) = &self.mps {
             daemons.learn(&sample.inventory);
         }
-        let is_away =
-            |seen: &DeviceUse| matches!(seen.ailment, Some(Ailment::Lost | Ailment::ResetRequired));
+        let is_away = |seen: &DeviceUse| {
+            matches!(seen.fault, Some(DeviceFault::Lost | DeviceFault::ResetRequired))
+        };
         // Kept only now: after an error of the whole library, the next sample opens it again.
         if !(sample.uses.iter().any(is_away) && now.since(open.since) >= REOPEN_AFTER) {
             self.open = Some(open);

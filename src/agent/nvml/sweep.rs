@@ -23,7 +23,7 @@ use crate::agent::processes::pods::PodsByProcess;
 use crate::hardware::device::MAX_DEVICES_PER_NODE;
 use crate::hardware::units::Timestamp;
 use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
-use crate::report::condition::{Ailment, MpsState};
+use crate::report::condition::{DeviceFault, MpsState};
 use crate::report::wire::{DeviceReport, DeviceUse, Kind, ProcessUse};
 
 /// NVML counts bytes.
@@ -45,7 +45,7 @@ pub(crate) struct Failure {
     /// Its UUID, if it answered that.
     pub(crate) uuid: Option<String>,
     /// Its fault.
-    pub(crate) ailment: Ailment,
+    pub(crate) fault: DeviceFault,
 }
 
 /// The result of one walk.
@@ -103,23 +103,23 @@ impl Sweeper<'_> {
             match gpu.and_then(|gpu| self.gpu(&gpu, position, &mut uuid, &mut sweep)) {
                 Ok(()) => {}
                 Err(Trouble::Library(error)) => return Err(error),
-                Err(Trouble::Unsupported) => sweep.fail(uuid, Ailment::NotAnswering),
-                Err(Trouble::Device(ailment)) => sweep.fail(uuid, ailment),
+                Err(Trouble::Unsupported) => sweep.fail(uuid, DeviceFault::NotAnswering),
+                Err(Trouble::Device(fault)) => sweep.fail(uuid, fault),
             }
         }
         Ok(sweep)
     }
 
-    /// Reads one GPU and, in MIG mode, its instances. Sets `told` to its UUID once that is known.
+    /// Reads one GPU and, in MIG mode, its instances. Sets `known_uuid` to its UUID once that is known.
     fn gpu(
         &mut self,
         gpu: &Device<'_>,
         position: u32,
-        told: &mut Option<String>,
+        known_uuid: &mut Option<String>,
         sweep: &mut Sweep,
     ) -> Result<(), Trouble> {
         let uuid = required(gpu.uuid())?;
-        *told = Some(uuid.clone());
+        *known_uuid = Some(uuid.clone());
         let model = required(gpu.name())?;
         let index = unless_unsupported(gpu.index())?.unwrap_or(position);
         let in_mig_mode = match gpu.mig_mode() {
@@ -159,7 +159,7 @@ impl Sweeper<'_> {
                 Ok(_) => {
                     self.registered.insert(raw::identity(gpu), uuid.to_owned());
                 }
-                Err(Trouble::Unsupported | Trouble::Device(Ailment::NotAnswering)) => {}
+                Err(Trouble::Unsupported | Trouble::Device(DeviceFault::NotAnswering)) => {}
                 Err(other) => return Err(other),
             }
         }
@@ -195,8 +195,8 @@ impl Sweeper<'_> {
             match instance.and_then(|it| self.instance(&it, parent, &mut uuid, sweep)) {
                 Ok(()) => {}
                 Err(Trouble::Library(error)) => return Err(Trouble::Library(error)),
-                Err(Trouble::Unsupported) => sweep.fail(uuid, Ailment::NotAnswering),
-                Err(Trouble::Device(ailment)) => sweep.fail(uuid, ailment),
+                Err(Trouble::Unsupported) => sweep.fail(uuid, DeviceFault::NotAnswering),
+                Err(Trouble::Device(fault)) => sweep.fail(uuid, fault),
             }
         }
         Ok(())
@@ -207,13 +207,14 @@ impl Sweeper<'_> {
         &mut self,
         instance: &Device<'_>,
         parent: &Parent<'_>,
-        told: &mut Option<String>,
+        known_uuid: &mut Option<String>,
         sweep: &mut Sweep,
     ) -> Result<(), Trouble> {
         let uuid = required(instance.uuid())?;
-        *told = Some(uuid.clone());
+        *known_uuid = Some(uuid.clone());
         let name = required(instance.name())?;
-        let (model, profile) = name.rsplit_once(" MIG ").ok_or(Trouble::Device(Ailment::Absurd))?;
+        let (model, profile) =
+            name.rsplit_once(" MIG ").ok_or(Trouble::Device(DeviceFault::Absurd))?;
         if !self.details.contains_key(&uuid) {
             let details = Details::of_instance(self.nvml, parent.gpu, instance)?;
             self.details.insert(uuid.clone(), details);
@@ -283,7 +284,7 @@ impl Sweeper<'_> {
             used_mib: memory.as_ref().map(|memory| memory.used.div_ceil(BYTES_PER_MIB)),
             busy_percent: busy_percent.and_then(|percent| u8::try_from(percent.min(100)).ok()),
             healthy: true,
-            ailment: memory.is_none().then_some(Ailment::NoMemory),
+            fault: memory.is_none().then_some(DeviceFault::NoMemory),
             last_xid: None,
             mps,
             processes,
@@ -347,8 +348,8 @@ impl Sweeper<'_> {
 
 impl Sweep {
     /// Notes that a device did not answer.
-    fn fail(&mut self, uuid: Option<String>, ailment: Ailment) {
-        self.failures.push(Failure { uuid, ailment });
+    fn fail(&mut self, uuid: Option<String>, fault: DeviceFault) {
+        self.failures.push(Failure { uuid, fault });
     }
 }
 

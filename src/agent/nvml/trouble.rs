@@ -3,7 +3,7 @@
 use nvml_wrapper::error::NvmlError;
 
 use crate::agent::gpu::probe::ProbeError;
-use crate::report::condition::Ailment;
+use crate::report::condition::DeviceFault;
 
 /// The meaning of a failed call.
 #[derive(Debug)]
@@ -11,7 +11,7 @@ pub(crate) enum Trouble {
     /// The driver does not report it; other answers are valid.
     Unsupported,
     /// This device cannot be used now.
-    Device(Ailment),
+    Device(DeviceFault),
     /// Nothing can be read until the library is opened again.
     Library(ProbeError),
 }
@@ -29,7 +29,7 @@ pub(crate) fn unless_unsupported<T>(answer: Result<T, NvmlError>) -> Result<Opti
 pub(crate) fn unless_lost<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, Trouble> {
     match answer.map_err(trouble) {
         Ok(value) => Ok(Some(value)),
-        Err(Trouble::Unsupported | Trouble::Device(Ailment::NotAnswering)) => Ok(None),
+        Err(Trouble::Unsupported | Trouble::Device(DeviceFault::NotAnswering)) => Ok(None),
         Err(other) => Err(other),
     }
 }
@@ -58,10 +58,10 @@ fn trouble(error: NvmlError) -> Trouble {
         | NvmlError::DriverNotLoaded
         | NvmlError::LibRmVersionMismatch
         | NvmlError::LibraryNotFound => Trouble::Library(library_error("read the GPUs", &error)),
-        NvmlError::GpuLost => Trouble::Device(Ailment::Lost),
-        NvmlError::ResetRequired => Trouble::Device(Ailment::ResetRequired),
+        NvmlError::GpuLost => Trouble::Device(DeviceFault::Lost),
+        NvmlError::ResetRequired => Trouble::Device(DeviceFault::ResetRequired),
         // Interrupt trouble, "unknown", and the errors of later drivers.
-        _ => Trouble::Device(Ailment::NotAnswering),
+        _ => Trouble::Device(DeviceFault::NotAnswering),
     }
 }
 

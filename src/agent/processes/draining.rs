@@ -11,7 +11,7 @@ use crate::agent::processes::pods::{
 };
 use crate::hardware::device::PodUid;
 use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
-use crate::report::wire::{Booking, BookingState, DeviceUse, ProcessUse};
+use crate::report::wire::{Allocation, AllocationState, DeviceUse, ProcessUse};
 
 /// The pods that drain on one node.
 #[derive(Debug, Default)]
@@ -25,9 +25,9 @@ pub(crate) struct Draining {
 
 impl Draining {
     /// Learns the allocations on the node.
-    pub(crate) fn observe(&mut self, bookings: &[Booking]) {
-        let draining = bookings.iter().filter(|it| it.state == BookingState::Draining);
-        let devices = |it: &Booking| it.devices.iter().map(|part| part.uuid.clone()).collect();
+    pub(crate) fn observe(&mut self, allocations: &[Allocation]) {
+        let draining = allocations.iter().filter(|it| it.state == AllocationState::Draining);
+        let devices = |it: &Allocation| it.devices.iter().map(|part| part.uuid.clone()).collect();
         self.devices = draining.map(|it| (PodUid::new(it.pod_uid.clone()), devices(it))).collect();
     }
 
@@ -101,8 +101,8 @@ fn is_running(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::condition::Ailment;
-    use crate::report::wire::BookedDevice;
+    use crate::report::condition::DeviceFault;
+    use crate::report::wire::AllocatedDevice;
 
     const UID: &str = "0d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f00";
     const OTHER: &str = "9f8e7d6c5b4a39281706f5e4d3c2b1a0";
@@ -123,14 +123,14 @@ mod tests {
         }
     }
 
-    fn booking(uid: &str, state: BookingState) -> Booking {
-        let part = |uuid: &str| BookedDevice {
+    fn allocation(uid: &str, state: AllocationState) -> Allocation {
+        let part = |uuid: &str| AllocatedDevice {
             uuid: uuid.to_owned(),
             memory_mib: 1_000,
             share_millionths: 10,
         };
         let devices = vec![part("GPU-a"), part("GPU-b"), part("GPU-gone")];
-        Booking { pod_uid: uid.to_owned(), pod: "d/p".to_owned(), state, devices }
+        Allocation { pod_uid: uid.to_owned(), pod: "d/p".to_owned(), state, devices }
     }
 
     /// Lists of two devices, with one process of each named pod.
@@ -142,7 +142,7 @@ mod tests {
                 memory_mib: Some(7),
             };
             let processes = Some(pod.map(process).into_iter().collect());
-            DeviceUse { processes, ..DeviceUse::unread(uuid.to_owned(), Ailment::Lost) }
+            DeviceUse { processes, ..DeviceUse::unread(uuid.to_owned(), DeviceFault::Lost) }
         };
         vec![device("GPU-a", None), device("GPU-b", on_b)]
     }
@@ -169,7 +169,7 @@ mod tests {
             let mut uses = lists(None);
             draining.complete(&mut uses, &pods);
             assert_eq!(shown(&uses), expected, "{why}");
-            draining.observe(&[booking(UID, BookingState::Draining)]);
+            draining.observe(&[allocation(UID, AllocationState::Draining)]);
         };
         let group = format!("0::/kubepods/pod{UID}/x");
         table.process(7, 'S', &group);
@@ -211,13 +211,13 @@ mod tests {
         let pods = PodsByProcess::new(table.0.path());
         table.process(7, 'S', &format!("0::/kubepods/pod{UID}/x"));
         for (state, mut uses, expected) in [
-            (BookingState::Confirmed, lists(None), " | "),
-            (BookingState::Assumed, lists(None), " | "),
-            (BookingState::Draining, lists(Some(UID)), " | p1=7"),
-            (BookingState::Draining, lists(Some(OTHER)), "p7=0 | q1=7 p7=0"),
+            (AllocationState::Confirmed, lists(None), " | "),
+            (AllocationState::Assumed, lists(None), " | "),
+            (AllocationState::Draining, lists(Some(UID)), " | p1=7"),
+            (AllocationState::Draining, lists(Some(OTHER)), "p7=0 | q1=7 p7=0"),
         ] {
             let mut draining = Draining::default();
-            draining.observe(&[booking(UID, state)]);
+            draining.observe(&[allocation(UID, state)]);
             draining.complete(&mut uses, &pods);
             assert_eq!(shown(&uses), expected, "{state:?}");
             uses.iter_mut().for_each(|device| device.processes = None);
@@ -234,7 +234,7 @@ mod tests {
         let process = uses[1].processes.as_ref().unwrap()[0].clone();
         uses[1].processes = Some(vec![process; MAX_PROCESSES_PER_DEVICE]);
         let mut draining = Draining::default();
-        draining.observe(&[booking(UID, BookingState::Draining)]);
+        draining.observe(&[allocation(UID, AllocationState::Draining)]);
         draining.complete(&mut uses, &PodsByProcess::new(table.0.path()));
         assert_eq!(shown(&uses), "p7=0 | ?");
     }

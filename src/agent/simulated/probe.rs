@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use crate::agent::simulated::fleet::{Fleet, FleetNode};
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{Booking, BookingState, DeviceReport, DeviceUse, Kind, ProcessUse};
+use crate::report::wire::{Allocation, AllocationState, DeviceReport, DeviceUse, Kind, ProcessUse};
 
 /// Plays the GPUs of one node.
 #[derive(Debug)]
@@ -54,24 +54,24 @@ impl SimulatedProbe {
     }
 
     /// Starts the process of a confirmed allocation, unless it runs already.
-    fn start(&mut self, booking: &Booking) {
-        if let Some(running) = self.processes.get_mut(&booking.pod_uid) {
+    fn start(&mut self, allocation: &Allocation) {
+        if let Some(running) = self.processes.get_mut(&allocation.pod_uid) {
             running.ends = None;
             return;
         }
-        let percent = self.use_percent_of.get(&booking.pod).copied().unwrap_or(self.use_percent);
+        let percent = self.use_percent_of.get(&allocation.pod).copied().unwrap_or(self.use_percent);
         let used = |mib: u64| {
             let part = u128::from(mib) * u128::from(percent) / 100;
             u64::try_from(part).unwrap_or(u64::MAX)
         };
-        let devices = booking.devices.iter();
+        let devices = allocation.devices.iter();
         let process = SimulatedProcess {
             pid: self.next_pid,
             memory_mib: devices.map(|part| (part.uuid.clone(), used(part.memory_mib))).collect(),
             ends: None,
         };
         self.next_pid = self.next_pid.wrapping_add(1).max(1_000);
-        self.processes.insert(booking.pod_uid.clone(), process);
+        self.processes.insert(allocation.pod_uid.clone(), process);
     }
 
     /// The processes on the device `uuid`.
@@ -105,7 +105,7 @@ impl Probe for SimulatedProbe {
                 used_mib: whole.then_some(used_mib),
                 busy_percent: (device.kind == Kind::Gpu).then_some(busy),
                 healthy: device.healthy,
-                ailment: None,
+                fault: None,
                 last_xid: None,
                 mps: None,
                 processes: whole.then_some(processes),
@@ -118,16 +118,20 @@ impl Probe for SimulatedProbe {
         Ok(Sample { inventory, uses, driver: None, xids, unreadable: 0, draining })
     }
 
-    fn observe(&mut self, bookings: &[Booking], now: Timestamp) {
-        for booking in bookings.iter().filter(|booking| booking.state == BookingState::Confirmed) {
-            self.start(booking);
+    fn observe(&mut self, allocations: &[Allocation], now: Timestamp) {
+        for allocation in
+            allocations.iter().filter(|allocation| allocation.state == AllocationState::Confirmed)
+        {
+            self.start(allocation);
         }
-        let states: BTreeMap<&str, BookingState> =
-            bookings.iter().map(|booking| (booking.pod_uid.as_str(), booking.state)).collect();
+        let states: BTreeMap<&str, AllocationState> = allocations
+            .iter()
+            .map(|allocation| (allocation.pod_uid.as_str(), allocation.state))
+            .collect();
         for (pod_uid, process) in &mut self.processes {
             let ended = match states.get(pod_uid.as_str()) {
-                Some(BookingState::Assumed | BookingState::Confirmed) => false,
-                Some(BookingState::Draining) | None => true,
+                Some(AllocationState::Assumed | AllocationState::Confirmed) => false,
+                Some(AllocationState::Draining) | None => true,
             };
             if ended && process.ends.is_none() {
                 process.ends = Some(now.plus(self.linger));
@@ -143,7 +147,7 @@ impl Probe for SimulatedProbe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::wire::BookedDevice;
+    use crate::report::wire::AllocatedDevice;
 
     fn probe() -> SimulatedProbe {
         let fleet = Fleet::from_json(
@@ -156,11 +160,11 @@ mod tests {
         SimulatedProbe::new(&fleet, &fleet.nodes[0])
     }
 
-    fn booking(pod_uid: &str, uuid: &str, state: BookingState) -> Booking {
+    fn allocation(pod_uid: &str, uuid: &str, state: AllocationState) -> Allocation {
         let part =
-            BookedDevice { uuid: uuid.to_owned(), memory_mib: 500, share_millionths: 500_000 };
+            AllocatedDevice { uuid: uuid.to_owned(), memory_mib: 500, share_millionths: 500_000 };
         let (pod_uid, pod) = (pod_uid.to_owned(), format!("default/{pod_uid}"));
-        Booking { pod_uid, pod, state, devices: vec![part] }
+        Allocation { pod_uid, pod, state, devices: vec![part] }
     }
 
     /// Used MiB and the pods on each device that can be read, at `millis`.
@@ -180,24 +184,24 @@ mod tests {
     fn a_confirmed_booking_runs_and_lingers_when_it_ends() {
         let mut probe = probe();
         let at = Timestamp::from_millis;
-        probe.observe(&[booking("p", "GPU-a", BookingState::Assumed)], at(0));
+        probe.observe(&[allocation("p", "GPU-a", AllocationState::Assumed)], at(0));
         assert_eq!(seen(&mut probe, 0), "", "bind may still fail");
         let running = [
-            booking("p", "GPU-a", BookingState::Confirmed),
-            booking("q", "MIG-a", BookingState::Confirmed),
+            allocation("p", "GPU-a", AllocationState::Confirmed),
+            allocation("q", "MIG-a", AllocationState::Confirmed),
         ];
         probe.observe(&running, at(10));
         assert_eq!(seen(&mut probe, 10), "GPU-a 300 p, MIG-a 300 q");
-        probe.observe(&[booking("p", "GPU-a", BookingState::Draining)], at(100));
+        probe.observe(&[allocation("p", "GPU-a", AllocationState::Draining)], at(100));
         assert_eq!(seen(&mut probe, 599), "GPU-a 300 p, MIG-a 300 q");
-        probe.observe(&[booking("p", "GPU-a", BookingState::Draining)], at(599));
+        probe.observe(&[allocation("p", "GPU-a", AllocationState::Draining)], at(599));
         assert_eq!(seen(&mut probe, 600), "");
     }
 
     #[test]
     fn a_booking_that_comes_back_keeps_its_process() {
         let mut probe = probe();
-        let confirmed = [booking("p", "GPU-a", BookingState::Confirmed)];
+        let confirmed = [allocation("p", "GPU-a", AllocationState::Confirmed)];
         probe.observe(&confirmed, Timestamp::from_millis(0));
         probe.observe(&[], Timestamp::from_millis(100));
         probe.observe(&confirmed, Timestamp::from_millis(200));

@@ -99,7 +99,7 @@ impl Row for GpuItem {
     fn mood(&self) -> Mood {
         match self.state.as_str() {
             "ok" | "mig" => Mood::Good,
-            "silent" | "never_reported" | "gone" | "kubelet_owned" => Mood::Odd,
+            "silent" | "never_reported" | "gone" | "KubeletOwned" => Mood::Odd,
             _ => Mood::Bad,
         }
     }

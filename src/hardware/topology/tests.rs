@@ -28,9 +28,9 @@ fn details(text: &str) -> (Vec<Device>, BTreeMap<DeviceId, DeviceDetails>) {
     let sits = |at: usize| {
         let (numa, switch) = words[at];
         let others = (0..words.len()).filter(|other| *other != at && words[*other].1 == switch);
-        let neighbours = others.filter(|_| !switch.is_empty()).map(|other| (id(other), 4));
-        let neighbours = neighbours.collect();
-        DeviceDetails { numa_node: numa.parse().ok(), neighbours, ..DeviceDetails::default() }
+        let neighbors = others.filter(|_| !switch.is_empty()).map(|other| (id(other), 4));
+        let neighbors = neighbors.collect();
+        DeviceDetails { numa_node: numa.parse().ok(), neighbors, ..DeviceDetails::default() }
     };
     let all = 0..words.len();
     (all.clone().map(device).collect(), all.map(|at| (id(at), sits(at))).collect())
@@ -80,7 +80,7 @@ fn neighbours_that_are_not_there_or_a_device_itself_are_nobody() {
     let (devices, mut details) = details("? ?");
     let id = |text| DeviceId::new(text).unwrap();
     let said = vec![(id("GPU-0"), u32::MAX), (id("GPU-9"), 1), (id("GPU-1"), u32::MAX)];
-    details.get_mut(&id("GPU-0")).unwrap().neighbours = said;
+    details.get_mut(&id("GPU-0")).unwrap().neighbors = said;
     let found = Topology::of(&devices, &details);
     assert_eq!(*found.bonds, [0, u32::MAX, u32::MAX, 0], "one end is enough");
 }

@@ -104,7 +104,7 @@ impl NoticeReason {
             | Self::Overbooked
             | Self::PlacementUnreadable
             | Self::PlacementEdited
-            | Self::DeviceLost => "Booking",
+            | Self::DeviceLost => "Allocation",
             Self::GpuOveruse | Self::GpuForeignUse | Self::ProtectionNotVerified => "Guarding",
             Self::GpuStartFailed => "Starting",
             Self::GpuEvicted => "Evicting",

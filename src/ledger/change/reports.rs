@@ -30,7 +30,7 @@ pub struct NodeReport {
     /// Use of the devices.
     pub uses: Vec<DeviceUse>,
     /// The version of the allocations that the agent has.
-    pub bookings_version: Option<u64>,
+    pub allocations_version: Option<u64>,
 }
 
 /// The result of a report.
@@ -43,9 +43,9 @@ pub struct Receipt {
     /// When the previous report was received.
     pub last_report: Option<Timestamp>,
     /// The version of what is allocated on the node.
-    pub bookings_version: u64,
+    pub allocations_version: u64,
     /// What is allocated on the node; `None` if the agent already has this version.
-    pub bookings: Option<Vec<Reservation>>,
+    pub allocations: Option<Vec<Reservation>>,
     /// What the change means for others.
     pub effects: Vec<LedgerEvent>,
 }
@@ -136,13 +136,20 @@ impl Ledger {
                 self.drop_index(at, &freed);
             }
         }
-        let known = report.bookings_version.filter(|_| report.session.is_some());
-        let (bookings_version, bookings) = slot.look(|version, books| {
+        let known = report.allocations_version.filter(|_| report.session.is_some());
+        let (allocations_version, allocations) = slot.look(|version, books| {
             let held = || books.reservations().values().cloned().collect();
             (version, (known != Some(version)).then(held))
         });
         let is_taken = !is_repeated;
-        Ok(Receipt { session: current, is_taken, last_report, bookings_version, bookings, effects })
+        Ok(Receipt {
+            session: current,
+            is_taken,
+            last_report,
+            allocations_version,
+            allocations,
+            effects,
+        })
     }
 
     /// Replaces a node's inventory. A device moves here from another node only if that one is

@@ -8,23 +8,23 @@ fn check(body: &str, part: &str) {
 
 fn hello(inventory: &str, devices: &str) -> String {
     format!(
-        r#"{{"schema_version":1,"agent":"a","sequence":1,"inventory":[{inventory}],
+        r#"{{"apiVersion":"gpupack.dev/v1alpha1","agent":"a","sequence":1,"inventory":[{inventory}],
             "devices":[{devices}]}}"#
     )
 }
 
-const GPU: &str = r#"{"uuid":"GPU-a","index":0,"model":"Tesla T4","memory_mib":15360,
-    "reserved_mib":450,"healthy":true}"#;
+const GPU: &str = r#"{"uuid":"GPU-a","index":0,"model":"Tesla T4","memoryMib":15360,
+    "reservedMib":450,"healthy":true}"#;
 
 #[test]
 fn a_hello_of_a_newer_agent_is_read_in_the_words_of_the_core() {
-    let instance = r#"{"uuid":"MIG-a","index":1,"model":"M","memory_mib":9,"kind":"mig_instance",
+    let instance = r#"{"uuid":"MIG-a","index":1,"model":"M","memoryMib":9,"kind":"MigInstance",
         "parent":"GPU-a","profile":"1g.5gb","healthy":false,"novelty":[1,{}]}"#;
-    let used = r#"{"uuid":"GPU-a","used_mib":99999,"busy_percent":100,"healthy":true,
-        "processes":[{"pid":7,"pod_uid":"p"},{"pid":8,"memory_mib":0}]}"#;
+    let used = r#"{"uuid":"GPU-a","usedMib":99999,"busyPercent":100,"healthy":true,
+        "processes":[{"pid":7,"podUid":"p"},{"pid":8,"memoryMib":0}]}"#;
     let body = hello(&format!("{GPU},{instance}"), used)
-        .replace(r#""schema_version":1"#, r#""schema_version":2,"novelty":{"a":1}"#);
-    let report = Report::from_json(body.as_bytes()).unwrap().books;
+        .replace(r#""agent":"a""#, r#""agent":"a","novelty":{"a":1}"#);
+    let report = Report::from_json(body.as_bytes()).unwrap().facts;
     let inventory = report.inventory.unwrap();
     assert_eq!(inventory.devices()[0].capacity(), MemMib::new(14_910));
     assert_eq!(inventory.devices()[1].health, Health::Unhealthy);
@@ -39,15 +39,20 @@ fn a_hello_of_a_newer_agent_is_read_in_the_words_of_the_core() {
 #[test]
 fn lists_not_looked_for_and_empty_lists_stay_apart() {
     let body = hello(GPU, r#"{"uuid":"GPU-a","healthy":true,"processes":[]}"#);
-    let uses = Report::from_json(body.as_bytes()).unwrap().books.uses;
+    let uses = Report::from_json(body.as_bytes()).unwrap().facts.uses;
     assert_eq!(uses[0].processes, Some(Vec::new()));
     let body = hello(GPU, r#"{"uuid":"GPU-a","healthy":true}"#);
-    assert_eq!(Report::from_json(body.as_bytes()).unwrap().books.uses[0].processes, None);
+    assert_eq!(Report::from_json(body.as_bytes()).unwrap().facts.uses[0].processes, None);
 }
 
 #[test]
-fn other_generations_are_named_even_when_they_cannot_be_read() {
-    check(r#"{"schema_version":7,"agent":{"id":1}}"#, "schema version `7`");
-    check(&hello(GPU, "").replace("version\":1", "version\":3"), "schema version `3`");
-    assert!(is_readable(0) && is_readable(2));
+fn another_version_is_refused_by_name_even_if_nothing_else_can_be_read() {
+    for version in ["gpupack.dev/v2", "gpupack.dev/v1alpha", "v1alpha1"] {
+        let both =
+            format!("API version `{version}` is unknown, this extender's is `{API_VERSION}`");
+        check(&format!(r#"{{"apiVersion":"{version}","agent":{{"id":1}}}}"#), &both);
+        check(&hello(GPU, "").replace(API_VERSION, version), &both);
+    }
+    check(&hello(GPU, "").replace(API_VERSION, &"v".repeat(65)), "`apiVersion` has 65 bytes");
+    check(r#"{"schema_version":1,"agent":"a"}"#, "missing field `apiVersion`");
 }

@@ -7,7 +7,7 @@ use crate::ledger::change::reports::ReportRefusal;
 use crate::metrics::labels::ReportResult;
 use crate::model::isolation::Rules;
 use crate::protocol::messages::to_json;
-use crate::report::wire::{Booking, Outcome, Refusal, Reply, Report, SCHEMA_VERSION};
+use crate::report::wire::{API_VERSION, Allocation, Outcome, Refusal, Reply, Report};
 
 /// Status and JSON body of the answer to a report.
 pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
@@ -22,7 +22,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
         }
     };
     let now = app.clock.now();
-    match app.ledger.report(node, &report.books, now) {
+    match app.ledger.report(node, &report.facts, now) {
         Ok(receipt) => {
             let result =
                 if receipt.is_taken { ReportResult::Accepted } else { ReportResult::Ignored };
@@ -36,18 +36,18 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                     grace: app.config.guard.grace,
                     max_limit: app.config.requests.max_limit,
                 };
-                let seen = (&report.books.uses[..], report.details);
+                let seen = (&report.facts.uses[..], report.details);
                 app.outbox.push(app.ledger.note(node, seen, rules, now));
             }
-            let bookings = receipt.bookings.as_ref();
-            let bookings = bookings.map(|held| held.iter().map(Booking::from_reservation));
+            let allocations = receipt.allocations.as_ref();
+            let allocations = allocations.map(|held| held.iter().map(Allocation::from_reservation));
             let reply = Reply {
-                schema_version: SCHEMA_VERSION,
+                api_version: API_VERSION.to_owned(),
                 session: receipt.session,
                 outcome: if receipt.is_taken { Outcome::Accepted } else { Outcome::Ignored },
                 send_inventory: false,
-                bookings_version: Some(receipt.bookings_version),
-                bookings: bookings.map(|held| held.collect()),
+                allocations_version: Some(receipt.allocations_version),
+                allocations: allocations.map(|held| held.collect()),
             };
             (StatusCode::OK, to_json(&reply))
         }

@@ -59,12 +59,18 @@ impl DetailsView {
     /// The details of the device `id` on `node`.
     pub fn of(node: &NodeDetails, id: &DeviceId) -> Self {
         let condition = node.conditions.get(id).copied().unwrap_or_default();
-        let Condition { ailment, last_xid, mps } = condition;
+        let Condition { fault: ailment, last_xid, mps } = condition;
         let Some(device) = node.devices.get(id) else {
             return Self { ailment, last_xid, mps, ..Self::default() };
         };
-        let DeviceDetails { minor, numa_node, neighbours, slot, sm_count, can_limit_memory } =
-            device;
+        let DeviceDetails {
+            minor,
+            numa_node,
+            neighbors: neighbours,
+            slot,
+            sm_count,
+            can_limit_memory,
+        } = device;
         let neighbour =
             |(id, links): &(DeviceId, u32)| NeighbourView { id: id.to_string(), links: *links };
         Self {

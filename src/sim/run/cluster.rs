@@ -273,7 +273,7 @@ fn add_node(ledger: &Ledger, rank: usize, node: &TraceNode) -> Result<NodeReport
         sequence: 1,
         inventory,
         uses,
-        bookings_version: None,
+        allocations_version: None,
     };
     let receipt = ledger.report(name.as_str(), &report, Timestamp::START)?;
     report.session = Some(receipt.session);

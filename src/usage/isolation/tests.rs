@@ -168,12 +168,12 @@ fn what_a_pool_promises_is_held_against_what_was_found() {
     share_by(Guard::Mps);
     let limits = DriverLimits::OfClients;
     for (told, daemon, at, expected) in [
-        (client(Some(500)), "serving", 200, "verified"),
-        (client(None), "serving", 201, "intended"), // its environment cannot be read
-        (client(None), "serving", 219, "intended"),
-        (None, "serving", 220, "missing"), // no client, and reported
-        (client(Some(500)), "absent", 221, "missing"),
-        (client(Some(500)), "idle", 222, "verified"),
+        (client(Some(500)), "Serving", 200, "verified"),
+        (client(None), "Serving", 201, "intended"), // its environment cannot be read
+        (client(None), "Serving", 219, "intended"),
+        (None, "Serving", 220, "missing"), // no client, and reported
+        (client(Some(500)), "Absent", 221, "missing"),
+        (client(Some(500)), "Idle", 222, "verified"),
     ] {
         let condition = Condition { mps: Some(daemon), ..Condition::default() };
         let conditions = BTreeMap::from([(id.clone(), condition)]);

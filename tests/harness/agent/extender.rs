@@ -118,12 +118,12 @@ impl Extender {
         panic!("not within 30 s: {what}; the node is {}", self.node());
     }
 
-    /// Waits until the first device has this ailment, or none.
-    pub(crate) fn until_ailing(&self, ailment: Option<&str>) {
-        self.until(&format!("the ailment {ailment:?}"), |node| {
+    /// Waits until the first device has this fault, or none.
+    pub(crate) fn until_fault(&self, fault: Option<&str>) {
+        self.until(&format!("the fault {fault:?}"), |node| {
             let device = node["devices"].get(0)?;
-            let is_it = device["ailment"].as_str() == ailment
-                && device["healthy"].as_bool() == Some(ailment.is_none());
+            let is_it = device["ailment"].as_str() == fault
+                && device["healthy"].as_bool() == Some(fault.is_none());
             is_it.then_some(())
         });
     }

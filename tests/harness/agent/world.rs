@@ -6,8 +6,8 @@ use gpupack::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::agent::processes::pods::PodsByProcess;
 use gpupack::hardware::units::Timestamp;
-use gpupack::report::condition::Ailment;
-use gpupack::report::wire::{Report, SCHEMA_VERSION};
+use gpupack::report::condition::DeviceFault;
+use gpupack::report::wire::{API_VERSION, Report};
 use serde_json::{Value, json};
 
 /// The pod of every process that [`World::process`] adds.
@@ -112,13 +112,13 @@ pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, P
     let now = Timestamp::from_millis(1_000 * seconds);
     let sample = probe.sample(ProcessSampling::List, now)?;
     let report = Report {
-        schema_version: SCHEMA_VERSION,
+        api_version: API_VERSION.to_owned(),
         agent: "test".to_owned(),
         session: None,
         sequence: 1,
         inventory: Some(sample.inventory.to_vec()),
         driver: sample.driver.clone(),
-        bookings_version: None,
+        allocations_version: None,
         devices: sample.uses.clone(),
     };
     report.checked().unwrap();
@@ -126,8 +126,8 @@ pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, P
 }
 
 /// What ails each device, by UUID.
-pub(crate) fn ailments(sample: &Sample) -> Vec<(&str, Option<Ailment>)> {
-    let mut all: Vec<_> = sample.uses.iter().map(|it| (&*it.uuid, it.ailment)).collect();
+pub(crate) fn faults(sample: &Sample) -> Vec<(&str, Option<DeviceFault>)> {
+    let mut all: Vec<_> = sample.uses.iter().map(|it| (&*it.uuid, it.fault)).collect();
     all.sort_by_key(|(uuid, _)| *uuid);
     all
 }

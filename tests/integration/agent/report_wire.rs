@@ -37,62 +37,68 @@ fn uuid() -> impl Strategy<Value = String> {
 }
 
 fn device() -> impl Strategy<Value = Value> {
-    let kind = prop_oneof!["gpu", "mig_parent", "mig_instance", "[a-z]{1,4}"];
+    let kind = prop_oneof!["Gpu", "MigParent", "MigInstance", "[a-z]{1,4}"];
     let number = || prop::option::of(prop_oneof![8 => 0..20_u32, 1 => any::<u32>()]);
-    let neighbour = (uuid(), number())
+    let neighbor = (uuid(), number())
         .prop_map(|(uuid, links)| json!({"uuid": uuid, "links": links.unwrap_or(1)}));
-    let place = (number(), number(), number(), prop::collection::vec(neighbour, 0..3));
+    let place = (number(), number(), number(), prop::collection::vec(neighbor, 0..3));
     (uuid(), any::<u32>(), amount(), amount(), kind, prop::option::of(uuid()), place).prop_map(
         |(uuid, index, memory_mib, reserved_mib, kind, parent, place)| {
-            let (minor, numa_node, start, neighbours) = place;
-            let start = start.filter(|_| kind == "mig_instance");
+            let (minor, numa_node, start, neighbors) = place;
+            let start = start.filter(|_| kind == "MigInstance");
             let slot = start.map(|start| json!({"start": start, "size": numa_node.unwrap_or(1)}));
-            json!({"uuid": uuid, "index": index, "model": "Tesla T4", "memory_mib": memory_mib,
-                   "reserved_mib": reserved_mib, "kind": kind, "parent": parent,
+            json!({"uuid": uuid, "index": index, "model": "Tesla T4", "memoryMib": memory_mib,
+                   "reservedMib": reserved_mib, "kind": kind, "parent": parent,
                    "profile": parent.as_ref().map(|_| "1g.5gb"), "healthy": true,
-                   "minor": minor, "numa_node": numa_node, "neighbours": neighbours,
-                   "slot": slot, "sm_count": start})
+                   "minor": minor, "numaNode": numa_node, "neighbors": neighbors,
+                   "slot": slot, "smCount": start})
         },
     )
 }
 
 fn device_use() -> impl Strategy<Value = Value> {
     let process = (any::<u32>(), prop::option::of(".{0,70}"), prop::option::of(amount()))
-        .prop_map(|(pid, uid, mib)| json!({"pid": pid, "pod_uid": uid, "memory_mib": mib}));
+        .prop_map(|(pid, uid, mib)| json!({"pid": pid, "podUid": uid, "memoryMib": mib}));
     let processes = prop::option::of(prop::collection::vec(process, 0..3));
-    let ailment = prop::option::of("xid|lost|[a-z_]{1,9}");
-    (uuid(), prop::option::of(amount()), prop::option::of(0..120_u8), processes, ailment).prop_map(
-        |(uuid, used, busy, processes, ailment)| {
-            json!({"uuid": uuid, "used_mib": used, "busy_percent": busy, "healthy": false,
-                   "last_xid": used, "ailment": ailment, "processes": processes})
+    let fault = prop::option::of("Xid|Lost|[A-Za-z]{1,9}");
+    (uuid(), prop::option::of(amount()), prop::option::of(0..120_u8), processes, fault).prop_map(
+        |(uuid, used, busy, processes, fault)| {
+            json!({"uuid": uuid, "usedMib": used, "busyPercent": busy, "healthy": false,
+                   "lastXid": used, "fault": fault, "processes": processes})
         },
     )
 }
 
 const FIELDS: [&str; 7] =
-    ["schema_version", "agent", "session", "sequence", "inventory", "driver", "devices"];
+    ["apiVersion", "agent", "session", "sequence", "inventory", "driver", "devices"];
 
 /// A report that is nearly right: any of its fields may be replaced by something else.
 fn near_report() -> impl Strategy<Value = Value> {
     let inventory = prop::collection::vec(device(), 0..4);
     let uses = prop::collection::vec(device_use(), 0..4);
     let damage = prop::option::of((prop::sample::select(&FIELDS[..]), any_json()));
-    (0..4_u32, prop::option::of(any::<u64>()), any::<u64>(), inventory, uses, damage).prop_map(
-        |(version, session, sequence, inventory, uses, damage)| {
-            let mut report = json!({"schema_version": version, "agent": "a", "session": session,
+    (
+        "gpupack.dev/v1alpha1|gpupack.dev/v1alpha2",
+        prop::option::of(any::<u64>()),
+        any::<u64>(),
+        inventory,
+        uses,
+        damage,
+    )
+        .prop_map(|(version, session, sequence, inventory, uses, damage)| {
+            let mut report = json!({"apiVersion": version, "agent": "a", "session": session,
                 "sequence": sequence, "inventory": inventory, "devices": uses});
             if let Some((field, value)) = damage {
                 report[field] = value;
             }
             report
-        },
-    )
+        })
 }
 
 /// What holds for every report that was believed.
 fn believe(body: &[u8]) -> Result<(), TestCaseError> {
     let Ok(checked) = Report::from_json(body) else { return Ok(()) };
-    let report = checked.books;
+    let report = checked.facts;
     prop_assert!(report.agent.len() <= 64);
     prop_assert!(report.session.is_some() || report.inventory.is_some());
     prop_assert!(report.uses.len() <= MAX_DEVICES_PER_NODE);
@@ -115,7 +121,7 @@ fn believe(body: &[u8]) -> Result<(), TestCaseError> {
     let is_there = |id: &DeviceId| inventory.devices().iter().any(|device| device.id == *id);
     for (id, details) in &devices {
         prop_assert!(is_there(id));
-        prop_assert!(details.neighbours.iter().all(|(other, _)| other != id && is_there(other)));
+        prop_assert!(details.neighbors.iter().all(|(other, _)| other != id && is_there(other)));
         prop_assert!(details.numa_node.is_none_or(|node| node < 1_024));
         prop_assert!(details.slot.is_none_or(|slot| slot.size > 0 && slot.start < 64));
     }
@@ -149,13 +155,13 @@ fn check(body: &str, part: &str) {
 
 fn hello(inventory: &str, devices: &str) -> String {
     format!(
-        r#"{{"schema_version":1,"agent":"a","sequence":1,"inventory":[{inventory}],
+        r#"{{"apiVersion":"gpupack.dev/v1alpha1","agent":"a","sequence":1,"inventory":[{inventory}],
             "devices":[{devices}]}}"#
     )
 }
 
-const GPU: &str = r#"{"uuid":"GPU-a","index":0,"model":"Tesla T4","memory_mib":15360,
-    "reserved_mib":450,"healthy":true}"#;
+const GPU: &str = r#"{"uuid":"GPU-a","index":0,"model":"Tesla T4","memoryMib":15360,
+    "reservedMib":450,"healthy":true}"#;
 
 #[test]
 fn malformed_bodies_are_refused_with_the_place() {
@@ -163,9 +169,11 @@ fn malformed_bodies_are_refused_with_the_place() {
     check("\u{1}", "cannot be read");
     check(&"[".repeat(100_000), "cannot be read");
     check(&(hello(GPU, "") + "x"), "trailing");
-    check(&hello(GPU, r#"{"uuid":"GPU-a","used_mib":-1,"healthy":true}"#), "devices[0].used_mib");
-    check(&hello(&GPU.replace("15360", "1e99"), ""), "inventory[0].memory_mib");
-    assert!(Report::from_json(b"{\"schema_version\":1,\"agent\":\"\xff\"}").is_err());
+    check(&hello(GPU, r#"{"uuid":"GPU-a","usedMib":-1,"healthy":true}"#), "devices[0].usedMib");
+    check(&hello(&GPU.replace("15360", "1e99"), ""), "inventory[0].memoryMib");
+    assert!(
+        Report::from_json(b"{\"apiVersion\":\"gpupack.dev/v1alpha1\",\"agent\":\"\xff\"}").is_err()
+    );
 }
 
 #[test]
@@ -175,11 +183,11 @@ fn absurd_reports_are_refused_with_the_offending_value() {
     let crowd = vec![r#"{"pid":1}"#; 4097].join(",");
     let long = "x".repeat(65);
     for (body, part) in [
-        (used(r#","used_mib":16777217"#), "`16777217 MiB`"),
-        (used(r#","busy_percent":101"#), "`101` percent"),
+        (used(r#","usedMib":16777217"#), "`16777217 MiB`"),
+        (used(r#","busyPercent":101"#), "`101` percent"),
         (used(&format!(r#","processes":[{crowd}]"#)), "`4097` processes"),
-        (used(r#","processes":[{"pid":1,"memory_mib":99999999999}]"#), "`99999999999 MiB`"),
-        (used(r#","processes":[{"pid":1,"pod_uid":""}]"#), "`pod_uid` has 0 bytes"),
+        (used(r#","processes":[{"pid":1,"memoryMib":99999999999}]"#), "`99999999999 MiB`"),
+        (used(r#","processes":[{"pid":1,"podUid":""}]"#), "`podUid` has 0 bytes"),
         (hello(GPU, &format!("{once},{once}")), "`GPU-a` is reported twice"),
         (hello(GPU, &vec![once; 257].join(",")), "`257` devices"),
         (hello(&vec![GPU; 257].join(","), ""), "`257` devices"),
@@ -187,7 +195,7 @@ fn absurd_reports_are_refused_with_the_offending_value() {
         (hello(&GPU.replace("450", "15361"), ""), "reserve of `15361 MiB`"),
         (hello(&GPU.replace("GPU-a", "GPU,a"), ""), "`GPU,a`"),
         (hello(&GPU.replace("Tesla T4", "T\\n4"), ""), "`model` has 3 bytes"),
-        (hello(&GPU.replace("450", r#"450,"kind":"mig_instance""#), ""), "MigInstance"),
+        (hello(&GPU.replace("450", r#"450,"kind":"MigInstance""#), ""), "MigInstance"),
         (hello(GPU, "").replace(r#""a","seq"#, &format!(r#""{long}","seq"#)), "`agent` has 65"),
         (hello(GPU, "").replace(&format!(r#""inventory":[{GPU}],"#), ""), "says hello"),
     ] {

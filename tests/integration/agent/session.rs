@@ -21,7 +21,7 @@ use gpupack::agent::simulated::fleet::Fleet;
 use gpupack::clock::Clock;
 use gpupack::report::checked::CheckedReport;
 use gpupack::report::wire::{
-    BookedDevice, Booking, BookingState, Outcome, Refusal, Reply, Report, SCHEMA_VERSION,
+    API_VERSION, AllocatedDevice, Allocation, AllocationState, Outcome, Refusal, Reply, Report,
 };
 use tokio::runtime::Runtime;
 
@@ -37,7 +37,7 @@ struct World {
     /// Whether the next reply asks for the inventory.
     ask_inventory: bool,
     /// What replies carry, unless the report names their version.
-    bookings: Vec<Booking>,
+    allocations: Vec<Allocation>,
 }
 
 type Shared = Arc<Mutex<World>>;
@@ -107,22 +107,22 @@ async fn take(
         Some(_) => return refuse(409, Some(Refusal::SESSION_EXPIRED)),
     };
     world.sessions.insert(node, session);
-    let version = version(&world.bookings);
-    let is_known = report.bookings_version == Some(version);
+    let version = version(&world.allocations);
+    let is_known = report.allocations_version == Some(version);
     Json(Reply {
-        schema_version: SCHEMA_VERSION,
+        api_version: API_VERSION.to_owned(),
         session,
         outcome: Outcome::Accepted,
         send_inventory: std::mem::take(&mut world.ask_inventory),
-        bookings_version: Some(version),
-        bookings: (!is_known).then(|| world.bookings.clone()),
+        allocations_version: Some(version),
+        allocations: (!is_known).then(|| world.allocations.clone()),
     })
     .into_response()
 }
 
-fn version(bookings: &[Booking]) -> u64 {
+fn version(allocations: &[Allocation]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    serde_json::to_vec(bookings).unwrap().hash(&mut hasher);
+    serde_json::to_vec(allocations).unwrap().hash(&mut hasher);
     hasher.finish()
 }
 
@@ -139,10 +139,10 @@ fn fleet(linger_ms: u64, nodes: usize) -> Fleet {
     Fleet::from_json(&format!(r#"{{"process_linger_ms":{linger_ms},"nodes":[{nodes}]}}"#)).unwrap()
 }
 
-fn booking(state: BookingState) -> Booking {
+fn allocation(state: AllocationState) -> Allocation {
     let part =
-        BookedDevice { uuid: "GPU-0".to_owned(), memory_mib: 1_000, share_millionths: 100_000 };
-    Booking { pod_uid: "pod".to_owned(), pod: "d/pod".to_owned(), state, devices: vec![part] }
+        AllocatedDevice { uuid: "GPU-0".to_owned(), memory_mib: 1_000, share_millionths: 100_000 };
+    Allocation { pod_uid: "pod".to_owned(), pod: "d/pod".to_owned(), state, devices: vec![part] }
 }
 
 /// Runs the agent in the background; dropping it ends it.
@@ -238,13 +238,13 @@ async fn a_process_outlives_its_booking_by_the_linger_time_and_its_end_is_seen_s
     let extender = Extender::new();
     let clock = Clock::start();
     let _agent = Agent::start(&[&extender], fleet(600, 1), 1_000);
-    extender.world.lock().unwrap().bookings = vec![booking(BookingState::Confirmed)];
+    extender.world.lock().unwrap().allocations = vec![allocation(AllocationState::Confirmed)];
     until(&extender, "the process", |world| (pods(world) == Some(1)).then_some(())).await;
     let used = extender.world.lock().unwrap().reports.last().unwrap().1.devices[0].used_mib;
     assert_eq!(used, Some(600), "60 percent of what is booked");
     let (told, reports_before) = {
         let mut world = extender.world.lock().unwrap();
-        world.bookings = vec![booking(BookingState::Draining)];
+        world.allocations = vec![allocation(AllocationState::Draining)];
         (clock.now(), world.reports.len())
     };
     until(&extender, "its end", |world| (pods(world) == Some(0)).then_some(())).await;

@@ -47,16 +47,16 @@ impl Bed {
 
     /// The same before it is ready, when the watch has shown no pod.
     pub(crate) async fn starting(fake: &Fake, config: Config, annotations: Value) -> Self {
-        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
-            "reserved_mib": 0, "kind": "gpu", "healthy": true}]);
+        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
+            "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
         let made = Self::made(fake, (config, Clock::start()), annotations, &gpu).await;
         Self { notices: None, ..made }
     }
 
     /// The same with this clock.
     pub(crate) async fn with_clock(fake: &Fake, clock: Clock) -> Self {
-        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
-             "reserved_mib": 0, "kind": "gpu", "healthy": true}]);
+        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
+             "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
         let asks = json!({"gpu-fraction": "0.5"});
         let bed = Self::made(fake, (Config::default(), clock), asks, &gpu).await;
         bed.app.set_fenced();
@@ -94,10 +94,10 @@ impl Bed {
         let router = router(Service::new(Arc::clone(&app), set_log_level));
         let bed = Self { app, router, notices: Some(writer) };
         let uses: Vec<Value> = inventory.as_array().into_iter().flatten().map(|device| {
-            json!({"uuid": device["uuid"], "used_mib": 0, "healthy": true, "processes": []})
+            json!({"uuid": device["uuid"], "usedMib": 0, "healthy": true, "processes": []})
         }).collect();
         let hello = json!({
-            "schema_version": 1, "agent": "agent-of-n1", "sequence": 1,
+            "apiVersion": "gpupack.dev/v1alpha1", "agent": "agent-of-n1", "sequence": 1,
             "inventory": inventory, "devices": uses,
         });
         bed.send("PUT", "/v1/nodes/n1/report", &hello).await;
@@ -444,11 +444,11 @@ async fn room_is_held_for_pods_that_the_watch_shows_and_for_no_others() {
 #[tokio::test]
 async fn the_limit_of_the_driver_is_written_for_gpus_and_never_for_instances() {
     let gpu = json!({"uuid": "GPU-a", "index": 0, "model": "NVIDIA A100-SXM4-40GB",
-        "memory_mib": 40_960, "reserved_mib": 0, "kind": "gpu", "healthy": true});
+        "memoryMib": 40_960, "reservedMib": 0, "kind": "Gpu", "healthy": true});
     let mut parent = gpu.clone();
-    parent["kind"] = "mig_parent".into();
+    parent["kind"] = "MigParent".into();
     let instance = json!({"uuid": "MIG-a", "index": 0, "model": "NVIDIA A100-SXM4-40GB",
-        "memory_mib": 4_864, "reserved_mib": 0, "kind": "mig_instance", "parent": "GPU-a",
+        "memoryMib": 4_864, "reservedMib": 0, "kind": "MigInstance", "parent": "GPU-a",
         "profile": "1g.5gb", "healthy": true});
     for (inventory, device, limit) in
         [(json!([gpu]), "GPU-a", Some("20480")), (json!([parent, instance]), "MIG-a", None)]

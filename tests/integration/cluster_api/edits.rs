@@ -227,8 +227,8 @@ fn binding_to(device: &str, mib: u64, limit: &str) -> serde_json::Value {
 /// An extender with two GPUs, by whose configuration the driver limits memory. It chooses the small one.
 async fn with_two_gpus(fake: &Fake) -> Bed {
     let gpu = |index: usize, uuid: &str, memory_mib: u64| {
-        json!({"uuid": uuid, "index": index, "model": "NVIDIA L4", "memory_mib": memory_mib,
-            "reserved_mib": 0, "kind": "gpu", "healthy": true})
+        json!({"uuid": uuid, "index": index, "model": "NVIDIA L4", "memoryMib": memory_mib,
+            "reservedMib": 0, "kind": "Gpu", "healthy": true})
     };
     let gpus = json!([gpu(0, "GPU-a", 10_000), gpu(1, "GPU-b", 80_000)]);
     let config = Config::from_yaml("webhook: {memory_limit: driver}").unwrap();

@@ -37,10 +37,10 @@ fn seen(pod: &Value) -> SeenPod {
 /// The agent's report number `sequence`, with a process of `running`.
 async fn report(bed: &Bed, sequence: u64, running: &[String]) {
     let processes: Vec<Value> =
-        running.iter().map(|uid| json!({"pid": 7, "pod_uid": uid, "memory_mib": 100})).collect();
+        running.iter().map(|uid| json!({"pid": 7, "podUid": uid, "memoryMib": 100})).collect();
     let report = json!({
-        "schema_version": 1, "agent": "agent-of-n1", "session": 1, "sequence": sequence,
-        "devices": [{"uuid": "GPU-a", "used_mib": 100 * processes.len(), "healthy": true,
+        "apiVersion": "gpupack.dev/v1alpha1", "agent": "agent-of-n1", "session": 1, "sequence": sequence,
+        "devices": [{"uuid": "GPU-a", "usedMib": 100 * processes.len(), "healthy": true,
             "processes": processes}],
     });
     bed.send("PUT", "/v1/nodes/n1/report", &report).await;

@@ -203,8 +203,8 @@ async fn a_requeue_leaves_the_touch_of_a_later_process_to_be_seen() {
 #[tokio::test]
 async fn a_requeue_waits_for_the_end_of_a_later_process_and_no_longer() {
     let fake = Fake::with_pod();
-    let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
-        "reserved_mib": 0, "kind": "gpu", "healthy": true}]);
+    let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
+        "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
     let made = (Config::default(), Clock::started_ago(GONE_AFTER));
     let bed = Bed::made(&fake, made, json!({"gpu-fraction": "0.5"}), &gpu).await;
     let (stop, stopped) = watch::channel(false);

@@ -112,8 +112,8 @@ async fn a_late_event_of_a_gated_pod_takes_away_no_refusal() {
 async fn a_pod_that_gets_less_than_a_cuda_context_takes_is_warned() {
     for (memory, is_small) in [("511", true), ("512", false)] {
         let fake = Fake::with_pod();
-        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memory_mib": 23_034,
-            "reserved_mib": 0, "kind": "gpu", "healthy": true}]);
+        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
+            "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
         let asks = json!({"gpu-memory": memory});
         let mut bed = Bed::made(&fake, (Config::default(), Clock::start()), asks, &gpu).await;
         bed.app.set_fenced();

@@ -25,8 +25,8 @@ use gpupack::hardware::pool::Protection;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::request::placement::encode;
 use gpupack::model::reservation::{PlacedDevice, Placement};
-use gpupack::report::condition::Ailment;
-use gpupack::report::wire::{BookedDevice, Booking, BookingState, DeviceUse, ProcessUse};
+use gpupack::report::condition::DeviceFault;
+use gpupack::report::wire::{AllocatedDevice, Allocation, AllocationState, DeviceUse, ProcessUse};
 use gpupack::server::api::background;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -184,11 +184,11 @@ impl Tenant {
     }
 
     /// Half a GPU.
-    fn booking(&self) -> Booking {
+    fn allocation(&self) -> Allocation {
         let part =
-            BookedDevice { uuid: self.device(), memory_mib: 7_680, share_millionths: 500_000 };
+            AllocatedDevice { uuid: self.device(), memory_mib: 7_680, share_millionths: 500_000 };
         let (pod_uid, pod) = (self.uid.to_owned(), format!("team/{}", self.name));
-        Booking { pod_uid, pod, state: BookingState::Confirmed, devices: vec![part] }
+        Allocation { pod_uid, pod, state: AllocationState::Confirmed, devices: vec![part] }
     }
 
     fn seen(&self, mib: u64, busy_percent: u8) -> DeviceUse {
@@ -197,9 +197,9 @@ impl Tenant {
             used_mib: Some(mib),
             busy_percent: Some(busy_percent),
             healthy: true,
-            ailment: None,
+            fault: None,
             processes: Some(vec![ProcessUse { pid: 1, pod_uid, memory_mib }]),
-            ..DeviceUse::unread(self.device(), Ailment::Lost)
+            ..DeviceUse::unread(self.device(), DeviceFault::Lost)
         }
     }
 
@@ -240,8 +240,8 @@ fn scrapes(now: u64) -> String {
     let (agent, mut text) = (AgentMetrics::new(), String::new());
     for minutes in (0..6 * 60).rev() {
         let ago = 60 * minutes;
-        let (bookings, uses): (Vec<_>, Vec<_>) =
-            context(ago).into_iter().map(|(tenant, seen)| (tenant.booking(), seen)).unzip();
+        let (allocations, uses): (Vec<_>, Vec<_>) =
+            context(ago).into_iter().map(|(tenant, seen)| (tenant.allocation(), seen)).unzip();
         let sample = Sample {
             inventory: [].into(),
             uses,
@@ -250,7 +250,7 @@ fn scrapes(now: u64) -> String {
             unreadable: 0,
             draining: std::collections::BTreeSet::new(),
         };
-        agent.show("gpu-a", &sample, &bookings);
+        agent.show("gpu-a", &sample, &allocations);
         let scrape = String::from_utf8(agent.text()).unwrap();
         for line in scrape.lines().filter(|line| line.starts_with("gpupack_tenant_")) {
             let (series, value) = line.rsplit_once(' ').unwrap();

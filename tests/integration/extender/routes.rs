@@ -18,17 +18,17 @@ mod page;
 /// What is changed in a good hello of `gpu-a` (a JSON pointer and the new value), the status of the
 /// answer, and part of its text.
 const ABSURD: [(&str, &str, u16, &str); 12] = [
-    ("/inventory/0/memory_mib", "18446744073709551615", 422, ""),
-    ("/inventory/0/reserved_mib", "15361", 422, ""),
+    ("/inventory/0/memoryMib", "18446744073709551615", 422, ""),
+    ("/inventory/0/reservedMib", "15361", 422, ""),
     ("/inventory/0/uuid", r#""GPU-gpu-b-0""#, 422, "belongs to node `gpu-b`"),
     ("/inventory/0/uuid", r#""""#, 422, ""),
     ("/inventory", "null", 422, "must carry the inventory"),
     ("/inventory", "7", 422, "inventory"),
-    ("/devices/0/used_mib", "18446744073709551615", 422, ""),
-    ("/devices/0/used_mib", "-1", 422, "devices[0].used_mib"),
-    ("/devices/0/busy_percent", "101", 422, "101"),
+    ("/devices/0/usedMib", "18446744073709551615", 422, ""),
+    ("/devices/0/usedMib", "-1", 422, "devices[0].usedMib"),
+    ("/devices/0/busyPercent", "101", 422, "101"),
     ("/session", "7", 409, "say hello"),
-    ("/schema_version", "9", 422, "schema version `9`"),
+    ("/apiVersion", r#""gpupack.dev/v9""#, 422, "`gpupack.dev/v9`"),
     ("/agent", r#""""#, 422, "agent"),
 ];
 
@@ -39,14 +39,14 @@ async fn reports_that_are_not_believed_have_their_status_and_change_nothing() {
     let mut good = hello("gpu-a", "Tesla T4", 15_360, 1);
     good["agent"] = "another".into();
     good["session"] = Value::Null;
-    good["devices"][0]["busy_percent"] = Value::Null;
+    good["devices"][0]["busyPercent"] = Value::Null;
     for (pointer, value, status, part) in ABSURD {
         let mut report = good.clone();
         *report.pointer_mut(pointer).unwrap() = read(value.as_bytes());
         let (answered, refusal) = bed.report("gpu-a", &report).await;
         assert_eq!(answered.as_u16(), status, "{pointer}: {refusal}");
         assert!(refusal["error"].as_str().unwrap().contains(part), "{pointer}: {refusal}");
-        assert_eq!(refusal["reason"] == "session_expired", status == 409, "{refusal}");
+        assert_eq!(refusal["reason"] == "SessionExpired", status == 409, "{refusal}");
         assert_eq!(bed.books().await, before, "{pointer}");
     }
     let mut twice = good.clone();
@@ -69,7 +69,7 @@ async fn reports_that_are_not_believed_have_their_status_and_change_nothing() {
 async fn a_repeated_report_is_ignored_and_a_vanished_gpu_keeps_its_pod_booked() {
     let bed = Bed::warm().await;
     let (status, reply) = bed.report("gpu-b", &hello("gpu-b", "Other", 1, 2)).await;
-    assert_eq!((status, &reply["outcome"]), (StatusCode::OK, &json!("ignored")));
+    assert_eq!((status, &reply["outcome"]), (StatusCode::OK, &json!("Ignored")));
     bed.post("/v1/filter", data("filter.json")).await;
     bed.post("/v1/bind", data("bind.json")).await;
     let node = bed.app.ledger.node("gpu-b").unwrap();
@@ -81,8 +81,8 @@ async fn a_repeated_report_is_ignored_and_a_vanished_gpu_keeps_its_pod_booked() 
         fewer[list].as_array_mut().unwrap().retain(|device| device["uuid"] != *held);
     }
     let (status, reply) = bed.report("gpu-b", &fewer).await;
-    assert_eq!((status, &reply["outcome"]), (StatusCode::OK, &json!("accepted")));
-    assert_eq!(reply["bookings"][0]["devices"][0]["uuid"], *held);
+    assert_eq!((status, &reply["outcome"]), (StatusCode::OK, &json!("Accepted")));
+    assert_eq!(reply["allocations"][0]["devices"][0]["uuid"], *held);
     let node = bed.app.ledger.node("gpu-b").unwrap();
     assert_eq!((node.devices().len(), node.reservations().len()), (1, 1));
     bed.app.ledger.audit().unwrap();
@@ -381,9 +381,9 @@ async fn teams_are_told_what_they_held_and_used() {
     assert_eq!(bed.post("/v1/bind", body.to_string()).await.1["Error"], "");
     let mut report = hello("gpu-b", "NVIDIA A100-SXM4-80GB", 81_920, 2);
     report["sequence"] = json!(2);
-    let process = json!({"pid": 7, "pod_uid": "p", "memory_mib": 8_192});
+    let process = json!({"pid": 7, "podUid": "p", "memoryMib": 8_192});
     for device in report["devices"].as_array_mut().unwrap() {
-        device["busy_percent"] = json!(40);
+        device["busyPercent"] = json!(40);
         device["processes"] = json!([process]);
     }
     assert_eq!(bed.report("gpu-b", &report).await.0, StatusCode::OK);
@@ -439,9 +439,9 @@ async fn the_guard_goes_by_the_grace_and_the_largest_limit_of_the_configuration(
         let over = async |sequence: u64, mib: u64| {
             let mut report = hello("gpu-a", "Tesla T4", 15_360, 1);
             report["sequence"] = sequence.into();
-            report["devices"][0]["used_mib"] = mib.into();
+            report["devices"][0]["usedMib"] = mib.into();
             report["devices"][0]["processes"] =
-                json!([{"pid": 7, "pod_uid": "p", "memory_mib": mib}]);
+                json!([{"pid": 7, "podUid": "p", "memoryMib": mib}]);
             assert_eq!(bed.report("gpu-a", &report).await.0, StatusCode::OK);
             bed.app.ledger.over_users().len()
         };

@@ -50,7 +50,7 @@ fn agent_report(ledger: &Ledger, node: &str, thread: u64, step: u64) -> NodeRepo
     let session = ledger.report(
         node,
         &NodeReport {
-            bookings_version: None,
+            allocations_version: None,
             agent: format!("thread-{thread}"),
             session: None,
             sequence: step,
@@ -61,7 +61,7 @@ fn agent_report(ledger: &Ledger, node: &str, thread: u64, step: u64) -> NodeRepo
     );
     let inventory = gpus(node, 4, "A100", DEVICE_MIB);
     NodeReport {
-        bookings_version: None,
+        allocations_version: None,
         agent: format!("thread-{thread}"),
         session: session.ok().map(|receipt| receipt.session),
         sequence: step,

@@ -242,7 +242,7 @@ fn a_pod_seen_while_its_node_is_deleted_stays_booked() {
 fn add_report(ledger: &Ledger, node: &str, sequence: u64, now: Timestamp) {
     let inventory = gpus(node, 2, "A100", DEVICE_MIB);
     let report = NodeReport {
-        bookings_version: None,
+        allocations_version: None,
         agent: "racer".to_owned(),
         session: None,
         sequence,

@@ -1,7 +1,7 @@
 use super::*;
 use crate::agent::gpu::health::XidCounts;
-use crate::report::condition::Ailment;
-use crate::report::wire::{BookedDevice, BookingState, Kind, TenantReport};
+use crate::report::condition::DeviceFault;
+use crate::report::wire::{AllocatedDevice, AllocationState, Kind, TenantReport};
 
 fn sample(uses: Vec<DeviceUse>) -> Sample {
     let gpu = |uuid: &String| DeviceReport {
@@ -29,16 +29,16 @@ fn seen(processes: Option<Vec<ProcessUse>>) -> DeviceUse {
         used_mib: Some(700),
         busy_percent: Some(25),
         healthy: true,
-        ailment: None,
+        fault: None,
         processes,
-        ..DeviceUse::unread("GPU-a".to_owned(), Ailment::Lost)
+        ..DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Lost)
     }
 }
 
-fn booking(pod: &str, memory_mib: u64) -> Booking {
-    let part = BookedDevice { uuid: "GPU-a".to_owned(), memory_mib, share_millionths: 1 };
-    let (pod_uid, state) = (pod.to_owned(), BookingState::Confirmed);
-    Booking { pod_uid, pod: format!("d/{pod}"), state, devices: vec![part] }
+fn allocation(pod: &str, memory_mib: u64) -> Allocation {
+    let part = AllocatedDevice { uuid: "GPU-a".to_owned(), memory_mib, share_millionths: 1 };
+    let (pod_uid, state) = (pod.to_owned(), AllocationState::Confirmed);
+    Allocation { pod_uid, pod: format!("d/{pod}"), state, devices: vec![part] }
 }
 
 /// The value of the series whose line has all `parts`.
@@ -53,8 +53,8 @@ fn every_gpu_has_its_series_until_it_is_gone() {
     let metrics = AgentMetrics::new();
     let processes =
         vec![process(Some("p"), Some(400)), process(Some("q"), Some(50)), process(None, None)];
-    let bookings = [booking("p", 300), booking("idle", 200)];
-    metrics.show("n1", &sample(vec![seen(Some(processes))]), &bookings);
+    let allocations = [allocation("p", 300), allocation("idle", 200)];
+    metrics.show("n1", &sample(vec![seen(Some(processes))]), &allocations);
     let labels = r#"Hostname="n1",UUID="GPU-a",gpu="3""#;
     for (kind, mib) in [
         ("capacity", 900_u64),
@@ -85,29 +85,29 @@ fn every_gpu_has_its_series_until_it_is_gone() {
     assert_eq!([load("p"), load("idle")].map(Option::unwrap), ["0.25", "0"], "no process: no part");
     let xids = |class: &str| value(&metrics, &["gpupack_gpu_xid_errors_total{", class]);
     assert_eq!((xids("application").unwrap(), xids("device").unwrap()), ("2".into(), "1".into()));
-    metrics.show("n1", &sample(vec![seen(None)]), &bookings);
+    metrics.show("n1", &sample(vec![seen(None)]), &allocations);
     let foreign = || value(&metrics, &["gpupack_gpu_memory", "kind=\"foreign\""]);
     assert_eq!(foreign().unwrap(), (50_u64 << 20).to_string(), "known from the last list");
     assert_eq!(tenant("p", "used"), Some(400), "likewise");
     assert_eq!(load("p").unwrap(), "0.25", "likewise");
     let both = vec![process(Some("p"), Some(400)), process(Some("idle"), None)];
     let mut dumb = seen(Some(both));
-    metrics.show("n1", &sample(vec![dumb.clone()]), &bookings);
+    metrics.show("n1", &sample(vec![dumb.clone()]), &allocations);
     assert_eq!(
         [load("p"), load("idle")].map(Option::unwrap),
         ["0.125", "0.125"],
         "of equal shares"
     );
     dumb.busy_percent = None;
-    metrics.show("n1", &sample(vec![dumb]), &bookings);
+    metrics.show("n1", &sample(vec![dumb]), &allocations);
     assert_eq!([load("p"), load("idle")], [None, None], "MIG does not say");
     metrics.show("n2", &sample(Vec::new()), &[]);
     assert_eq!(tenant("p", "booked"), Some(300), "another node says nothing of this one");
-    let lost = sample(vec![DeviceUse::unread("GPU-a".to_owned(), Ailment::Lost)]);
-    metrics.show("n1", &lost, &bookings);
+    let lost = sample(vec![DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Lost)]);
+    metrics.show("n1", &lost, &allocations);
     assert_eq!((foreign(), value(&metrics, &["kind=\"observed\""])), (None, None));
     assert_eq!(value(&metrics, &["gpupack_gpu_healthy{"]).unwrap(), "0");
-    metrics.show("n1", &sample(Vec::new()), &bookings);
+    metrics.show("n1", &sample(Vec::new()), &allocations);
     assert!(
         value(&metrics, &["gpupack_gpu_", "GPU-a"]).is_none() && tenant("p", "booked").is_some()
     );
@@ -130,7 +130,7 @@ fn a_tenant_is_as_busy_as_its_own_kernels_where_the_driver_says_whose_they_are()
     let tenants = vec![runs("p", 20), runs("q", 0)];
     let metrics = AgentMetrics::new();
     let seen = DeviceUse { tenants, ..seen(Some(both)) };
-    metrics.show("n1", &sample(vec![seen]), &[booking("p", 300), booking("q", 200)]);
+    metrics.show("n1", &sample(vec![seen]), &[allocation("p", 300), allocation("q", 200)]);
     let load =
         |pod: &str| value(&metrics, &["gpupack_tenant_busy_ratio{", &format!("uid=\"{pod}\"")]);
     assert_eq!([load("p"), load("q")].map(Option::unwrap), ["0.2", "0"]);

@@ -16,12 +16,12 @@ fn sample(uuid: &str) -> Sample {
 
 fn reply(session: u64, outcome: Outcome) -> Reply {
     Reply {
-        schema_version: 1,
+        api_version: API_VERSION.to_owned(),
         session,
         outcome,
         send_inventory: false,
-        bookings_version: Some(10 * session),
-        bookings: Some(Vec::new()),
+        allocations_version: Some(10 * session),
+        allocations: Some(Vec::new()),
     }
 }
 
@@ -57,14 +57,14 @@ fn the_version_of_the_bookings_is_named_within_the_session_that_gave_it() {
     let (mut session, sample) = (Session::new("a"), sample("GPU-a"));
     let mut named = |answer: Answer| {
         session.settle(&answer);
-        session.report(&sample).bookings_version
+        session.report(&sample).allocations_version
     };
     let reply = |number| reply(number, Outcome::Accepted);
     assert_eq!(named(Answer::Away { error: String::new() }), None);
     assert_eq!(named(Answer::Reply(reply(7))), Some(70));
     assert_eq!(named(Answer::Away { error: String::new() }), Some(70));
     assert_eq!(named(Answer::SessionExpired), None);
-    let older = Reply { bookings_version: None, ..reply(8) };
+    let older = Reply { allocations_version: None, ..reply(8) };
     assert_eq!(named(Answer::Reply(older)), None);
 }
 
@@ -75,7 +75,7 @@ fn an_expired_session_says_hello_at_once_and_only_once() {
     said(&mut session, &one);
     session.settle(&Answer::Reply(reply(7, Outcome::Accepted)));
     said(&mut session, &one);
-    assert_eq!(session.settle(&Answer::SessionExpired), Next::HelloNow);
+    assert_eq!(session.settle(&Answer::SessionExpired), Next::NewSession);
     assert_eq!(said(&mut session, &one), (None, 3, true));
     let next = session.settle(&Answer::SessionExpired);
     assert!(matches!(next, Next::Pause(_)), "a hello that expires is no reason to hurry");
@@ -120,51 +120,52 @@ fn an_extender_is_lost_once_when_it_answers_nobody_for_a_while() {
 }
 
 #[test]
-fn the_books_of_several_extenders_are_joined_by_pod() {
-    let booking = |uid: &str, state| Booking {
+fn allocations_of_several_extenders_are_joined_by_pod() {
+    let allocation = |uid: &str, state| Allocation {
         pod_uid: uid.to_owned(),
         pod: format!("d/{uid}"),
         state,
         devices: Vec::new(),
     };
-    let shown = |books: &NodeBooks| {
-        let merged = books.merged();
+    let shown = |all: &NodeAllocations| {
+        let merged = all.merged();
         let rows = merged.iter().map(|it| format!("{} {:?}", it.pod_uid, it.state));
         rows.collect::<Vec<_>>().join(", ")
     };
-    let mut books = NodeBooks::new(2);
-    let (assumed, confirmed) = (BookingState::Assumed, BookingState::Confirmed);
-    assert!(books.learn(0, Some(vec![booking("p", confirmed), booking("q", assumed)])));
-    assert!(books.learn(1, Some(vec![booking("p", BookingState::Draining)])));
-    assert!(!books.learn(1, Some(vec![booking("p", BookingState::Draining)])));
-    assert_eq!(shown(&books), "p Draining, q Assumed");
-    assert_eq!(books.draining().len(), 1);
-    assert!(!books.learn(1, None), "they are as before");
-    books.lose(1);
-    assert!(books.learn(1, None), "it counts again");
-    books.lose(1);
-    assert_eq!(shown(&books), "p Confirmed, q Assumed", "only who replies counts");
-    assert!(books.draining().is_empty());
-    books.lose(0);
-    assert_eq!(shown(&books), "p Draining, q Assumed", "nobody replies: the last word stands");
-    assert!(books.draining().is_empty(), "and nobody waits");
+    let mut all = NodeAllocations::new(2);
+    let (assumed, confirmed) = (AllocationState::Assumed, AllocationState::Confirmed);
+    assert!(all.learn(0, Some(vec![allocation("p", confirmed), allocation("q", assumed)])));
+    assert!(all.learn(1, Some(vec![allocation("p", AllocationState::Draining)])));
+    assert!(!all.learn(1, Some(vec![allocation("p", AllocationState::Draining)])));
+    assert_eq!(shown(&all), "p Draining, q Assumed");
+    assert_eq!(all.draining().len(), 1);
+    assert!(!all.learn(1, None), "they are as before");
+    all.lose(1);
+    assert!(all.learn(1, None), "it counts again");
+    all.lose(1);
+    assert_eq!(shown(&all), "p Confirmed, q Assumed", "only who replies counts");
+    assert!(all.draining().is_empty());
+    all.lose(0);
+    assert_eq!(shown(&all), "p Draining, q Assumed", "nobody replies: the last word stands");
+    assert!(all.draining().is_empty(), "and nobody waits");
 }
 
 #[test]
 fn a_list_from_before_a_pod_was_known_to_drain_is_not_reported() {
     let mut session = Session::new("a");
     let listed = |draining: &[&str]| {
-        let unread = DeviceUse::unread("GPU-a".to_owned(), crate::report::condition::Ailment::Lost);
+        let unread =
+            DeviceUse::unread("GPU-a".to_owned(), crate::report::condition::DeviceFault::Lost);
         let uses = vec![DeviceUse { processes: Some(Vec::new()), ..unread }];
         let draining = draining.iter().map(|uid| (*uid).to_owned()).collect();
         Sample { uses, draining, ..sample("GPU-a") }
     };
     let drains = |uid: &str, state| {
         let (pod_uid, pod) = (uid.to_owned(), format!("d/{uid}"));
-        let bookings = Some(vec![Booking { pod_uid, pod, state, devices: Vec::new() }]);
-        Answer::Reply(Reply { bookings, ..reply(7, Outcome::Accepted) })
+        let allocations = Some(vec![Allocation { pod_uid, pod, state, devices: Vec::new() }]);
+        Answer::Reply(Reply { allocations, ..reply(7, Outcome::Accepted) })
     };
-    let same = Answer::Reply(Reply { bookings: None, ..reply(7, Outcome::Accepted) });
+    let same = Answer::Reply(Reply { allocations: None, ..reply(7, Outcome::Accepted) });
     let away = Answer::Away { error: String::new() };
     let mut is_told = |answer: Option<&Answer>, draining: &[&str]| {
         if let Some(answer) = answer {
@@ -173,14 +174,14 @@ fn a_list_from_before_a_pod_was_known_to_drain_is_not_reported() {
         session.report(&listed(draining)).devices[0].processes.is_some()
     };
     assert!(is_told(None, &[]), "hello");
-    assert!(is_told(Some(&drains("p", BookingState::Confirmed)), &[]), "none drains");
-    assert!(!is_told(Some(&drains("p", BookingState::Draining)), &[]), "taken before");
+    assert!(is_told(Some(&drains("p", AllocationState::Confirmed)), &[]), "none drains");
+    assert!(!is_told(Some(&drains("p", AllocationState::Draining)), &[]), "taken before");
     assert!(!is_told(Some(&same), &["q"]), "p has not been looked for");
     assert!(is_told(Some(&same), &["p", "q"]));
     assert!(is_told(Some(&away), &["p"]), "one of the two counts");
     assert!(!is_told(Some(&away), &["p"]), "the answer that got lost may have had news");
     assert!(is_told(Some(&same), &["p"]));
-    assert!(is_told(Some(&drains("p", BookingState::Confirmed)), &[]));
+    assert!(is_told(Some(&drains("p", AllocationState::Confirmed)), &[]));
     assert!(is_told(Some(&away), &[]) && !is_told(Some(&away), &[]));
     assert!(
         is_told(Some(&Answer::SessionExpired), &[]),
@@ -199,7 +200,7 @@ enum Call {
 /// Runs these calls against a fake extender that accepts each sequence number once. Returns how
 /// many lists it has accepted after each reply that arrived.
 fn lists_taken(calls: impl Iterator<Item = Call>) -> Vec<usize> {
-    let unread = DeviceUse::unread("GPU-a".to_owned(), crate::report::condition::Ailment::Lost);
+    let unread = DeviceUse::unread("GPU-a".to_owned(), crate::report::condition::DeviceFault::Lost);
     let uses = vec![DeviceUse { processes: Some(Vec::new()), ..unread }];
     let (mut session, sample) = (Session::new("a"), Sample { uses, ..sample("GPU-a") });
     let (mut newest, mut taken) = (0, vec![0]);

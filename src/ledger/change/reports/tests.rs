@@ -19,7 +19,7 @@ fn a_repeated_or_late_report_changes_nothing() {
         let receipt = say(&ledger, &late).unwrap();
         assert_eq!((receipt.session, receipt.is_taken), (7, false), "sequence {sequence}");
         assert_eq!(receipt.effects, []);
-        let told = receipt.bookings.map(|held| held.len());
+        let told = receipt.allocations.map(|held| held.len());
         assert_eq!(told, Some(1), "the agent learns what is booked all the same");
         assert_eq!(free(&ledger), [500]);
     }
@@ -29,21 +29,21 @@ fn a_repeated_or_late_report_changes_nothing() {
     assert_eq!(free(&ledger), [500], "nor is the same one twice");
     let receipt = say(&ledger, &report("x", 7, 7, "A")).unwrap();
     assert_eq!(receipt.effects, [LedgerEvent::Room(NodeName::new("n"))]);
-    assert_eq!(receipt.bookings, Some(Vec::new()));
+    assert_eq!(receipt.allocations, Some(Vec::new()));
     assert_eq!(free(&ledger), [1000]);
 }
 
 #[test]
 fn bookings_are_told_when_they_changed_and_to_whoever_does_not_say_what_it_knows() {
     let ledger = ledger("A");
-    let told = |sequence, bookings_version, session: Option<u64>| {
+    let told = |sequence, allocations_version, session: Option<u64>| {
         let report = match session {
             Some(session) => report("x", session, sequence, "A"),
             None => hello("x", sequence, "A"),
         };
-        let report = NodeReport { bookings_version, ..report };
+        let report = NodeReport { allocations_version, ..report };
         let receipt = say(&ledger, &report).unwrap();
-        (receipt.bookings.map(|held| held.len()), receipt.bookings_version)
+        (receipt.allocations.map(|held| held.len()), receipt.allocations_version)
     };
     let (none, first) = told(2, None, Some(7));
     assert_eq!(none, Some(0));

@@ -63,7 +63,7 @@ export function showGpu(name, index, openPod) {
 
 function state(node, device) {
   const words = [node.state === "reporting" ? "" : "node " + node.state.replace("_", " "), device.overbooked ? "overbooked" : ""];
-  if (!device.healthy) words.push("takes no tenants" + (device.ailment ? ": " + device.ailment.replaceAll("_", " ") + (device.ailment === "xid" ? " " + device.last_xid : "") : ""));
+  if (!device.healthy) words.push("takes no tenants" + (device.ailment ? ": " + device.ailment.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase() + (device.ailment === "Xid" ? " " + device.last_xid : "") : ""));
   return words.filter(Boolean).join(", ") || "well";
 }
 

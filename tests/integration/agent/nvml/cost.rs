@@ -65,7 +65,7 @@ fn the_agent_takes_little() {
     }
     extender.book(POD, "GPU-0", 10_000);
     let agent = AgentProcess::start(&world, &extender);
-    extender.until_ailing(None);
+    extender.until_fault(None);
     let before = ticks(agent.id());
     std::thread::sleep(Duration::from_secs(seconds));
     let used = ticks(agent.id()) - before;

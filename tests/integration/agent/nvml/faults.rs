@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use gpupack::agent::gpu::probe::{ProbeError, Sample};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::agent::processes::pods::PodsByProcess;
-use gpupack::report::condition::Ailment;
+use gpupack::report::condition::DeviceFault;
 use gpupack::report::wire::Kind;
 use serde_json::{Value, json};
 
-use crate::harness::agent::world::{World, a100, ailments, h200_in_mig_mode, sample, t4, with};
+use crate::harness::agent::world::{World, a100, faults, h200_in_mig_mode, sample, t4, with};
 
 /// Every call of the agent about a device.
 const DEVICE_CALLS: [&str; 25] = [
@@ -183,7 +183,7 @@ fn is_sound(sample: &Sample, what: &str) {
         (device, seen.unwrap_or_else(|| panic!("{what}: nothing is said of {}", device.uuid)))
     }) {
         assert_eq!(device.healthy, seen.healthy, "{what}");
-        assert_eq!(seen.healthy, seen.ailment.is_none(), "{what}: a reason goes with it");
+        assert_eq!(seen.healthy, seen.fault.is_none(), "{what}: a reason goes with it");
         assert!(device.memory_mib > 0 || !device.healthy, "{what}: nothing to share");
     }
     let last = sample.inventory.last().unwrap();
@@ -308,8 +308,8 @@ fn no_function_is_missed_more_than_it_must_be() {
 fn a_device_that_says_what_cannot_be_is_absurd_and_alone_in_that() {
     let known = with(a100("GPU-a"), "bus", json!(1));
     let lie = |field: &str, value: Value| with(known.clone(), field, value);
-    let (absurd, silent) = (Some(Ailment::Absurd), Some(Ailment::NotAnswering));
-    for (device, ailment) in [
+    let (absurd, silent) = (Some(DeviceFault::Absurd), Some(DeviceFault::NotAnswering));
+    for (device, fault) in [
         (lie("uuid", json!("GPU,a")), silent),
         (lie("uuid", json!("")), silent),
         (lie("uuid", json!("\u{ff}\u{fe}")), silent),
@@ -326,10 +326,10 @@ fn a_device_that_says_what_cannot_be_is_absurd_and_alone_in_that() {
         let lying = json!({"gpus": [device, t4("GPU-b")]});
         world.play(&lying);
         let seen = sample(&mut probe).unwrap();
-        assert_eq!(ailments(&seen), [("GPU-a", ailment), ("GPU-b", None)], "{lying}");
+        assert_eq!(faults(&seen), [("GPU-a", fault), ("GPU-b", None)], "{lying}");
         assert_eq!((seen.unreadable, seen.inventory[0].memory_mib), (1, 81_920), "{lying}");
         let cold = sample(&mut world.probe()).unwrap();
-        assert_eq!(ailments(&cold), [("GPU-b", None)], "{lying}");
+        assert_eq!(faults(&cold), [("GPU-b", None)], "{lying}");
     }
 }
 
@@ -384,8 +384,8 @@ fn instances_that_cannot_be_counted_stay_and_take_nobody() {
     for symbol in ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigMode"] {
         world.play(&scenario(json!({symbol: 3})));
         let seen = sample(&mut probe).unwrap();
-        let away = Some(Ailment::NotAnswering);
-        assert_eq!(ailments(&seen)[1..], [("MIG-a", away), ("MIG-b", away)], "{symbol}");
+        let away = Some(DeviceFault::NotAnswering);
+        assert_eq!(faults(&seen)[1..], [("MIG-a", away), ("MIG-b", away)], "{symbol}");
         assert_eq!(seen.inventory[0].kind, Kind::MigParent, "{symbol}: it is no whole GPU");
     }
 }

@@ -3,11 +3,11 @@
 use gpupack::agent::gpu::health::XidCounts;
 use gpupack::agent::gpu::probe::{ProbeError, Sample};
 use gpupack::agent::nvml::probe::NvmlProbe;
-use gpupack::report::condition::Ailment;
+use gpupack::report::condition::DeviceFault;
 use serde_json::{Value, json};
 
 use crate::harness::agent::world::{
-    World, a100, ailments, h200_in_mig_mode, sample, sample_at, t4, with,
+    World, a100, faults, h200_in_mig_mode, sample, sample_at, t4, with,
 };
 
 /// NVML's bits for kinds of events.
@@ -61,9 +61,9 @@ impl Story {
 }
 
 /// What ails the first GPU; the other one is well.
-fn first(sample: &Sample) -> Option<Ailment> {
-    let [(_, ailment), (_, None)] = ailments(sample)[..] else { panic!("{sample:?}") };
-    ailment
+fn first(sample: &Sample) -> Option<DeviceFault> {
+    let [(_, fault), (_, None)] = faults(sample)[..] else { panic!("{sample:?}") };
+    fault
 }
 
 #[test]
@@ -75,12 +75,12 @@ fn an_xid_that_is_no_applications_fault_takes_the_gpu_out_with_its_number() {
         assert!(seen.inventory[0].healthy);
     }
     let seen = story.happens(XID, 79);
-    assert_eq!((first(&seen), seen.uses[0].last_xid), (Some(Ailment::Xid), Some(79)));
+    assert_eq!((first(&seen), seen.uses[0].last_xid), (Some(DeviceFault::Xid), Some(79)));
     assert_eq!((seen.inventory[0].healthy, seen.inventory[0].memory_mib), (false, 81_920));
     assert_eq!(seen.uses[0].used_mib, Some(5_000), "what it uses is still read");
     assert_eq!(seen.xids["GPU-a"], XidCounts { application: 6, device: 1 });
     assert_eq!(seen.xids["GPU-z"], XidCounts::default());
-    assert_eq!(first(&story.next()), Some(Ailment::Xid), "each event is told once");
+    assert_eq!(first(&story.next()), Some(DeviceFault::Xid), "each event is told once");
     assert_eq!(story.next().xids["GPU-a"], XidCounts { application: 6, device: 1 });
 }
 
@@ -88,14 +88,20 @@ fn an_xid_that_is_no_applications_fault_takes_the_gpu_out_with_its_number() {
 fn a_gpu_is_well_again_only_when_the_driver_wants_nothing_more() {
     let mut story = Story::of_new_driver();
     story.happens(XID, 48);
-    assert_eq!(first(&story.changes("recovery_action", json!(1))), Some(Ailment::ResetRequired));
-    assert_eq!(first(&story.changes("recovery_action", json!(2))), Some(Ailment::RebootRequired));
+    assert_eq!(
+        first(&story.changes("recovery_action", json!(1))),
+        Some(DeviceFault::ResetRequired)
+    );
+    assert_eq!(
+        first(&story.changes("recovery_action", json!(2))),
+        Some(DeviceFault::RebootRequired)
+    );
     let fails = json!({"nvmlDeviceGetFieldValues": 999});
-    assert_eq!(first(&story.changes("failures", fails)), Some(Ailment::RebootRequired));
+    assert_eq!(first(&story.changes("failures", fails)), Some(DeviceFault::RebootRequired));
     story.changes("failures", json!({}));
     assert_eq!(
         first(&story.changes("recovery_action", json!(null))),
-        Some(Ailment::RebootRequired)
+        Some(DeviceFault::RebootRequired)
     );
     assert_eq!(first(&story.changes("recovery_action", json!(0))), None);
 }
@@ -103,17 +109,20 @@ fn a_gpu_is_well_again_only_when_the_driver_wants_nothing_more() {
 #[test]
 fn a_wish_of_the_driver_is_followed_whatever_tells_of_it() {
     let mut story = Story::of_new_driver();
-    for (event, action, ailment) in [
-        ((RECOVERY, 0), 3, Ailment::DrainRequired),
-        ((XID, 154), 4, Ailment::ResetRequired),
-        ((XID, 154), 99, Ailment::ResetRequired),
+    for (event, action, fault) in [
+        ((RECOVERY, 0), 3, DeviceFault::DrainRequired),
+        ((XID, 154), 4, DeviceFault::ResetRequired),
+        ((XID, 154), 99, DeviceFault::ResetRequired),
     ] {
         story.scenario["gpus"][0]["recovery_action"] = json!(action);
-        assert_eq!(first(&story.happens(event.0, event.1)), Some(ailment));
+        assert_eq!(first(&story.happens(event.0, event.1)), Some(fault));
         assert_eq!(first(&story.changes("recovery_action", json!(0))), None);
     }
     assert_eq!(first(&story.happens(XID, 154)), None, "nothing is wanted");
-    assert_eq!(first(&story.changes("recovery_action", json!(1))), Some(Ailment::ResetRequired));
+    assert_eq!(
+        first(&story.changes("recovery_action", json!(1))),
+        Some(DeviceFault::ResetRequired)
+    );
 }
 
 #[test]
@@ -126,21 +135,21 @@ fn what_is_no_xid_is_not_taken_for_one() {
     let stranger = json!({"gpu": 40, "kind": XID, "data": 79, "unasked": true});
     assert_eq!(first(&story.tell(stranger)), None, "a GPU that nobody knows");
     let seen = story.happens(UNAVAILABLE, 79);
-    assert_eq!((first(&seen), seen.uses[0].last_xid), (Some(Ailment::Unavailable), None));
+    assert_eq!((first(&seen), seen.uses[0].last_xid), (Some(DeviceFault::Unavailable), None));
 }
 
 #[test]
 fn a_driver_without_wishes_heals_when_the_gpu_was_away_or_the_driver_was_loaded_anew() {
     for away in [15, 16] {
         let mut story = Story::new(a100("GPU-a"));
-        assert_eq!(first(&story.happens(XID, 79)), Some(Ailment::Xid));
-        let gone = [(15, Ailment::Lost), (16, Ailment::ResetRequired)];
-        let gone = gone.into_iter().find(|(code, _)| *code == away).map(|(_, ailment)| ailment);
+        assert_eq!(first(&story.happens(XID, 79)), Some(DeviceFault::Xid));
+        let gone = [(15, DeviceFault::Lost), (16, DeviceFault::ResetRequired)];
+        let gone = gone.into_iter().find(|(code, _)| *code == away).map(|(_, fault)| fault);
         assert_eq!(first(&story.changes("failures", json!({"*": away}))), gone);
         assert_eq!(first(&story.changes("failures", json!({}))), None);
     }
     let mut story = Story::new(a100("GPU-a"));
-    assert_eq!(first(&story.happens(XID, 79)), Some(Ailment::Xid));
+    assert_eq!(first(&story.happens(XID, 79)), Some(DeviceFault::Xid));
     story.scenario["failures"] = json!({"nvmlDeviceGetCount_v2": 18});
     story.world.play(&story.scenario);
     assert_eq!(sample(&mut story.probe), Err(ProbeError::DriverMismatch));
@@ -164,49 +173,52 @@ fn the_library_is_opened_anew_while_a_gpu_is_lost_and_that_alone_heals_nobody() 
     world.play(&scenario(json!({"*": 15})));
     for (seconds, expected) in [(1, 1), (29, 1), (31, 1), (32, 2), (60, 2), (62, 2), (63, 3)] {
         let seen = sample_at(&mut probe, seconds).unwrap();
-        let both = [("GPU-a", Some(Ailment::Lost)), ("GPU-z", Some(Ailment::Xid))];
-        assert_eq!(ailments(&seen), both, "{seconds}");
+        let both = [("GPU-a", Some(DeviceFault::Lost)), ("GPU-z", Some(DeviceFault::Xid))];
+        assert_eq!(faults(&seen), both, "{seconds}");
         assert_eq!(openings(), expected, "after {seconds} s");
     }
     world.play(&scenario(json!({})));
     let seen = sample_at(&mut probe, 64).unwrap();
-    assert_eq!(ailments(&seen), [("GPU-a", None), ("GPU-z", Some(Ailment::Xid))]);
+    assert_eq!(faults(&seen), [("GPU-a", None), ("GPU-z", Some(DeviceFault::Xid))]);
 }
 
 #[test]
 fn an_xid_of_an_instance_takes_that_instance_out() {
     let mut story = Story::new(h200_in_mig_mode());
     let seen = story.tell(json!({"gpu": 0, "kind": XID, "data": 95, "instance": 2}));
-    let xid = Some(Ailment::Xid);
+    let xid = Some(DeviceFault::Xid);
     let struck = [("GPU-p", None), ("GPU-z", None), ("MIG-a", xid), ("MIG-b", None)];
-    assert_eq!(ailments(&seen), struck);
+    assert_eq!(faults(&seen), struck);
     let seen = story.tell(json!({"gpu": 0, "kind": XID, "data": 79}));
     let all = [("GPU-p", xid), ("GPU-z", None), ("MIG-a", xid), ("MIG-b", xid)];
-    assert_eq!(ailments(&seen), all);
+    assert_eq!(faults(&seen), all);
     let seen = story.changes("recovery_action", json!(1));
-    assert_eq!(ailments(&seen)[2], ("MIG-a", Some(Ailment::ResetRequired)));
+    assert_eq!(faults(&seen)[2], ("MIG-a", Some(DeviceFault::ResetRequired)));
     assert!(story.changes("recovery_action", json!(0)).uses.iter().all(|it| it.healthy));
 }
 
 #[test]
 fn an_xid_of_an_instance_that_is_not_known_takes_the_whole_gpu_out() {
-    let xid = Some(Ailment::Xid);
+    let xid = Some(DeviceFault::Xid);
     let all = [("GPU-p", xid), ("GPU-z", None), ("MIG-a", xid), ("MIG-b", xid)];
     let mut story = Story::new(h200_in_mig_mode());
     let seen = story.tell(json!({"gpu": 0, "kind": XID, "data": 95, "instance": 7}));
-    assert_eq!(ailments(&seen), all);
+    assert_eq!(faults(&seen), all);
     let mut parent = h200_in_mig_mode();
     parent["mig"][0]["failures"] = json!({"nvmlDeviceGetGpuInstanceId": 3});
     let mut story = Story::new(parent);
     let seen = story.tell(json!({"gpu": 0, "kind": XID, "data": 95, "instance": 2}));
-    assert_eq!(ailments(&seen), all);
+    assert_eq!(faults(&seen), all);
 }
 
 #[test]
 fn a_gpu_without_events_is_judged_by_the_wishes_alone() {
     let mut story = Story::new(with(a100("GPU-a"), "event_types", json!(0)));
     assert_eq!(first(&story.happens(XID, 79)), None);
-    assert_eq!(first(&story.changes("recovery_action", json!(1))), Some(Ailment::ResetRequired));
+    assert_eq!(
+        first(&story.changes("recovery_action", json!(1))),
+        Some(DeviceFault::ResetRequired)
+    );
     let fails = json!({"nvmlDeviceRegisterEvents": 3, "nvmlDeviceGetFieldValues": 3});
     let mut story = Story::new(with(a100("GPU-a"), "failures", fails));
     assert_eq!(first(&story.happens(XID, 79)), None);
@@ -219,7 +231,7 @@ fn a_broken_event_set_is_made_anew_and_tells_on() {
     assert_eq!(first(&story.next()), None);
     story.scenario["failures"] = json!({});
     assert_eq!(first(&story.next()), None);
-    assert_eq!(first(&story.happens(XID, 79)), Some(Ailment::Xid));
+    assert_eq!(first(&story.happens(XID, 79)), Some(DeviceFault::Xid));
 }
 
 #[test]

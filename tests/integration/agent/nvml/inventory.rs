@@ -3,12 +3,12 @@
 use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::hardware::units::Timestamp;
-use gpupack::report::condition::Ailment;
-use gpupack::report::wire::{BookedDevice, Booking, BookingState, Kind, Slot};
+use gpupack::report::condition::DeviceFault;
+use gpupack::report::wire::{AllocatedDevice, Allocation, AllocationState, Kind, Slot};
 use serde_json::{Value, json};
 
 use crate::harness::agent::world::{
-    POD, World, a100, ailments, h200_in_mig_mode, sample, sample_at, t4, with,
+    POD, World, a100, faults, h200_in_mig_mode, sample, sample_at, t4, with,
 };
 
 #[test]
@@ -100,7 +100,7 @@ fn what_the_driver_cannot_say_is_unknown_and_not_zero() {
         (a.healthy, a.used_mib, a.busy_percent, &a.processes),
         (true, Some(5_000), None, &None)
     );
-    assert_eq!(ailments(&sample)[1], ("GPU-b", Some(Ailment::NoMemory)));
+    assert_eq!(faults(&sample)[1], ("GPU-b", Some(DeviceFault::NoMemory)));
     let (b, used) = (&sample.inventory[1], &sample.uses[1]);
     assert_eq!((b.healthy, b.memory_mib, used.used_mib), (false, 0, None), "nothing to share");
 }
@@ -128,7 +128,7 @@ fn where_devices_sit_and_what_they_are_linked_to_is_read() {
         .inventory
         .iter()
         .map(|it| {
-            let near = it.neighbours.iter().map(|n| format!("{} {}", n.uuid, n.links));
+            let near = it.neighbors.iter().map(|n| format!("{} {}", n.uuid, n.links));
             let near: Vec<String> = near.collect();
             format!("{} {:?} {:?}: {}", it.uuid, it.minor, it.numa_node, near.join(", "))
         })
@@ -143,13 +143,13 @@ fn where_devices_sit_and_what_they_are_linked_to_is_read() {
         ]
     );
     let text = serde_json::to_string(&seen.inventory[3]).unwrap();
-    assert!(!text.contains("neighbours") && !text.contains("slot"), "nothing to say: {text}");
-    // One that is taken out is nobody's neighbour.
+    assert!(!text.contains("neighbors") && !text.contains("slot"), "nothing to say: {text}");
+    // One that is taken out is nobody's neighbor.
     let mut fewer = scenario.clone();
     fewer["gpus"].as_array_mut().unwrap().remove(1);
     world.play(&fewer);
     let seen = sample(&mut probe).unwrap();
-    let near: Vec<&str> = seen.inventory[0].neighbours.iter().map(|it| &*it.uuid).collect();
+    let near: Vec<&str> = seen.inventory[0].neighbors.iter().map(|it| &*it.uuid).collect();
     assert_eq!(near, ["GPU-c"]);
 }
 
@@ -249,7 +249,7 @@ fn without_samples_of_processes_the_rule_of_before_holds() {
         let probe = &mut world.probe();
         for _ in 0..3 {
             let seen = sample(probe).unwrap().uses.remove(0);
-            assert_eq!((seen.ailment, seen.tenants.len()), (None, 0));
+            assert_eq!((seen.fault, seen.tenants.len()), (None, 0));
             assert_eq!(seen.processes.map(|list| list.len()), Some(1), "the list is whole");
         }
     }
@@ -269,10 +269,10 @@ fn a_container_of_an_ended_pod_that_uses_no_gpu_is_listed_with_no_memory() {
         list.map(|it| (it.pid, it.pod_uid.unwrap(), it.memory_mib)).collect::<Vec<_>>()
     };
     assert_eq!(listed(&mut probe, 0), [], "it lives, and may use no GPU");
-    let part = BookedDevice { uuid: "GPU-a".to_owned(), memory_mib: 9, share_millionths: 10 };
+    let part = AllocatedDevice { uuid: "GPU-a".to_owned(), memory_mib: 9, share_millionths: 10 };
     let (pod_uid, pod, devices) = (POD.to_owned(), "d/p".to_owned(), vec![part]);
-    let booking = Booking { pod_uid, pod, state: BookingState::Draining, devices };
-    probe.observe(&[booking], Timestamp::START);
+    let allocation = Allocation { pod_uid, pod, state: AllocationState::Draining, devices };
+    probe.observe(&[allocation], Timestamp::START);
     for seconds in 1..4 {
         assert_eq!(listed(&mut probe, seconds), [(10, POD.to_owned(), Some(0))]);
     }

@@ -7,7 +7,7 @@ use axum::body::Bytes;
 use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
 use gpupack::agent::node::kubelet::{BesideKubelet, KubeletDevices, KubeletError, allocatable};
 use gpupack::hardware::units::Timestamp;
-use gpupack::report::condition::Ailment;
+use gpupack::report::condition::DeviceFault;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::{HeaderMap, Request, Response};
@@ -75,9 +75,9 @@ async fn serve(request: Request<Incoming>, answer: Answer) -> Response<Body> {
     Response::new(StreamBody::new(futures::stream::iter(frames)))
 }
 
-fn ailments(probe: &mut impl Probe) -> Vec<Option<Ailment>> {
+fn faults(probe: &mut impl Probe) -> Vec<Option<DeviceFault>> {
     let sample = probe.sample(ProcessSampling::List, Timestamp::START).unwrap();
-    sample.uses.iter().map(|seen| seen.ailment).collect()
+    sample.uses.iter().map(|seen| seen.fault).collect()
 }
 
 #[tokio::test]
@@ -90,23 +90,23 @@ async fn devices_are_kubelets_as_long_as_it_says_so() {
     let kubelet = Kubelet::start(folder.path(), Ok(vec!["GPU-a::0", "GPU-a::1", "GPU-c"]));
     let devices = KubeletDevices::new(&kubelet.socket);
     let mut probe = BesideKubelet { probe: world.probe(), kubelet: devices.clone() };
-    let (own, sick) = (Some(Ailment::KubeletOwned), Some(Ailment::NoMemory));
-    assert_eq!(ailments(&mut probe), [None, None, sick], "nobody was asked");
+    let (own, sick) = (Some(DeviceFault::KubeletOwned), Some(DeviceFault::NoMemory));
+    assert_eq!(faults(&mut probe), [None, None, sick], "nobody was asked");
     devices.refresh().await;
-    assert_eq!(ailments(&mut probe), [own, None, sick], "what ails it by itself is worse");
+    assert_eq!(faults(&mut probe), [own, None, sick], "what ails it by itself is worse");
     for refusal in ["8", "14"] {
         *kubelet.answer.lock().unwrap() = Err(refusal);
         let refused = KubeletError::Refused { status: refusal.to_owned() };
         assert_eq!(allocatable(&kubelet.socket).await, Err(refused));
         devices.refresh().await;
-        assert_eq!(ailments(&mut probe), [own, None, sick], "what was known stays");
+        assert_eq!(faults(&mut probe), [own, None, sick], "what was known stays");
     }
     *kubelet.answer.lock().unwrap() = Ok(vec!["GPU-b"]);
     devices.refresh().await;
-    assert_eq!(ailments(&mut probe), [None, own, sick]);
+    assert_eq!(faults(&mut probe), [None, own, sick]);
     std::fs::remove_file(&kubelet.socket).unwrap();
     devices.refresh().await;
-    assert_eq!(ailments(&mut probe), [None, None, sick], "no kubelet, no devices of its own");
+    assert_eq!(faults(&mut probe), [None, None, sick], "no kubelet, no devices of its own");
 }
 
 #[tokio::test]
@@ -134,7 +134,7 @@ fn the_extender_places_nobody_on_a_device_of_kubelets() {
     let _kubelet = threads.block_on(async { Kubelet::start(&folder, Ok(vec!["GPU-a"])) });
     let extender = Extender::start();
     let agent = AgentProcess::start(&world, &extender);
-    extender.until_ailing(Some("kubelet_owned"));
+    extender.until_fault(Some("KubeletOwned"));
     assert_eq!(extender.node()["state"], "reporting");
     assert!(agent.end().success());
 }

@@ -61,7 +61,7 @@ fn what_happens_to_the_hardware_reaches_the_extender_and_the_metrics() {
     let extender = Extender::start();
     extender.book(POD, "GPU-a", 1_000);
     let agent = AgentProcess::start(&world, &extender);
-    extender.until_ailing(None);
+    extender.until_fault(None);
     let node = extender.node();
     assert_eq!((&node["driver"], &node["cuda"]), (&json!("580.95.05"), &json!("13.0")));
     let device = &node["devices"][0];
@@ -85,7 +85,7 @@ fn what_happens_to_the_hardware_reaches_the_extender_and_the_metrics() {
     };
     let xid = json!([{"gpu": 0, "kind": 8, "data": 79}]);
     play(&|it| it["events"] = xid.clone());
-    extender.until_ailing(Some("xid"));
+    extender.until_fault(Some("Xid"));
     let device = extender.node()["devices"][0].take();
     assert_eq!((&device["last_xid"], &device["healthy"]), (&json!(79), &json!(false)));
     let series = ["gpupack_gpu_xid_errors_total{", "GPU-a", "class=\"device\""];
@@ -95,7 +95,7 @@ fn what_happens_to_the_hardware_reaches_the_extender_and_the_metrics() {
     let codes = |code: u32| json!({"nvmlDeviceGetCount_v2": code, "nvmlInit_v2": code});
     for code in [9, 18] {
         play(&|it| (it["events"], it["failures"]) = (xid.clone(), codes(code)));
-        extender.until_ailing(Some("driver_away"));
+        extender.until_fault(Some("DriverAway"));
         let node = extender.node();
         assert_eq!(node["state"], "reporting");
         assert_eq!(node["devices"].as_array().unwrap().len(), 2, "nobody vanishes");
@@ -103,7 +103,7 @@ fn what_happens_to_the_hardware_reaches_the_extender_and_the_metrics() {
         assert_eq!(node["devices"][1]["healthy"], false);
     }
     play(&|it| (it["events"], it["driver"]) = (xid.clone(), json!("590.1")));
-    extender.until_ailing(None);
+    extender.until_fault(None);
     extender.until("the new driver", |node| (node["driver"] == "590.1").then_some(()));
 
     assert!(agent.end().success());
@@ -122,12 +122,12 @@ fn a_driver_that_hangs_is_told_and_called_once_until_it_answers() {
     let world = World::new(&scenario(0));
     let extender = Extender::start();
     let _loops = Loops::start(&world, &extender, Duration::from_millis(50));
-    extender.until_ailing(None);
+    extender.until_fault(None);
     world.play(&scenario(8_000));
-    extender.until_ailing(Some("driver_away"));
+    extender.until_fault(Some("DriverAway"));
     world.play(&scenario(0));
     let [before] = counts(&world, ["nvmlDeviceGetCount_v2"]);
-    extender.until_ailing(None);
+    extender.until_fault(None);
     let [after] = counts(&world, ["nvmlDeviceGetCount_v2"]);
     assert!(after > before, "{before}, {after}");
     let [opened, closed] = counts(&world, ["nvmlInit_v2", "nvmlShutdown"]);

@@ -284,14 +284,14 @@ fn the_extender_shows_a_client_as_held_only_while_its_daemon_serves() {
             (is_it && tenant["verified"] == verified).then_some(())
         });
     };
-    wait("serving", "mps");
+    wait("Serving", "mps");
     // A server that lost its GPU vanishes, and its clients go on without limits.
     node.write("GPU-a", "servers", "");
-    wait("idle", "none");
+    wait("Idle", "none");
     node.write("GPU-a", "servers", "70\n");
-    wait("serving", "mps");
+    wait("Serving", "mps");
     node.client(11, "GPU-a", &[PIPE, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=501M"]);
-    wait("serving", "none");
+    wait("Serving", "none");
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn the_agent_as_a_process_runs_the_daemons_and_ends_them_when_it_is_told_to_stop
         let pid = std::fs::read_to_string(folder.join("GPU-a/pipe/pid")).ok();
         pid.filter(|pid| pid.ends_with('\n'))
     });
-    extender.until("the daemon", |node| (node["devices"][0]["mps"] == "idle").then_some(()));
+    extender.until("the daemon", |node| (node["devices"][0]["mps"] == "Idle").then_some(()));
     assert!(is_alive(&pid));
     assert!(agent.end().success());
     assert!(!is_alive(&pid));

@@ -115,7 +115,7 @@ async fn memory_of_nobody_keeps_pods_away_that_want_isolation() {
     let mut report = hello("gpu-b", "NVIDIA A100-SXM4-80GB", 81_920, 2);
     report["sequence"] = json!(2);
     for (at, used) in [(0, 2_000), (1, 2_000)] {
-        report["devices"][at]["used_mib"] = json!(used);
+        report["devices"][at]["usedMib"] = json!(used);
     }
     assert_eq!(bed.report("gpu-b", &report).await.0, StatusCode::OK);
     let annotations =
@@ -131,15 +131,14 @@ async fn memory_of_nobody_keeps_pods_away_that_want_isolation() {
 fn a30(profiles: &[&str]) -> Value {
     let mut report = hello("gpu-a", "NVIDIA A30", 24_576, 1);
     report["agent"] = json!(profiles.concat());
-    report["inventory"][0]["kind"] = json!("mig_parent");
+    report["inventory"][0]["kind"] = json!("MigParent");
     for (at, profile) in profiles.iter().enumerate() {
         let uuid = format!("MIG-{at}");
         let inventory = report["inventory"].as_array_mut().expect("a list");
-        inventory
-            .push(json!({"uuid": uuid, "index": 0, "model": "NVIDIA A30", "memory_mib": 5_952,
-            "kind": "mig_instance", "parent": "GPU-gpu-a-0", "profile": profile, "healthy": true}));
+        inventory.push(json!({"uuid": uuid, "index": 0, "model": "NVIDIA A30", "memoryMib": 5_952,
+            "kind": "MigInstance", "parent": "GPU-gpu-a-0", "profile": profile, "healthy": true}));
         let uses = report["devices"].as_array_mut().expect("a list");
-        uses.push(json!({"uuid": uuid, "used_mib": 0, "healthy": true, "processes": []}));
+        uses.push(json!({"uuid": uuid, "usedMib": 0, "healthy": true, "processes": []}));
     }
     report
 }
@@ -190,10 +189,10 @@ async fn several_gpus_are_taken_where_they_are_near_each_other() {
         let mut report = hello(node, "NVIDIA L40S", 46_068, 4);
         report["agent"] = json!("second");
         for (at, numa_node) in numa_nodes.into_iter().enumerate() {
-            report["inventory"][at]["numa_node"] = json!(numa_node);
+            report["inventory"][at]["numaNode"] = json!(numa_node);
         }
         if node == "gpu-b" {
-            report["inventory"][1]["neighbours"] = json!([{"uuid": "GPU-gpu-b-3", "links": 4}]);
+            report["inventory"][1]["neighbors"] = json!([{"uuid": "GPU-gpu-b-3", "links": 4}]);
         }
         let (status, answer) = bed.report(node, &report).await;
         assert_eq!(status, StatusCode::OK, "{answer}");
@@ -224,11 +223,11 @@ async fn a_device_of_kubelets_is_refused_by_its_own_name() {
     let bed = Bed::warm().await;
     let mut report = hello("gpu-a", "Tesla T4", 15_360, 1);
     (report["agent"], report["devices"][0]["healthy"]) = (json!("second"), json!(false));
-    for (ailment, reason, mend) in [
-        ("kubelet_owned", "every suitable GPU is handed out by kubelet itself", "a device plugin"),
-        ("xid", "every suitable GPU is unhealthy", "1 GPUs that would take it are unhealthy"),
+    for (fault, reason, mend) in [
+        ("KubeletOwned", "every suitable GPU is handed out by kubelet itself", "a device plugin"),
+        ("Xid", "every suitable GPU is unhealthy", "1 GPUs that would take it are unhealthy"),
     ] {
-        report["devices"][0]["ailment"] = json!(ailment);
+        report["devices"][0]["fault"] = json!(fault);
         report["sequence"] = json!(report["sequence"].as_u64().map(|before| before + 1));
         let (status, answer) = bed.report("gpu-a", &report).await;
         assert_eq!(status, StatusCode::OK, "{answer}");

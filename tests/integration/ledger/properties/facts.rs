@@ -112,7 +112,7 @@ fn settle(ledger: &Ledger) {
         let name = node.name().as_str();
         let devices = gpus(name, 2, "T4", DEVICE_MIB);
         let hello = NodeReport {
-            bookings_version: None,
+            allocations_version: None,
             agent: "settler".to_owned(),
             session: None,
             sequence: 1,
@@ -241,7 +241,7 @@ fn wild_report(player: &Player, at: usize, devices: Option<Vec<Device>>, uses: V
         sequence: u64::MAX,
         inventory,
         uses,
-        bookings_version: None,
+        allocations_version: None,
     };
     drop(player.ledger.report(NODES[at], &report, player.now));
 }

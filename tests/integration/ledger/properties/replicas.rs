@@ -75,7 +75,7 @@ proptest! {
             // a session that is not the newest, or a sequence number that was used
             let agent = if is_known { format!("agent-{at}") } else { "ghost".to_owned() };
             let report = NodeReport {
-                bookings_version: None,
+                allocations_version: None,
                 agent,
                 session: (!is_known).then_some(0),
                 sequence: 0,

@@ -249,7 +249,7 @@ impl Bed {
             ..seen(&device.id, [])
         });
         let report = NodeReport {
-            bookings_version: None,
+            allocations_version: None,
             agent: "agent-a".to_owned(),
             session: None,
             sequence: self.reports,

@@ -268,7 +268,7 @@ impl Agent {
     ) {
         self.sequence += 1;
         let report = NodeReport {
-            bookings_version: None,
+            allocations_version: None,
             agent: format!("{}-{}", NODES[at], self.starts),
             session: self.session,
             sequence: self.sequence,

@@ -1,7 +1,7 @@
 //! How long a report of an agent takes from its body to the reply, without HTTP: 8 GPUs, half full, each
 //! tenant with a process.
 //!
-//! *steady* is the report of each second, *lists* the one of each fifth second, which lists processes. Run
+//! *steady* is a report between two lists of processes, *lists* one that has them, as each heartbeat. Run
 //! with `cargo bench --bench reports`.
 
 mod common;

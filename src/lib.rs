@@ -327,6 +327,7 @@ pub mod agent {
     pub mod processes {
         pub mod pods;
         pub(crate) mod draining;
+        pub(crate) mod watched;
         pub(crate) mod mounts;
     }
 

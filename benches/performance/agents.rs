@@ -22,14 +22,18 @@ const CONNECTIONS: usize = 5_000;
 /// Files that this process, and the extender, need beside the connections.
 const OTHER_FILES: usize = 200;
 
-/// Most reports a second.
-const REPORTS: usize = 5_000;
+/// Most samples a second.
+const SAMPLES: usize = 5_000;
 
 /// Connections that are opened at once: less than a listener lets wait.
 const OPENED_AT_ONCE: usize = 64;
 
-/// How often an agent lists processes, in seconds.
-const LIST_EVERY: u64 = 5;
+/// Seconds between two reports of a node without changes. Each of them has lists of processes.
+const HEARTBEAT: u64 = 5;
+
+/// One node in so many has changes and reports in each period. 50 pods that start and end in each
+/// second on 5,000 nodes, each of which lets its node report for five seconds, are as many.
+const CHANGING: u64 = 20;
 
 /// A connection to an extender.
 pub(crate) struct Connection {
@@ -92,7 +96,7 @@ pub(crate) struct Agents {
     counts: Arc<Counts>,
     pub(crate) connections: u64,
     nodes: u64,
-    /// Seconds between two reports of a node.
+    /// Seconds between two samples of a node.
     pub(crate) every: u64,
 }
 
@@ -103,7 +107,7 @@ impl Agents {
         let counts = Arc::<Counts>::default();
         let connections =
             nodes.min(CONNECTIONS).min(open_files().saturating_sub(OTHER_FILES)).max(1);
-        let every = u64::try_from(nodes.div_ceil(REPORTS)).expect("few seconds");
+        let every = u64::try_from(nodes.div_ceil(SAMPLES)).expect("few seconds");
         let opening = Arc::new(Semaphore::new(OPENED_AT_ONCE));
         for number in 0..connections {
             let agents: Vec<Agent> = (number..nodes).step_by(connections).map(Agent::new).collect();
@@ -134,7 +138,7 @@ impl Agents {
         self.counts.greeted.load(Ordering::Relaxed) == self.nodes
     }
 
-    /// Lets each report every so many seconds.
+    /// Lets each report what has changed, and its heartbeats.
     pub(crate) fn report(&self) {
         self.phase.send_replace(Phase::Reporting);
     }
@@ -174,11 +178,31 @@ struct Agent {
     session: Option<u64>,
     allocations_version: Option<u64>,
     sequence: u64,
+    /// Seconds of its heartbeat that have passed; each node begins at another one.
+    seconds: u64,
 }
 
 impl Agent {
     fn new(node: usize) -> Self {
-        Self { node, name: node_name(node), session: None, allocations_version: None, sequence: 0 }
+        Self {
+            node,
+            name: node_name(node),
+            session: None,
+            allocations_version: None,
+            sequence: 0,
+            seconds: u64::try_from(node).expect("few nodes") / CHANGING % HEARTBEAT,
+        }
+    }
+
+    /// What it would say so many seconds later: nothing, or a report that has lists or has none.
+    fn next(&mut self, every: u64) -> Option<bool> {
+        self.seconds += every;
+        let has_lists = self.seconds >= HEARTBEAT;
+        if has_lists {
+            self.seconds %= HEARTBEAT;
+        }
+        let is_changing = u64::try_from(self.node).is_ok_and(|node| node % CHANGING == 0);
+        (has_lists || is_changing).then_some(has_lists)
     }
 
     /// Says what a real one would say, and whether that was taken.
@@ -231,11 +255,11 @@ async fn speak(
             if *phase.borrow() != now {
                 break;
             }
+            let Some(has_lists) = agents[at].next(every) else { continue };
             count(if now == Phase::Knocking {
                 let answer = connection.call(Method::GET, "/healthz", "").await;
                 answer.is_some_and(|(status, _)| status == StatusCode::OK)
             } else {
-                let has_lists = agents[at].sequence * every % LIST_EVERY < every;
                 agents[at].say(&mut connection, has_lists).await
             });
         }

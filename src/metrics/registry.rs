@@ -96,7 +96,7 @@ impl Metrics {
             report_interval: make.histogram(
                 "gpupack_report_interval_seconds",
                 "Time between two accepted reports of one node.",
-                &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0],
+                &[0.25, 0.5, 1.0, 2.5, 5.0, 6.0, 10.0, 15.0, 60.0],
             ),
             events_lost: make.counter("gpupack_events_dropped_total",
                 "Pod events not written because the queue was full.",

@@ -59,6 +59,8 @@ mod agent {
         mod faults;
         /// The loops: from the hardware to the extender, and how often.
         mod loops;
+        /// What is reported at once, and what waits.
+        mod changes;
         /// Devices that are kubelet's.
         mod kubelet;
         /// What holds pods to their memory.

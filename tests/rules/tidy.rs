@@ -249,6 +249,7 @@ fn agent_families() -> Vec<String> {
         driver: None,
         xids: BTreeMap::new(),
         unreadable: 0,
+        has_unwatched_pods: false,
         draining: BTreeSet::new(),
     };
     let metrics = AgentMetrics::new();

@@ -35,6 +35,9 @@ pub struct Sample {
     pub xids: BTreeMap<String, XidCounts>,
     /// Number of devices that did not answer. Known ones are in the inventory as unhealthy.
     pub unreadable: usize,
+    /// Whether a pod holds a device and none of its processes is known. The agent would not see its
+    /// end, and hears of it by replies alone.
+    pub has_unwatched_pods: bool,
     /// Pods known to drain when the sample was taken, by UID; set by the sampler.
     pub draining: BTreeSet<String>,
 }
@@ -47,12 +50,17 @@ impl Sample {
             |device: &DeviceReport| DeviceUse::unread(device.uuid.clone(), DeviceFault::DriverAway);
         Self { uses: self.inventory.iter().map(unread).collect(), ..self.clone() }
     }
+
+    /// Whether it has a list of processes.
+    pub fn has_lists(&self) -> bool {
+        self.uses.iter().any(|device| device.processes.is_some())
+    }
 }
 
 /// Reads the devices of one node.
 pub trait Probe: Send {
     /// Reads all devices. A device that cannot be read is reported as unhealthy and does not hide
-    /// the others.
+    /// the others. Lists processes if `processes` says so, or if one of the last lists has ended.
     ///
     /// # Errors
     /// [`ProbeError`] if no device at all can be read; the next call tries again.

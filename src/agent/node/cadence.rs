@@ -26,9 +26,9 @@ const QUICK_FOR: Duration = Duration::from_secs(60);
 /// Time between attempts while nothing can be read: opening the library is slow.
 const PROBE_RETRY: Duration = Duration::from_secs(5);
 
-/// Change of a device's used memory above which its list is read early: less than the context of
-/// one process, which takes hundreds of MiB.
-const MEMORY_STEP_MIB: u64 = 64;
+/// Change of a device's used memory above which its list is read early, and a sample is reported:
+/// less than the context of one process, which takes hundreds of MiB.
+pub(crate) const MEMORY_STEP_MIB: u64 = 64;
 
 /// Decides when one node is sampled.
 #[derive(Debug)]
@@ -143,6 +143,7 @@ mod tests {
             driver: None,
             xids: BTreeMap::new(),
             unreadable: 0,
+            has_unwatched_pods: false,
             draining: BTreeSet::new(),
         }
     }

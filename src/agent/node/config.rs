@@ -15,7 +15,7 @@ use crate::clock::Clock;
 pub struct AgentConfig {
     /// Addresses of the extender's replicas; each gets every report.
     pub extenders: Vec<String>,
-    /// Time between reports of one node.
+    /// Time between samples of one node.
     pub period: Duration,
     /// The clock of this process.
     pub clock: Clock,

@@ -9,6 +9,7 @@ use crate::agent::gpu::probe::Sample;
 use crate::agent::node::config::{Extender, Node};
 use crate::agent::node::session::{Answer, ContactChange, Next, Session};
 use crate::clock::Clock;
+use crate::hardware::units::Timestamp;
 
 /// Reports one node to one extender.
 pub(crate) struct Link {
@@ -21,6 +22,8 @@ pub(crate) struct Link {
     /// The newest sample.
     pub(crate) newest: watch::Receiver<Option<Arc<Sample>>>,
     pub(crate) clock: Clock,
+    /// When the last report was sent.
+    pub(crate) sent: Timestamp,
     /// Whether the log says that this node's reports are refused.
     pub(crate) is_refused: bool,
 }
@@ -30,6 +33,11 @@ impl Link {
     pub(crate) async fn run(mut self) {
         // Ends with the process: the sampler never drops its end earlier.
         while self.newest.changed().await.is_ok() {
+            let elapsed = self.clock.now().since(self.sent);
+            let is_needed = |sample: &Arc<Sample>| self.session.needs(sample, elapsed);
+            if !self.newest.borrow_and_update().as_ref().is_some_and(is_needed) {
+                continue;
+            }
             let mut next = Next::NewSession;
             while next == Next::NewSession {
                 next = self.exchange().await;
@@ -45,10 +53,13 @@ impl Link {
     /// One report and its answer.
     async fn exchange(&mut self) -> Next {
         let (session, newest) = (&mut self.session, &mut self.newest);
+        self.sent = self.clock.now();
         // The first sample exists: links wait for it before they come here.
         let Some(mut sample) = newest.borrow_and_update().clone() else { return Next::NextSample };
         let answer = self.extender.client.put(&self.node.name, || {
-            if let Some(newer) = newest.borrow_and_update().clone() {
+            let newer = newest.borrow_and_update().clone();
+            // A list is not lost to a later sample without one.
+            if let Some(newer) = newer.filter(|newer| newer.has_lists() || !sample.has_lists()) {
                 sample = newer;
             }
             session.report(&sample)

@@ -85,7 +85,7 @@ impl Agent {
     fn new(config: &AgentConfig) -> Result<Self, AgentError> {
         let extenders = config.extenders.iter().map(|url| {
             let client = ExtenderClient::new(url)?;
-            Ok(Arc::new(Extender { client, contact: Mutex::new(Contact::new(config.clock.now())) }))
+            Ok(Arc::new(Extender { client, contact: Mutex::new(Contact::default()) }))
         });
         Ok(Self {
             instance: format!("{:032x}", rand::random::<u128>()),
@@ -111,6 +111,7 @@ impl Agent {
                 session: Session::new(self.instance.clone()),
                 newest: newest.clone(),
                 clock: self.config.clock,
+                sent: self.config.clock.now(),
                 is_refused: false,
             };
             self.loops.spawn(link.run());

@@ -122,11 +122,12 @@ impl<P: Probe + 'static> Sampler<P> {
         let now = self.clock.now();
         let mut processes = self.cadence.sampling(&self.node.allocations().draining(), now);
         let mut sample = self.reader.read(allocations, processes, self.clock).await?;
-        if processes == ProcessSampling::Skip && self.cadence.needs_list(&sample, allocations) {
+        let is_listed = processes == ProcessSampling::List || sample.has_lists();
+        if !is_listed && self.cadence.needs_list(&sample, allocations) {
             processes = ProcessSampling::List;
             sample = self.reader.read(allocations, processes, self.clock).await?;
         }
-        if processes == ProcessSampling::List {
+        if processes == ProcessSampling::List || sample.has_lists() {
             self.cadence.learn_lists(&sample, now);
         }
         let draining = allocations.iter().filter(|it| it.state == AllocationState::Draining);

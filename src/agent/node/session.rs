@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::agent::gpu::probe::Sample;
+use crate::agent::node::cadence::MEMORY_STEP_MIB;
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{
     API_VERSION, Allocation, AllocationState, DeviceReport, DeviceUse, DriverReport, Outcome,
@@ -17,13 +18,16 @@ use crate::report::wire::{
 /// Pause after the first failure; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
-/// Longest pause while an extender is away. At half the usual rate, retries cannot overload it.
+/// Longest time between two reports that were accepted. A node is silent after three of these.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// Longest pause while an extender is away. Retries of 5,000 nodes are then less than 5,000 a second.
 const AWAY_PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Pause after a report that was refused: the next one is likely to be refused, too.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
-/// An extender that answered no node for this time is lost.
+/// An extender that answers no node for this time after the first failure is lost.
 const LOST_AFTER: Duration = Duration::from_secs(2);
 
 /// The answer to a report.
@@ -69,6 +73,10 @@ pub struct Session {
     sent: Option<Owned>,
     /// The inventory and driver that the extender knows.
     known: Option<Owned>,
+    /// The use in the last report, until it is answered.
+    sent_uses: Vec<DeviceUse>,
+    /// The use in the last report, if that was accepted.
+    known_uses: Option<Vec<DeviceUse>>,
     /// Version of the allocations in the last reply of this session.
     allocations_version: Option<u64>,
     /// Draining pods, by the extender's last word, by UID.
@@ -103,10 +111,28 @@ impl Session {
             sequence: 0,
             sent: None,
             known: None,
+            sent_uses: Vec::new(),
+            known_uses: None,
             allocations_version: None,
             draining: BTreeSet::new(),
             failures: 0,
         }
+    }
+
+    /// Whether to report `sample`, when the last report was sent `elapsed` ago.
+    ///
+    /// Each list of processes is reported, since the extender judges pods by them. Between lists a
+    /// sample is reported if it shows a change that matters to placement or to people: utilization
+    /// does not. While the agent would not see the end of a pod, each sample is reported, since the
+    /// reply says that the pod drains. So is each sample after a report that was not accepted.
+    pub fn needs(&self, sample: &Sample, elapsed: Duration) -> bool {
+        let Some(known_uses) = &self.known_uses else { return true };
+        sample.has_lists()
+            || sample.has_unwatched_pods
+            || elapsed >= HEARTBEAT
+            || !self.known.as_ref().is_some_and(|known| known.is_in(sample))
+            || known_uses.len() != sample.uses.len()
+            || known_uses.iter().zip(&sample.uses).any(|(known, seen)| has_changed(known, seen))
     }
 
     /// The report to send about `sample`. It carries the inventory unless the extender has it.
@@ -121,6 +147,9 @@ impl Session {
         let owned =
             || Owned { inventory: Arc::clone(&sample.inventory), driver: sample.driver.clone() };
         self.sent = (!is_told).then(owned);
+        let without_lists =
+            |seen: &DeviceUse| DeviceUse { processes: None, tenants: Vec::new(), ..seen.clone() };
+        self.sent_uses = sample.uses.iter().map(without_lists).collect();
         Report {
             api_version: API_VERSION.to_owned(),
             agent: self.agent.clone(),
@@ -152,11 +181,14 @@ impl Session {
     /// Learns the answer, and returns the next step.
     pub fn settle(&mut self, answer: &Answer) -> Next {
         let sent = self.sent.take();
+        let sent_uses = std::mem::take(&mut self.sent_uses);
+        self.known_uses = None;
         match answer {
             Answer::Reply(reply) => {
                 self.number = Some(reply.session);
                 self.allocations_version = reply.allocations_version;
                 self.failures = 0;
+                self.known_uses = (reply.outcome == Outcome::Accepted).then_some(sent_uses);
                 if let Some(allocations) = &reply.allocations {
                     let all = allocations.iter().filter(|it| it.state == AllocationState::Draining);
                     self.draining = all.map(|it| it.pod_uid.clone()).collect();
@@ -191,11 +223,22 @@ impl Session {
     }
 }
 
+/// Whether a device has changed so that the extender should know within a period. `processes` and
+/// `tenants` are not compared, since each list is reported.
+fn has_changed(known: &DeviceUse, seen: &DeviceUse) -> bool {
+    let has_moved = match (known.used_mib, seen.used_mib) {
+        (Some(known), Some(seen)) => known.abs_diff(seen) > MEMORY_STEP_MIB,
+        (known, seen) => known != seen,
+    };
+    let condition = |it: &DeviceUse| (it.healthy, it.fault, it.last_xid, it.mps);
+    has_moved || known.uuid != seen.uuid || condition(known) != condition(seen)
+}
+
 /// Whether an extender answers any node of this process: logged once, not once per node.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Contact {
-    /// When it last answered.
-    answered: Timestamp,
+    /// When it first failed to answer since its last answer.
+    failing_since: Option<Timestamp>,
     /// Whether it was found lost since.
     is_lost: bool,
 }
@@ -213,21 +256,17 @@ pub enum ContactChange {
 }
 
 impl Contact {
-    /// An extender that has to answer within a limit from `now` on.
-    pub fn new(now: Timestamp) -> Self {
-        Self { answered: now, is_lost: false }
-    }
-
     /// Learns that `answer` came, or failed to come, at `now`. Returns the change to log.
     pub fn settle(&mut self, answer: &Answer, now: Timestamp) -> Option<ContactChange> {
         match answer {
-            Answer::Away { .. } if self.is_lost || now.since(self.answered) < LOST_AFTER => None,
             Answer::Away { error } => {
-                self.is_lost = true;
-                Some(ContactChange::Lost { error: error.clone() })
+                let since = *self.failing_since.get_or_insert(now);
+                let is_news = !self.is_lost && now.since(since) >= LOST_AFTER;
+                self.is_lost |= is_news;
+                is_news.then(|| ContactChange::Lost { error: error.clone() })
             }
             Answer::Reply(_) | Answer::SessionExpired | Answer::Refused { .. } => {
-                self.answered = now;
+                self.failing_since = None;
                 std::mem::take(&mut self.is_lost).then_some(ContactChange::Found)
             }
         }

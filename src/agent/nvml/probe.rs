@@ -26,6 +26,7 @@ use crate::agent::nvml::trouble::{Trouble, library_error, unless_unsupported};
 use crate::agent::nvml::utilization::Utilization;
 use crate::agent::processes::draining::Draining;
 use crate::agent::processes::pods::PodsByProcess;
+use crate::agent::processes::watched::Watched;
 use crate::hardware::device::MAX_DEVICES_PER_NODE;
 use crate::hardware::units::Timestamp;
 use crate::report::condition::DeviceFault;
@@ -54,6 +55,8 @@ pub struct NvmlProbe {
     health: BTreeMap<String, GpuHealth>,
     /// Ended pods that hold devices, and their running processes.
     draining: Draining,
+    /// Processes whose end is seen without NVML.
+    watched: Watched,
 }
 
 /// The open library, and the state that is valid as long as it is open.
@@ -79,8 +82,8 @@ impl NvmlProbe {
     pub fn new(library: Option<PathBuf>, pods: PodsByProcess) -> Self {
         let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
         let (known, health) = (BTreeMap::new(), BTreeMap::new());
-        let draining = Draining::default();
-        Self { library, pods, mps: None, open: None, known, health, draining }
+        let (draining, watched) = (Draining::default(), Watched::default());
+        Self { library, pods, mps: None, open: None, known, health, draining, watched }
     }
 
     /// The same probe, which also reads the limits of MPS clients.
@@ -190,6 +193,7 @@ impl NvmlProbe {
             driver: open.driver.clone(),
             xids: xids.collect(),
             unreadable: failures.len(),
+            has_unwatched_pods: false,
             draining: BTreeSet::new(),
         }
     }
@@ -321,6 +325,7 @@ impl Probe for NvmlProbe {
 
     fn observe(&mut self, allocations: &[Allocation], _: Timestamp) {
         self.draining.observe(allocations);
+        self.watched.observe(allocations);
     }
 }
 
@@ -335,9 +340,13 @@ impl NvmlProbe {
             Some(open) => open,
             None => self.open(now)?,
         };
+        let has_ended = self.watched.forget_ended(&self.pods);
+        let processes = if has_ended { ProcessSampling::List } else { processes };
         let sweep = self.sweep(&mut open, processes, now)?;
         let mut sample = self.settle(sweep, &mut open);
         self.draining.complete(&mut sample.uses, &self.pods);
+        self.watched.learn(&sample.uses, &self.pods);
+        sample.has_unwatched_pods = self.watched.lacks_a_pod();
         if let Some(daemons) = &self.mps {
             daemons.learn(&sample.inventory);
         }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::agent::processes::pods::{
-    MAX_CGROUP_BYTES, MAX_STAT_BYTES, PodsByProcess, pod_in_cgroup, read_lossily,
+    MAX_CGROUP_BYTES, MAX_STAT_BYTES, PodsByProcess, is_running, pod_in_cgroup, read_lossily,
 };
 use crate::hardware::device::PodUid;
 use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
@@ -62,7 +62,7 @@ impl Draining {
 }
 
 /// A process of each pod in `sought` that has one; those in `known` are checked first.
-fn running(
+pub(crate) fn running(
     sought: &[&PodUid],
     known: &BTreeMap<PodUid, u32>,
     processes: &PodsByProcess,
@@ -85,17 +85,6 @@ fn running(
         }
     }
     found
-}
-
-/// Whether a process has not ended, by the third field of its `stat` file: dead ones have. So have
-/// zombies, unless they have more than one thread (twentieth field): then only the first has ended.
-fn is_running(text: &str) -> bool {
-    let mut fields = text.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
-    let (state, threads) = (fields.next(), fields.nth(16).and_then(|count| count.parse().ok()));
-    match state {
-        Some("Z") => threads.is_some_and(|count: u64| count > 1),
-        state => state.is_some_and(|state| !matches!(state, "X" | "x")),
-    }
 }
 
 #[cfg(test)]
@@ -186,23 +175,6 @@ mod tests {
         check(" | ", "its id has passed on");
         table.end(8);
         check(" | ", "it has ended");
-    }
-
-    #[test]
-    fn a_process_has_ended_when_all_its_threads_have() {
-        let stat = |state: &str, threads: &str| {
-            format!("7 (a) R) {state} 1 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 {threads} 0 100\n")
-        };
-        for (text, expected) in [
-            (stat("S", "1"), true),
-            (stat("Z", "1"), false),
-            (stat("Z", "2"), true),
-            (stat("X", "2"), false),
-            ("7 (a) Z".to_owned(), false),
-            (String::new(), false),
-        ] {
-            assert_eq!(is_running(&text), expected, "{text}");
-        }
     }
 
     #[test]

@@ -55,6 +55,12 @@ impl PodsByProcess {
         self.root.join(pid.to_string())
     }
 
+    /// When the process `pid` began; `None` if it has ended or is not readable.
+    pub(crate) fn running_since(&self, pid: u32) -> Option<BootTicks> {
+        let stat = read_lossily(&self.folder_of(pid).join("stat"), MAX_STAT_BYTES)?;
+        began(&stat).filter(|_| is_running(&stat))
+    }
+
     /// The control groups that limit the process `pid`, see [`groups_in_cgroup`].
     pub fn groups_of(&self, pid: u32) -> Vec<String> {
         read_lossily(&self.folder_of(pid).join("cgroup"), MAX_CGROUP_BYTES)
@@ -106,6 +112,17 @@ fn uptime(text: &str) -> Option<BootTicks> {
 fn began(text: &str) -> Option<BootTicks> {
     let (_, fields) = text.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok().map(BootTicks)
+}
+
+/// Whether a process has not ended, by the third field of its `stat` file: dead ones have. So have
+/// zombies, unless they have more than one thread (twentieth field): then only the first has ended.
+pub(crate) fn is_running(text: &str) -> bool {
+    let mut fields = text.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let (state, threads) = (fields.next(), fields.nth(16).and_then(|count| count.parse().ok()));
+    match state {
+        Some("Z") => threads.is_some_and(|count: u64| count > 1),
+        state => state.is_some_and(|state| !matches!(state, "X" | "x")),
+    }
 }
 
 /// The first `most` bytes of a file as text; `None` if it is not readable.
@@ -168,6 +185,23 @@ mod tests {
         for (text, uid) in texts {
             let found = pod_in_cgroup(&text).map(|uid| uid.to_string()).unwrap_or_default();
             assert_eq!(found, uid, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_process_has_ended_when_all_its_threads_have() {
+        let stat = |state: &str, threads: &str| {
+            format!("7 (a) R) {state} 1 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 {threads} 0 100\n")
+        };
+        for (text, expected) in [
+            (stat("S", "1"), true),
+            (stat("Z", "1"), false),
+            (stat("Z", "2"), true),
+            (stat("X", "2"), false),
+            ("7 (a) Z".to_owned(), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(is_running(&text), expected, "{text}");
         }
     }
 

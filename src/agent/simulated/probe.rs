@@ -115,7 +115,15 @@ impl Probe for SimulatedProbe {
         let uses = uses.collect();
         let inventory = Arc::clone(&self.inventory);
         let (xids, draining) = (BTreeMap::new(), BTreeSet::new());
-        Ok(Sample { inventory, uses, driver: None, xids, unreadable: 0, draining })
+        Ok(Sample {
+            inventory,
+            uses,
+            driver: None,
+            xids,
+            unreadable: 0,
+            has_unwatched_pods: false,
+            draining,
+        })
     }
 
     fn observe(&mut self, allocations: &[Allocation], now: Timestamp) {

@@ -37,7 +37,7 @@ pub struct AgentArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "nvml_library")]
     pub simulate: Option<PathBuf>,
 
-    /// Milliseconds between reports.
+    /// Milliseconds between samples; what has not changed is reported every 5 seconds.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     pub period_ms: u64,
 

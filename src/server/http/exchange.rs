@@ -22,7 +22,7 @@ use tower::ServiceExt;
 
 use crate::server::http::limits::{Connection, Phase};
 
-/// Bytes from which a body is long: several times what an agent sends each second.
+/// Bytes from which a body is long: several times what an agent sends between two lists of processes.
 const LONG: u64 = 32 << 10;
 
 /// For how many further requests hyper keeps a connection after a long one.

@@ -33,6 +33,21 @@ pub(crate) struct Extender {
 
 impl Extender {
     pub(crate) fn start() -> Self {
+        Self::start_at("127.0.0.1:0")
+    }
+
+    /// Ends this one, and starts another one that knows nothing at the same address.
+    pub(crate) fn restart(self) -> Self {
+        let address = self.address.to_string();
+        drop(self);
+        // Its threads end in the background, and with them its listener.
+        while std::net::TcpListener::bind(&address).is_err() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Self::start_at(&address)
+    }
+
+    fn start_at(address: &str) -> Self {
         let (config, clock) = (Config::default(), Clock::start());
         let stale_after = Duration::from_secs(3_600);
         let settings = Settings { stale_after, ..settings(&config, &clock) };
@@ -45,7 +60,7 @@ impl Extender {
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();
-        let listener = threads.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let listener = threads.block_on(tokio::net::TcpListener::bind(address)).unwrap();
         let address = listener.local_addr().unwrap();
         threads.spawn(async move { axum::serve(listener, router).await.unwrap() });
         Self { app, address, threads: Some(threads) }
@@ -55,8 +70,17 @@ impl Extender {
         format!("http://{}", self.address)
     }
 
-    /// Books so much of a device for the pod `uid`, as if it were bound.
+    /// Allocates so much of a device to the pod `uid`, as if it were bound.
     pub(crate) fn book(&self, uid: &str, device: &str, mib: u64) {
+        self.see_pod(uid, (device, mib), false);
+    }
+
+    /// The pod that has so much of a device ends.
+    pub(crate) fn end(&self, uid: &str, device: &str, mib: u64) {
+        self.see_pod(uid, (device, mib), true);
+    }
+
+    fn see_pod(&self, uid: &str, (device, mib): (&str, u64), is_terminal: bool) {
         let id = DeviceId::new(device).unwrap();
         let demand = Demand { memory: MemMib::new(mib), share: Share::from_millionths(100_000) };
         let node = NodeName::new("n");
@@ -69,7 +93,7 @@ impl Extender {
             pod: PodRef { uid: PodUid::new(uid), name: format!("team/{uid}").into() },
             node: Some(node),
             host: HostAmount::ZERO,
-            is_terminal: false,
+            is_terminal,
             wants_gpu: true,
             request: None,
             placement: Some(placement),

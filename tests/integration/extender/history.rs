@@ -248,6 +248,7 @@ fn scrapes(now: u64) -> String {
             driver: None,
             xids: Default::default(),
             unreadable: 0,
+            has_unwatched_pods: false,
             draining: std::collections::BTreeSet::new(),
         };
         agent.show("gpu-a", &sample, &allocations);

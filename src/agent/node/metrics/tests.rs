@@ -16,6 +16,7 @@ fn sample(uses: Vec<DeviceUse>) -> Sample {
         driver: None,
         xids: BTreeMap::from([("GPU-a".to_owned(), XidCounts { application: 2, device: 1 })]),
         unreadable: 0,
+        has_unwatched_pods: false,
         draining: BTreeSet::new(),
     }
 }

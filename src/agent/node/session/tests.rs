@@ -1,4 +1,5 @@
 use super::*;
+use crate::report::condition::{DeviceFault, MpsState};
 use crate::report::wire::Kind;
 
 fn sample(uuid: &str) -> Sample {
@@ -10,6 +11,7 @@ fn sample(uuid: &str) -> Sample {
         driver: None,
         xids: BTreeMap::new(),
         unreadable: 0,
+        has_unwatched_pods: false,
         draining: BTreeSet::new(),
     }
 }
@@ -101,18 +103,20 @@ fn pauses_grow_while_the_extender_is_away_and_end_with_a_reply() {
 
 #[test]
 fn an_extender_is_lost_once_when_it_answers_nobody_for_a_while() {
-    let mut contact = Contact::new(Timestamp::START);
+    let mut contact = Contact::default();
     let lost = ContactChange::Lost { error: "e".to_owned() };
     let (away, reply) =
         (Answer::Away { error: "e".to_owned() }, Answer::Reply(reply(1, Outcome::Accepted)));
     for (millis, answer, change) in [
+        (0, &away, None),
         (1_999, &away, None),
         (2_000, &away, Some(lost.clone())),
         (9_000, &away, None),
         (9_001, &reply, Some(ContactChange::Found)),
         (9_002, &away, None),
         (9_003, &reply, None),
-        (11_003, &away, Some(lost)),
+        (14_000, &away, None),
+        (16_000, &away, Some(lost)),
     ] {
         let now = Timestamp::from_millis(millis);
         assert_eq!(contact.settle(answer, now), change, "{millis}");
@@ -154,8 +158,7 @@ fn allocations_of_several_extenders_are_joined_by_pod() {
 fn a_list_from_before_a_pod_was_known_to_drain_is_not_reported() {
     let mut session = Session::new("a");
     let listed = |draining: &[&str]| {
-        let unread =
-            DeviceUse::unread("GPU-a".to_owned(), crate::report::condition::DeviceFault::Lost);
+        let unread = DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Lost);
         let uses = vec![DeviceUse { processes: Some(Vec::new()), ..unread }];
         let draining = draining.iter().map(|uid| (*uid).to_owned()).collect();
         Sample { uses, draining, ..sample("GPU-a") }
@@ -200,7 +203,7 @@ enum Call {
 /// Runs these calls against a fake extender that accepts each sequence number once. Returns how
 /// many lists it has accepted after each reply that arrived.
 fn lists_taken(calls: impl Iterator<Item = Call>) -> Vec<usize> {
-    let unread = DeviceUse::unread("GPU-a".to_owned(), crate::report::condition::DeviceFault::Lost);
+    let unread = DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Lost);
     let uses = vec![DeviceUse { processes: Some(Vec::new()), ..unread }];
     let (mut session, sample) = (Session::new("a"), Sample { uses, ..sample("GPU-a") });
     let (mut newest, mut taken) = (0, vec![0]);
@@ -237,5 +240,62 @@ fn lists_come_through_where_every_second_call_fails() {
     for fails in [Call::AnswerLost, Call::Lost] {
         let taken = lists_taken([fails, Call::Answered].into_iter().cycle().take(20));
         assert_eq!(taken, [&[1; 10][..], &[0]].concat());
+    }
+}
+
+#[test]
+fn a_sample_is_reported_if_it_shows_a_change_or_is_needed_otherwise() {
+    let calm = DeviceUse {
+        used_mib: Some(1_000),
+        busy_percent: Some(10),
+        healthy: true,
+        fault: None,
+        ..DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Xid)
+    };
+    let of = |uses: Vec<DeviceUse>| Sample { uses, ..sample("GPU-a") };
+    let used = |mib| of(vec![DeviceUse { used_mib: mib, ..calm.clone() }]);
+    let listed = DeviceUse { processes: Some(Vec::new()), ..calm.clone() };
+    let other = DeviceUse { uuid: "GPU-b".to_owned(), ..calm.clone() };
+    let driver = Some(DriverReport { version: "1".to_owned(), cuda: None });
+    let rows = [
+        ("the same", used(Some(1_000)), 4_999, false),
+        ("a heartbeat", used(Some(1_000)), 5_000, true),
+        ("other utilization", of(vec![DeviceUse { busy_percent: None, ..calm.clone() }]), 0, false),
+        ("little more memory", used(Some(1_064)), 0, false),
+        ("more memory", used(Some(1_065)), 0, true),
+        ("less memory", used(Some(935)), 0, true),
+        ("unknown memory", used(None), 0, true),
+        ("a list, even an empty one", of(vec![listed.clone()]), 0, true),
+        ("a fault", of(vec![DeviceUse { healthy: false, ..calm.clone() }]), 0, true),
+        ("an Xid", of(vec![DeviceUse { last_xid: Some(31), ..calm.clone() }]), 0, true),
+        ("MPS", of(vec![DeviceUse { mps: Some(MpsState::Absent), ..calm.clone() }]), 0, true),
+        ("another device", of(vec![other.clone()]), 0, true),
+        ("one more device", of(vec![calm.clone(), other]), 0, true),
+        ("no device", of(Vec::new()), 0, true),
+        ("an inventory", Sample { uses: vec![calm.clone()], ..sample("GPU-b") }, 0, true),
+        ("a driver", Sample { driver, ..used(Some(1_000)) }, 0, true),
+        ("a blind spot", Sample { has_unwatched_pods: true, ..used(Some(1_000)) }, 0, true),
+    ];
+    let mut session = Session::new("a");
+    let accepted = Answer::Reply(reply(7, Outcome::Accepted));
+    assert!(session.needs(&used(Some(1_000)), Duration::ZERO), "the first");
+    session.report(&of(vec![listed]));
+    session.settle(&accepted);
+    for (what, sample, elapsed, expected) in rows {
+        assert_eq!(session.needs(&sample, Duration::from_millis(elapsed)), expected, "{what}");
+    }
+    for answer in [
+        Answer::Reply(reply(7, Outcome::Ignored)),
+        Answer::Reply(Reply { send_inventory: true, ..reply(7, Outcome::Accepted) }),
+        Answer::Away { error: String::new() },
+        Answer::SessionExpired,
+        Answer::Refused { error: String::new() },
+    ] {
+        session.report(&used(Some(1_000)));
+        session.settle(&accepted);
+        assert!(!session.needs(&used(Some(1_000)), Duration::ZERO));
+        session.report(&used(Some(1_000)));
+        session.settle(&answer);
+        assert!(session.needs(&used(Some(1_000)), Duration::ZERO), "{answer:?}");
     }
 }

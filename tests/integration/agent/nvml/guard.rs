@@ -16,7 +16,7 @@ const NEIGHBOUR: &str = "1d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f01";
 /// How long it may take from the allocation until everybody knows.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// The time between reports of an agent that nobody told otherwise.
+/// The time between samples of an agent without flags.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// One GPU with these processes: pid and MiB.
@@ -114,7 +114,7 @@ fn a_foreign_tenant_is_in_books_state_and_metrics_within_two_seconds() {
 }
 
 /// Prints a figure, also where the test harness hides the output of passing tests.
-fn println_figure(what: &str, took: Duration) {
+pub(crate) fn println_figure(what: &str, took: Duration) {
     use std::io::Write;
     let millis = took.as_millis();
     let _shown =

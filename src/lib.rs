@@ -125,13 +125,12 @@ pub mod clock;
 
 /// The configuration file, checked.
 pub mod config {
-    pub(crate) mod reader;
+    pub(crate) mod values;
     pub mod advice;
     pub mod allowed;
     pub mod guard;
     pub mod webhook;
     pub mod pools;
-    pub mod port;
     pub mod requests;
     pub mod file;
 }

@@ -3,15 +3,20 @@
 use std::time::Duration;
 
 use hyper::Uri;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 
-use crate::config::reader::Reader;
+use crate::config::values::hours;
 
 /// Checked section `advice`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct AdviceConfig {
     /// Address of the Prometheus that scrapes the agents, without a final slash, if any.
+    #[serde(rename = "prometheus_url", deserialize_with = "plain_http")]
     pub series_url: Option<String>,
     /// How far back to read.
+    #[serde(rename = "look_back_hours", deserialize_with = "hours::<1, 168, _>")]
     pub look_back: Duration,
 }
 
@@ -21,23 +26,14 @@ impl Default for AdviceConfig {
     }
 }
 
-/// All keys of the section, in the order of the docs.
-pub const KEYS: [&str; 2] = ["prometheus_url", "look_back_hours"];
-
-impl AdviceConfig {
-    /// Takes the section's keys out of `reader`.
-    pub(crate) fn read(reader: &mut Reader) -> Self {
-        let hours = reader.number("look_back_hours", 1..=168, 24);
-        let look_back = Duration::from_secs(hours * 3_600);
-        let given = reader.take("prometheus_url");
-        let url = given.as_ref().and_then(|value| value.as_str()).and_then(plain_address);
-        if let (Some(value), None) = (&given, &url) {
-            let allowed = "an address such as `http://prometheus.monitoring:9090`: plain HTTP, without \
-                           a user, query or fragment";
-            reader.fault("prometheus_url", value, allowed);
-        }
-        Self { series_url: url, look_back }
-    }
+fn plain_http<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let address = String::deserialize(from).ok().and_then(|text| plain_address(&text));
+    address.map(Some).ok_or_else(|| {
+        D::Error::custom(
+            "it must be an address such as `http://prometheus.monitoring:9090`: plain HTTP, without \
+             a user, query or fragment",
+        )
+    })
 }
 
 /// A plain HTTP address, without its final slash; `None` for any other text.
@@ -52,7 +48,7 @@ fn plain_address(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::file::Config;
+    use crate::config::file::{Config, tests::keys_of};
 
     #[test]
     fn every_key_is_read_and_nobody_is_asked_unless_named() {
@@ -60,7 +56,7 @@ mod tests {
         let series_url = Some("http://p.m:9090/prom".to_owned());
         let expected = AdviceConfig { series_url, look_back: Duration::from_secs(604_800) };
         assert_eq!(Config::from_yaml(text).unwrap().advice, expected);
-        assert!(KEYS.iter().all(|key| text.contains(&format!("{key}:"))));
+        assert!(keys_of("advice").iter().all(|key| text.contains(&format!("{key}:"))));
         assert_eq!(Config::from_yaml("advice:").unwrap().advice.series_url, None);
     }
 

@@ -8,20 +8,24 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use garde::Validate;
+use serde::{Deserialize, Deserializer};
+use serde_path_to_error::Segment;
 use serde_yaml_ng::{Mapping, Value};
 
 use crate::config::advice::AdviceConfig;
 use crate::config::guard::GuardConfig;
-use crate::config::port::PortConfig;
-use crate::config::reader::Reader;
-use crate::config::requests::RequestRules;
+use crate::config::pools;
+use crate::config::requests::{self, RequestRules};
+use crate::config::values::{filled, mib, names, number, parsed, seconds, some_number};
 use crate::config::webhook::WebhookConfig;
 use crate::hardware::pool::PoolRules;
-use crate::hardware::units::MemMib;
+use crate::hardware::units::{MemMib, Share};
 use crate::model::policy::Policy;
 
 /// The form of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.
     #[default]
@@ -30,47 +34,99 @@ pub enum LogFormat {
     Json,
 }
 
-/// Checked configuration of the extender.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Which clients may change the log level at run time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevelEndpoint {
+    /// None.
+    Off,
+    /// Clients on the loopback interface: operators who may forward a port of the pod.
+    #[default]
+    Loopback,
+}
+
+/// Checked configuration of the extender; its fields have the order of the docs.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
 pub struct Config {
     /// Address of the listener for verbs, reports, probes and metrics.
+    #[serde(deserialize_with = "parsed")]
     pub listen: SocketAddr,
-    /// Other settings of the listeners.
-    pub port: PortConfig,
+    /// Address of the page and of the queries for people.
+    #[serde(deserialize_with = "parsed")]
+    pub page_listen: SocketAddr,
+    /// Accepted host names, in lower case; IP addresses and `localhost` are always accepted.
+    #[serde(deserialize_with = "hosts")]
+    #[garde(custom(names))]
+    pub allowed_hosts: Vec<String>,
+    /// Most connections of the listener for verbs.
+    #[serde(deserialize_with = "number::<16, 1_000_000, _, _>")]
+    pub max_connections: usize,
+    /// Most MiB that they may hold; see [`Config::max_in_flight_bytes`].
+    #[serde(deserialize_with = "some_number::<8, 65_536, _, _>")]
+    #[garde(inner(custom(two_bodies(self.max_body_bytes))))]
+    pub max_in_flight_mib: Option<usize>,
+    /// Which clients may change the log level.
+    pub log_level_endpoint: LogLevelEndpoint,
     /// Kubeconfig file; `None` inside a cluster.
+    #[garde(inner(custom(filled)))]
     pub kubeconfig: Option<PathBuf>,
     /// `schedulerName`s of the pending pods that are requeued.
+    #[garde(custom(names))]
     pub scheduler_names: Vec<String>,
     /// Policy of pods that name none.
+    #[serde(deserialize_with = "parsed")]
     pub policy: Policy,
     /// Node label whose value is the node's pool.
+    #[garde(custom(filled))]
     pub pool_label: String,
     /// Most nodes that *filter* leaves to kube-scheduler if it gets more than 100; `None`: all that
     /// fit.
+    #[serde(deserialize_with = "best")]
     pub keep_best: Option<NonZeroUsize>,
     /// Node label whose value is the node's failure domain: the best nodes of several domains stay.
+    #[garde(custom(filled))]
     pub domain_label: String,
     /// How the devices of each pool are shared.
+    #[serde(deserialize_with = "pools::read")]
+    #[garde(custom(pools::enforceable(self.webhook.memory_limit)))]
     pub pools: PoolRules,
-    /// Rules for requests.
-    pub requests: RequestRules,
+    /// Container resources that only look like GPUs: full names, or prefixes that end in `*`.
+    #[garde(custom(requests::resources))]
+    pub other_resources: Vec<String>,
+    /// Least memory that a part of a GPU can have.
+    #[serde(rename = "min_memory_mib", deserialize_with = "mib::<1, 65_536, _>")]
+    pub min_memory: MemMib,
+    /// Largest limit of a pod, as a share of the GPU.
+    #[serde(deserialize_with = "requests::share")]
+    pub max_limit: Share,
     /// Longest time of a hold.
-    pub claim_for: Duration,
+    #[serde(rename = "hold_seconds", deserialize_with = "seconds::<1, 300, _>")]
+    pub hold_for: Duration,
     /// Age of the last report at which a node is silent.
+    #[serde(rename = "report_stale_seconds", deserialize_with = "seconds::<2, 3_600, _>")]
     pub stale_after: Duration,
     /// Longest time that answers wait for the first reports of nodes with pods.
+    #[serde(rename = "warm_up_seconds", deserialize_with = "seconds::<0, 60, _>")]
     pub warm_up: Duration,
     /// Longest time that processes of an ended pod keep its devices.
+    #[serde(rename = "drain_seconds", deserialize_with = "seconds::<1, 600, _>")]
     pub drain_limit: Duration,
     /// Longest time of one call to the API server.
+    #[serde(rename = "api_timeout_seconds", deserialize_with = "seconds::<1, 60, _>")]
     pub api_timeout: Duration,
     /// How long kube-scheduler waits for an answer; more than `api_timeout`.
+    #[serde(rename = "scheduler_timeout_seconds", deserialize_with = "seconds::<2, 120, _>")]
     pub scheduler_timeout: Duration,
     /// GPU memory that is used beyond what is allocated counts only above this.
+    #[serde(rename = "unmanaged_tolerance_mib", deserialize_with = "mib::<0, 65_536, _>")]
     pub unmanaged_tolerance: MemMib,
     /// Largest request body that is read, in bytes.
+    #[serde(rename = "max_body_mib", deserialize_with = "mib_in_bytes")]
     pub max_body_bytes: usize,
     /// Log level, or a filter such as `info,gpupack=debug`.
+    #[garde(custom(filled))]
     pub log_level: String,
     /// The form of log lines.
     pub log_format: LogFormat,
@@ -79,14 +135,20 @@ pub struct Config {
     /// Where to read what pods used before the start.
     pub advice: AdviceConfig,
     /// The admission webhook.
+    #[garde(dive)]
     pub webhook: WebhookConfig,
 }
 
 impl Default for Config {
     fn default() -> Self {
+        let hosts = ["", ".gpu-system", ".gpu-system.svc", ".gpu-system.svc.cluster.local"];
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
-            port: PortConfig::default(),
+            page_listen: SocketAddr::from(([127, 0, 0, 1], 8081)),
+            allowed_hosts: hosts.map(|rest| format!("gpupack{rest}")).to_vec(),
+            max_connections: 8_192,
+            max_in_flight_mib: None,
+            log_level_endpoint: LogLevelEndpoint::default(),
             kubeconfig: None,
             scheduler_names: vec!["gpupack".to_owned()],
             policy: Policy::Fragmentation,
@@ -94,8 +156,10 @@ impl Default for Config {
             keep_best: NonZeroUsize::new(50),
             domain_label: "topology.kubernetes.io/zone".to_owned(),
             pools: PoolRules::default(),
-            requests: RequestRules::default(),
-            claim_for: Duration::from_secs(10),
+            other_resources: Vec::new(),
+            min_memory: MemMib::new(64),
+            max_limit: Share::WHOLE,
+            hold_for: Duration::from_secs(10),
             stale_after: Duration::from_secs(15),
             warm_up: Duration::from_secs(10),
             drain_limit: Duration::from_secs(30),
@@ -128,41 +192,11 @@ impl fmt::Display for ConfigFaults {
 
 impl std::error::Error for ConfigFaults {}
 
-/// All keys of the file, in the order of the docs.
-pub const KEYS: [&str; 29] = [
-    "listen",
-    "page_listen",
-    "allowed_hosts",
-    "max_connections",
-    "max_in_flight_mib",
-    "log_level_endpoint",
-    "kubeconfig",
-    "scheduler_names",
-    "policy",
-    "pool_label",
-    "keep_best",
-    "domain_label",
-    "pools",
-    "other_resources",
-    "min_memory_mib",
-    "max_limit",
-    "claim_seconds",
-    "report_stale_seconds",
-    "warm_up_seconds",
-    "drain_seconds",
-    "api_timeout_seconds",
-    "scheduler_timeout_seconds",
-    "unmanaged_tolerance_mib",
-    "max_body_mib",
-    "log_level",
-    "log_format",
-    "guard",
-    "advice",
-    "webhook",
-];
-
 impl Config {
     /// Reads a YAML document. A key that it does not have gets its default.
+    ///
+    /// serde stops at the first key that it cannot read. That key is noted and taken out of the
+    /// document, and the rest is read again, so every fault is listed.
     ///
     /// # Errors
     /// [`ConfigFaults`] with every fault of the document.
@@ -170,80 +204,116 @@ impl Config {
         let one = |fault: String| ConfigFaults { faults: vec![fault] };
         let value: Value = serde_yaml_ng::from_str(text)
             .map_err(|error| one(format!("the file is not valid YAML: {error}")))?;
-        let mapping = match value {
+        let mut document = match value {
             Value::Null => Mapping::new(),
             Value::Mapping(mapping) => mapping,
             _ => return Err(one("the file must be a mapping of keys to values".to_owned())),
         };
-        let mut reader = Reader { mapping, section: String::new(), faults: Vec::new() };
-        let config = read(&mut reader);
-        check_timeouts(&mut reader, &config);
-        reader.unknown_keys(&KEYS);
-        if reader.faults.is_empty() {
-            Ok(config)
-        } else {
-            Err(ConfigFaults { faults: reader.faults })
+        let mut faults = Vec::new();
+        drop_empty(&mut document, &mut faults);
+        let config: Self = loop {
+            let error = match serde_path_to_error::deserialize(&Value::from(document.clone())) {
+                Ok(config) => break config,
+                Err(error) => error,
+            };
+            let keys = error.path().iter().map_while(|segment| match segment {
+                Segment::Map { key } => Some(key.as_str()),
+                Segment::Seq { .. } | Segment::Enum { .. } | Segment::Unknown => None,
+            });
+            let keys: Vec<&str> = keys.collect();
+            let value = remove(&mut document, &keys);
+            faults.push(fault(&keys.join("."), value.as_ref(), error.inner()));
+            if value.is_none() {
+                return Err(ConfigFaults { faults });
+            }
+        };
+        for (path, error) in config.validate().err().iter().flat_map(garde::Report::iter) {
+            let path = path.to_string();
+            let (first, rest) = path.split_once('.').unwrap_or((&path, ""));
+            let section = document.get(first);
+            let value = if rest.is_empty() { section } else { section.and_then(|it| it.get(rest)) };
+            faults.push(fault(&path, value, error));
+        }
+        faults.extend(config.timeout_fault());
+        if faults.is_empty() { Ok(config) } else { Err(ConfigFaults { faults }) }
+    }
+
+    /// Most bytes that connections may hold: requests, and answers that clients have not read. Two
+    /// bodies fit, because a complete body is copied once.
+    pub fn max_in_flight_bytes(&self) -> usize {
+        self.max_in_flight_mib.map_or((64 << 20).max(2 * self.max_body_bytes), |mib| mib << 20)
+    }
+
+    /// The rules for requests.
+    pub fn request_rules(&self) -> RequestRules {
+        RequestRules {
+            other_resources: self.other_resources.clone(),
+            min_memory: self.min_memory,
+            max_limit: self.max_limit,
         }
     }
-}
 
-fn read(reader: &mut Reader) -> Config {
-    let default = Config::default();
-    let webhook = reader.section("webhook.", &crate::config::webhook::KEYS, WebhookConfig::read);
-    let max_body = reader.number("max_body_mib", 1..=1024, 32) << 20;
-    let max_body_bytes = usize::try_from(max_body).unwrap_or(default.max_body_bytes);
-    Config {
-        listen: reader.parsed("listen", "an address such as `0.0.0.0:8080`", default.listen),
-        port: PortConfig::read(reader, max_body_bytes),
-        kubeconfig: reader.text("kubeconfig").map(PathBuf::from),
-        scheduler_names: reader.names("scheduler_names", default.scheduler_names),
-        policy: reader.parsed("policy", "`binpack`, `spread` or `fragmentation`", default.policy),
-        pool_label: reader.text("pool_label").unwrap_or(default.pool_label),
-        keep_best: match reader.number_or_none("keep_best", 0..=10_000) {
-            Some(most) => usize::try_from(most).ok().and_then(NonZeroUsize::new),
-            None => default.keep_best,
-        },
-        domain_label: reader.text("domain_label").unwrap_or(default.domain_label),
-        requests: RequestRules::read(reader),
-        claim_for: reader.seconds("claim_seconds", 1..=300, default.claim_for),
-        stale_after: reader.seconds("report_stale_seconds", 2..=3600, default.stale_after),
-        warm_up: reader.seconds("warm_up_seconds", 0..=60, default.warm_up),
-        drain_limit: reader.seconds("drain_seconds", 1..=600, default.drain_limit),
-        api_timeout: reader.seconds("api_timeout_seconds", 1..=60, default.api_timeout),
-        scheduler_timeout: reader.seconds(
-            "scheduler_timeout_seconds",
-            2..=120,
-            default.scheduler_timeout,
-        ),
-        unmanaged_tolerance: MemMib::new(reader.number(
-            "unmanaged_tolerance_mib",
-            0..=65_536,
-            default.unmanaged_tolerance.mib(),
-        )),
-        max_body_bytes,
-        log_level: reader.text("log_level").unwrap_or(default.log_level),
-        log_format: reader.word(
-            "log_format",
-            &[("text", LogFormat::Text), ("json", LogFormat::Json)],
-            default.log_format,
-        ),
-        guard: reader.section("guard.", &crate::config::guard::KEYS, GuardConfig::read),
-        advice: reader.section("advice.", &crate::config::advice::KEYS, AdviceConfig::read),
-        pools: crate::config::pools::read(reader, webhook.memory_limit),
-        webhook,
+    /// A Binding is posted only if kube-scheduler can get its answer in time.
+    fn timeout_fault(&self) -> Option<String> {
+        let (api, scheduler) = (self.api_timeout.as_secs(), self.scheduler_timeout.as_secs());
+        (scheduler <= api).then(|| {
+            format!(
+                "`scheduler_timeout_seconds: {scheduler}` is not allowed: it must be more than \
+                 `api_timeout_seconds: {api}`, and is the `httpTimeout` of kube-scheduler"
+            )
+        })
     }
 }
 
-/// Checks the timeouts: a Binding is posted only if kube-scheduler can get its answer in time.
-fn check_timeouts(reader: &mut Reader, config: &Config) {
-    let (api, scheduler) = (config.api_timeout.as_secs(), config.scheduler_timeout.as_secs());
-    if scheduler <= api {
-        reader.faults.push(format!(
-            "`scheduler_timeout_seconds: {scheduler}` is not allowed: it must be more than \
-             `api_timeout_seconds: {api}`, and is the `httpTimeout` of kube-scheduler"
-        ));
+/// Takes out keys without a value, which have their defaults, and keys that are no text.
+fn drop_empty(mapping: &mut Mapping, faults: &mut Vec<String>) {
+    mapping.retain(|key, value| {
+        if let Value::Mapping(section) = value {
+            drop_empty(section, faults);
+        }
+        if !key.is_string() {
+            faults.push(fault("", Some(key), &"a key must be a text"));
+        }
+        key.is_string() && !value.is_null()
+    });
+}
+
+/// Takes the value at this path out of the document.
+fn remove(document: &mut Mapping, path: &[&str]) -> Option<Value> {
+    match path {
+        [] => None,
+        [key] => document.remove(*key),
+        [section, rest @ ..] => remove(document.get_mut(*section)?.as_mapping_mut()?, rest),
+    }
+}
+
+fn fault(path: &str, value: Option<&Value>, allowed: &dyn fmt::Display) -> String {
+    let shown = value.map(|value| serde_yaml_ng::to_string(value).unwrap_or_default());
+    let shown = shown.unwrap_or_default().trim().replace('\n', " ");
+    format!("`{path}: {shown}` is not allowed: {allowed}")
+}
+
+fn hosts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let mut hosts = Vec::<String>::deserialize(from)?;
+    hosts.iter_mut().for_each(|host| host.make_ascii_lowercase());
+    Ok(hosts)
+}
+
+fn best<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NonZeroUsize>, D::Error> {
+    number::<0, 10_000, usize, D>(from).map(NonZeroUsize::new)
+}
+
+fn mib_in_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
+    number::<1, 1_024, usize, D>(from).map(|mib| mib << 20)
+}
+
+fn two_bodies(max_body_bytes: usize) -> impl FnOnce(&usize, &()) -> garde::Result {
+    let least = 2 * (max_body_bytes >> 20);
+    move |mib, ()| match *mib < least {
+        true => Err(garde::Error::new(format!("it must be {least} or more, twice `max_body_mib`"))),
+        false => Ok(()),
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,64 +1,71 @@
 //! The section `pools`: how the devices of each pool are shared.
 
-use serde_yaml_ng::Value;
+use std::collections::BTreeMap;
 
-use crate::config::reader::Reader;
+use serde::{Deserialize, Deserializer};
+
+use crate::config::values::number;
 use crate::config::webhook::MemoryLimit;
 use crate::hardware::device::PoolName;
-use crate::hardware::pool::{Guard, InstanceUse, PoolRule, PoolRules, Replicas};
+use crate::hardware::pool::{Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
 
-/// All keys of one pool, in the order of the docs.
-pub const KEYS: [&str; 3] = ["replicas", "mig_instances", "protection"];
-
-/// Takes the rules of all pools out of `reader`. `limit` is how admission limits memory.
-pub(crate) fn read(reader: &mut Reader, limit: MemoryLimit) -> PoolRules {
-    let allowed = "a mapping of pool names to `replicas`, `mig_instances` and `protection`";
-    let pools = match reader.take("pools") {
-        None => return PoolRules::default(),
-        Some(Value::Mapping(pools)) => pools,
-        Some(value) => {
-            reader.fault("pools", &value, allowed);
-            return PoolRules::default();
-        }
-    };
-    let mut rules = Vec::new();
-    for (name, value) in pools {
-        match (name.as_str(), value) {
-            (Some(name), Value::Mapping(mapping)) => {
-                let mut of_pool =
-                    Reader { mapping, section: format!("pools.{name}."), faults: Vec::new() };
-                rules.push((PoolName::new(name), rule(&mut of_pool, limit)));
-                of_pool.unknown_keys(&KEYS);
-                reader.faults.append(&mut of_pool.faults);
-            }
-            (_, value) => reader.fault("pools", &value, allowed),
-        }
-    }
-    PoolRules::new(rules)
+/// The keys of one pool, in the order of the docs.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct PoolKeys {
+    #[serde(deserialize_with = "replicas")]
+    replicas: Option<Replicas>,
+    mig_instances: Option<MigInstances>,
+    #[serde(deserialize_with = "EnforcementName::deserialize")]
+    enforcement: Enforcement,
 }
 
-fn rule(reader: &mut Reader, limit: MemoryLimit) -> PoolRule {
-    let range = u64::from(Replicas::MIN)..=u64::from(Replicas::MAX);
-    let replicas = reader.number_or_none("replicas", range);
-    let replicas = replicas.and_then(|count| Replicas::new(u32::try_from(count).ok()?));
-    let instances = if replicas.is_some() { InstanceUse::Shared } else { InstanceUse::default() };
-    let guards = [Guard::None, Guard::Mps, Guard::Driver].map(|guard| (guard.name(), guard));
-    let rule = PoolRule {
-        replicas,
-        instances: reader.word(
-            "mig_instances",
-            &[("whole", InstanceUse::Whole), ("shared", InstanceUse::Shared)],
-            instances,
-        ),
-        guard: reader.word("protection", &guards, Guard::default()),
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum MigInstances {
+    Whole,
+    Shared,
+}
+
+/// The names of [`Enforcement`], which knows no file.
+#[derive(Deserialize)]
+#[serde(remote = "Enforcement", rename_all = "lowercase")]
+enum EnforcementName {
+    None,
+    Mps,
+    Driver,
+}
+
+/// Reads the rules of all pools.
+pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::Error> {
+    let pools = BTreeMap::<String, PoolKeys>::deserialize(from)?;
+    let rule = |keys: PoolKeys| PoolRule {
+        replicas: keys.replicas,
+        instances: match keys.mig_instances {
+            Some(MigInstances::Whole) => InstanceUse::Whole,
+            Some(MigInstances::Shared) => InstanceUse::Shared,
+            None if keys.replicas.is_some() => InstanceUse::Shared,
+            None => InstanceUse::default(),
+        },
+        enforcement: keys.enforcement,
     };
-    if rule.guard == Guard::Driver && limit != MemoryLimit::Driver {
-        let value = Value::String(rule.guard.name().to_owned());
-        let allowed = "`none` or `mps`, as long as `webhook.memory_limit` is not `driver`: nothing \
-            would hand the limits to the driver";
-        reader.fault("protection", &value, allowed);
+    Ok(PoolRules::new(pools.into_iter().map(|(name, keys)| (PoolName::new(name), rule(keys)))))
+}
+
+fn replicas<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Replicas>, D::Error> {
+    const { assert!(Replicas::MIN == 2 && Replicas::MAX == 64) };
+    number::<2, 64, _, D>(from).map(Replicas::new)
+}
+
+/// A rule for the pools: `limit` is how the webhook limits memory.
+pub(crate) fn enforceable(limit: MemoryLimit) -> impl FnOnce(&PoolRules, &()) -> garde::Result {
+    move |pools, ()| match pools.iter().find(|(_, rule)| rule.enforcement == Enforcement::Driver) {
+        Some((pool, _)) if limit != MemoryLimit::Driver => Err(garde::Error::new(format!(
+            "pool `{pool}` must have the enforcement `none` or `mps`, as long as \
+             `webhook.memory_limit` is not `driver`: nothing would give the limits to the driver"
+        ))),
+        Some(_) | None => Ok(()),
     }
-    rule
 }
 
 #[cfg(test)]
@@ -75,15 +82,15 @@ mod tests {
     fn a_pool_says_how_its_devices_are_shared() {
         let four = Replicas::new(4);
         let (whole, shared) = (InstanceUse::Whole, InstanceUse::Shared);
-        for (text, replicas, instances, guard) in [
-            ("{}", None, whole, Guard::None),
-            ("{replicas: 4}", four, shared, Guard::None),
-            ("{replicas: 4, mig_instances: whole}", four, whole, Guard::None),
-            ("{mig_instances: shared, protection: mps}", None, shared, Guard::Mps),
-            ("{protection: driver}", None, whole, Guard::Driver),
-            ("{replicas: , protection: none}", None, whole, Guard::None),
+        for (text, replicas, instances, enforcement) in [
+            ("{}", None, whole, Enforcement::None),
+            ("{replicas: 4}", four, shared, Enforcement::None),
+            ("{replicas: 4, mig_instances: whole}", four, whole, Enforcement::None),
+            ("{mig_instances: shared, enforcement: mps}", None, shared, Enforcement::Mps),
+            ("{enforcement: driver}", None, whole, Enforcement::Driver),
+            ("{replicas: , enforcement: none}", None, whole, Enforcement::None),
         ] {
-            assert_eq!(rule_of(text), PoolRule { replicas, instances, guard }, "{text}");
+            assert_eq!(rule_of(text), PoolRule { replicas, instances, enforcement }, "{text}");
         }
     }
 
@@ -100,8 +107,8 @@ mod tests {
     fn faults_of_a_pool_are_named_with_pool_key_value_and_range() {
         for (text, part) in [
             ("pools: [a]", "`pools: - a` is not allowed"),
-            ("pools: {a: 4}", "`pools: 4` is not allowed"),
-            ("pools: {7: {replicas: 4}}", "a mapping of pool names"),
+            ("pools: {a: 4}", "`pools.a: 4` is not allowed"),
+            ("pools: {7: {replicas: 4}}", "`: 7` is not allowed: a key must be a text"),
             (
                 "pools: {a: {replicas: 1}}",
                 "`pools.a.replicas: 1` is not allowed: it must be a whole number from 2 to 64",
@@ -109,10 +116,10 @@ mod tests {
             ("pools: {a: {replicas: 65}}", "`pools.a.replicas: 65`"),
             ("pools: {a: {replicas: 2.5}}", "`pools.a.replicas: 2.5`"),
             ("pools: {a: {replicas: -4}}", "`pools.a.replicas: -4`"),
-            ("pools: {a: {mig_instances: split}}", "`whole` or `shared`"),
-            ("pools: {a: {protection: mig}}", "`none`, `mps` or `driver`"),
-            ("pools: {a: {protection: driver}}", "`webhook.memory_limit` is not `driver`"),
-            ("pools: {a: {replica: 4}}", "key `pools.a.replica` is unknown"),
+            ("pools: {a: {mig_instances: split}}", "expected `whole` or `shared`"),
+            ("pools: {a: {enforcement: mig}}", "expected one of `none`, `mps`, `driver`"),
+            ("pools: {a: {enforcement: driver}}", "`webhook.memory_limit` is not `driver`"),
+            ("pools: {a: {replica: 4}}", "`pools.a.replica: 4` is not allowed: unknown field"),
         ] {
             let faults = Config::from_yaml(text).unwrap_err().faults;
             assert_eq!(faults.len(), 1, "{text}: {faults:?}");

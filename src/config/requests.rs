@@ -1,8 +1,10 @@
 //! Rules for requests: the keys `other_resources`, `min_memory_mib` and `max_limit`.
 
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 use serde_yaml_ng::Value;
 
-use crate::config::reader::Reader;
+use crate::config::values::each;
 use crate::hardware::units::{MemMib, Share};
 
 /// Checked rules for requests. The webhook and the extender read them from one configuration.
@@ -23,17 +25,6 @@ impl Default for RequestRules {
 }
 
 impl RequestRules {
-    /// Takes its keys out of `reader`.
-    pub(crate) fn read(reader: &mut Reader) -> Self {
-        let default = Self::default();
-        let min_memory = reader.number("min_memory_mib", 1..=65_536, default.min_memory.mib());
-        Self {
-            other_resources: resources(reader).unwrap_or_default(),
-            min_memory: MemMib::new(min_memory),
-            max_limit: max_limit(reader).unwrap_or(default.max_limit),
-        }
-    }
-
     /// Whether the operator says that this container resource is not a GPU.
     pub fn is_other(&self, resource: &str) -> bool {
         self.other_resources.iter().any(|pattern| is_like(pattern, resource))
@@ -45,40 +36,30 @@ pub fn is_like(pattern: &str, name: &str) -> bool {
     pattern.strip_suffix('*').map_or(pattern == name, |prefix| name.starts_with(prefix))
 }
 
-fn resources(reader: &mut Reader) -> Option<Vec<String>> {
-    let key = "other_resources";
-    let value = reader.take(key)?;
-    // The group is required, so that no pattern matches every resource.
-    let is_plain = |text: &&str| {
+/// A rule for `other_resources`. The group is required, so that no pattern matches every resource.
+pub(crate) fn resources(names: &[String], (): &()) -> garde::Result {
+    let is_legal = |text: &str| {
         let name = text.strip_suffix('*').unwrap_or(text);
         let group = name.split_once('/').map_or("", |(group, _)| group);
         !group.is_empty() && !name.contains('*') && !name.contains(char::is_whitespace)
     };
-    let items = value.as_sequence().map(|items| {
-        items.iter().map(|item| item.as_str().filter(is_plain).map(str::to_owned)).collect()
-    });
-    let names: Option<Vec<String>> = items.flatten();
-    if names.is_none() {
-        let allowed = "a list of resource names with their group, such as `nvidia.com/hostdev`, or \
-             of prefixes such as `nvidia.com/hostdev*`";
-        reader.fault(key, &value, allowed);
-    }
-    names
+    let allowed = "a list of resource names with their group, such as `nvidia.com/hostdev`, or of \
+                   prefixes such as `nvidia.com/hostdev*`";
+    each(is_legal, allowed)(names, &())
 }
 
-fn max_limit(reader: &mut Reader) -> Option<Share> {
-    let key = "max_limit";
-    let value = reader.take(key)?;
-    let text = match &value {
+/// A share above zero.
+pub(crate) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<Share, D::Error> {
+    let text = match Value::deserialize(from)? {
         Value::Number(number) => number.to_string(),
         other => other.as_str().unwrap_or_default().to_owned(),
     };
     let share = decimal(&text).filter(|it| (Share::from_millionths(1)..=Share::WHOLE).contains(it));
-    if share.is_none() {
-        let allowed = "a share of a GPU above 0 and up to 1 with at most 5 decimals, such as `0.5`";
-        reader.fault(key, &value, allowed);
-    }
-    share
+    share.ok_or_else(|| {
+        D::Error::custom(
+            "it must be a share of a GPU above 0 and up to 1 with at most 5 decimals, such as `0.5`",
+        )
+    })
 }
 
 /// The exact share of a decimal with at most five decimals.
@@ -99,7 +80,9 @@ mod tests {
     use crate::config::file::Config;
 
     fn read(text: &str) -> Result<RequestRules, String> {
-        Config::from_yaml(text).map(|config| config.requests).map_err(|faults| faults.to_string())
+        Config::from_yaml(text)
+            .map(|config| config.request_rules())
+            .map_err(|faults| faults.to_string())
     }
 
     #[test]

@@ -4,22 +4,16 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use crate::config::allowed::{Allowed, HostFolder};
-use crate::config::reader::Reader;
+use garde::Validate;
+use serde::{Deserialize, Deserializer};
 
-/// Who serves pods that request `nvidia.com/gpu` and name no scheduler.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WholeGpus {
-    /// Kubelet's device plugin: they stay unchanged.
-    #[default]
-    Kubelet,
-    /// gpupack: they get its annotations instead.
-    TakenOver,
-}
+use crate::config::allowed::{HostFolder, capabilities, classes, sysctls, variables};
+use crate::config::values::{filled, number, parsed};
 
 /// What happens to a pod without a GPU request whose RuntimeClass may give GPUs. With NVIDIA's, an
 /// image that sets `NVIDIA_VISIBLE_DEVICES=all`, as CUDA images do, gets every GPU of its node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Unmanaged {
     /// The pod is refused.
     #[default]
@@ -31,7 +25,8 @@ pub enum Unmanaged {
 }
 
 /// What limits a container to its allocated memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum MemoryLimit {
     /// Nothing that the webhook sets up.
     #[default]
@@ -45,7 +40,8 @@ pub enum MemoryLimit {
 }
 
 /// Whether MPS clients are also limited to a part of the SMs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ThreadCap {
     /// They are not: each may use all of them while the others are idle.
     #[default]
@@ -54,32 +50,62 @@ pub enum ThreadCap {
     /// leave parts of results unwritten.
     Share,
     /// On those too, rounded down to percentages without a known fault.
-    ShareOnHopper,
+    ShareEvenOnHopper,
 }
 
-/// Checked section `webhook`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Checked section `webhook`; its fields have the order of the docs.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
 pub struct WebhookConfig {
     /// Address of the TLS listener.
+    #[serde(deserialize_with = "parsed")]
     pub listen: SocketAddr,
     /// Certificate chain in PEM, the server's own first.
+    #[garde(custom(filled))]
     pub certificate_file: PathBuf,
     /// Private key in PEM.
+    #[garde(custom(filled))]
     pub key_file: PathBuf,
     /// RuntimeClass of GPU pods; `None` if NVIDIA's runtime is the default of the nodes.
+    #[serde(deserialize_with = "runtime_class")]
+    #[garde(inner(custom(filled)))]
     pub runtime_class: Option<String>,
     /// What happens to pods without a GPU request whose RuntimeClass may give GPUs.
+    #[serde(rename = "unmanaged_runtime_class")]
     pub unmanaged: Unmanaged,
-    /// Who serves pods with `nvidia.com/gpu`.
-    pub whole_gpus: WholeGpus,
+    /// Whether gpupack serves pods that request `nvidia.com/gpu` and name no scheduler: they get
+    /// its annotations instead. Otherwise kubelet's device plugin does, and they stay unchanged.
+    pub take_over_whole_gpus: bool,
     /// What limits a container to its memory.
     pub memory_limit: MemoryLimit,
     /// Folder of every node with the MPS pipe folders, one for each GPU.
     pub mps_folder: HostFolder,
     /// Whether MPS limits compute.
+    #[serde(rename = "mps_thread_percentage")]
     pub thread_cap: ThreadCap,
-    /// What GPU pods may have beyond *baseline*.
-    pub allowed: Allowed,
+    /// Capabilities that GPU pods may add, beyond those of *baseline*; without `CAP_`.
+    #[garde(custom(capabilities))]
+    pub allowed_capabilities: Vec<String>,
+    /// Folders of the node that they may mount, each only as a whole.
+    pub allowed_host_paths: Vec<HostFolder>,
+    /// Whether they may use the network of their node, and its ports.
+    pub allow_host_network: bool,
+    /// Kernel parameters that they may set, beyond those of *baseline*.
+    #[garde(custom(sysctls))]
+    pub allowed_sysctls: Vec<String>,
+    /// Variables `NVIDIA_…` that they may set, beyond the harmless ones.
+    #[garde(custom(variables))]
+    pub allowed_variables: Vec<String>,
+    /// RuntimeClasses that give no GPU.
+    #[garde(custom(classes(self.runtime_class.as_deref())))]
+    pub runtime_classes_without_gpus: Vec<String>,
+    /// Whether they may have ResourceClaims, for devices of DRA drivers. A pod does not say which
+    /// devices these are for, so no DRA driver may give out GPUs of gpupack's nodes.
+    pub allow_resource_claims: bool,
+    /// Longest grace period of a GPU pod, in seconds.
+    #[serde(deserialize_with = "number::<30, 604_800, _, _>")]
+    pub max_grace_period_seconds: u64,
 }
 
 impl Default for WebhookConfig {
@@ -90,96 +116,30 @@ impl Default for WebhookConfig {
             key_file: PathBuf::from("/etc/gpupack/tls/tls.key"),
             runtime_class: Some("nvidia".to_owned()),
             unmanaged: Unmanaged::default(),
-            whole_gpus: WholeGpus::default(),
+            take_over_whole_gpus: false,
             memory_limit: MemoryLimit::default(),
             mps_folder: HostFolder::mps(),
             thread_cap: ThreadCap::default(),
-            allowed: Allowed::default(),
+            allowed_capabilities: Vec::new(),
+            allowed_host_paths: Vec::new(),
+            allow_host_network: false,
+            allowed_sysctls: Vec::new(),
+            allowed_variables: Vec::new(),
+            runtime_classes_without_gpus: ["crun", "kata", "runc"].map(str::to_owned).into(),
+            allow_resource_claims: false,
+            max_grace_period_seconds: 600,
         }
     }
 }
 
-/// All keys of the section, in the order of the docs.
-pub const KEYS: [&str; 17] = [
-    "listen",
-    "certificate_file",
-    "key_file",
-    "runtime_class",
-    "unmanaged_runtime_class",
-    "take_over_whole_gpus",
-    "memory_limit",
-    "mps_folder",
-    "mps_thread_percentage",
-    "allowed_capabilities",
-    "allowed_host_paths",
-    "allow_host_network",
-    "allowed_sysctls",
-    "allowed_variables",
-    "runtime_classes_without_gpus",
-    "allow_resource_claims",
-    "max_grace_period_seconds",
-];
-
-impl WebhookConfig {
-    /// Takes the section's keys out of `reader`.
-    pub(crate) fn read(reader: &mut Reader) -> Self {
-        let default = Self::default();
-        let file = |text: Option<String>, default| text.map_or(default, PathBuf::from);
-        let runtime_class = reader
-            .text("runtime_class")
-            .map_or(default.runtime_class, |class| (class != "none").then_some(class));
-        Self {
-            allowed: Allowed::read(reader, runtime_class.as_deref()),
-            listen: reader.parsed("listen", "an address such as `0.0.0.0:8443`", default.listen),
-            certificate_file: file(reader.text("certificate_file"), default.certificate_file),
-            key_file: file(reader.text("key_file"), default.key_file),
-            runtime_class,
-            unmanaged: reader.word(
-                "unmanaged_runtime_class",
-                &[
-                    ("refuse", Unmanaged::Refuse),
-                    ("blank", Unmanaged::Blank),
-                    ("allow", Unmanaged::Allow),
-                ],
-                default.unmanaged,
-            ),
-            whole_gpus: reader.switch(
-                "take_over_whole_gpus",
-                [WholeGpus::Kubelet, WholeGpus::TakenOver],
-                default.whole_gpus,
-            ),
-            memory_limit: reader.word(
-                "memory_limit",
-                &[
-                    ("none", MemoryLimit::None),
-                    ("driver", MemoryLimit::Driver),
-                    ("mps", MemoryLimit::Mps),
-                ],
-                default.memory_limit,
-            ),
-            mps_folder: reader.parsed(
-                "mps_folder",
-                "an absolute path of letters, digits, `.`, `_` and `-` such as `/run/gpupack/mps`",
-                default.mps_folder,
-            ),
-            thread_cap: reader.word(
-                "mps_thread_percentage",
-                &[
-                    ("none", ThreadCap::None),
-                    ("share", ThreadCap::Share),
-                    ("share_even_on_hopper", ThreadCap::ShareOnHopper),
-                ],
-                default.thread_cap,
-            ),
-        }
-    }
+fn runtime_class<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    Ok(Some(String::deserialize(from)?).filter(|class| class != "none"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::allowed::{HostNetwork, ResourceClaims};
-    use crate::config::file::Config;
+    use crate::config::file::{Config, tests::keys_of};
 
     #[test]
     fn every_key_is_read() {
@@ -196,23 +156,21 @@ mod tests {
             key_file: PathBuf::from("/k"),
             runtime_class: None,
             unmanaged: Unmanaged::Blank,
-            whole_gpus: WholeGpus::TakenOver,
+            take_over_whole_gpus: true,
             memory_limit: MemoryLimit::Mps,
             mps_folder: "/a/b.c".parse().unwrap(),
             thread_cap: ThreadCap::Share,
-            allowed: Allowed {
-                capabilities: vec!["IPC_LOCK".to_owned()],
-                host_paths: vec!["/data".parse().unwrap()],
-                host_network: HostNetwork::Allowed,
-                sysctls: vec!["a.b".to_owned()],
-                variables: vec!["NVIDIA_GDS".to_owned()],
-                classes_without_gpus: vec!["wasm".to_owned()],
-                resource_claims: ResourceClaims::Allowed,
-                max_grace_seconds: 60,
-            },
+            allowed_capabilities: vec!["IPC_LOCK".to_owned()],
+            allowed_host_paths: vec!["/data".parse().unwrap()],
+            allow_host_network: true,
+            allowed_sysctls: vec!["a.b".to_owned()],
+            allowed_variables: vec!["NVIDIA_GDS".to_owned()],
+            runtime_classes_without_gpus: vec!["wasm".to_owned()],
+            allow_resource_claims: true,
+            max_grace_period_seconds: 60,
         };
         assert_eq!(Config::from_yaml(text).unwrap().webhook, expected);
-        assert!(KEYS.iter().all(|key| text.contains(&format!("{key}:"))));
+        assert!(keys_of("webhook").iter().all(|key| text.contains(&format!("{key}:"))));
         assert_eq!(Config::from_yaml("webhook:").unwrap().webhook, WebhookConfig::default());
     }
 
@@ -250,10 +208,10 @@ mod tests {
         assert_eq!(faults.faults.len(), 4, "{faults}");
         for part in [
             "`webhook.take_over_whole_gpus: maybe`",
-            "`true` or `false`",
-            "`none`, `driver` or `mps`",
-            "`webhook.lisen` is unknown",
-            "`refuse`, `blank` or `allow`",
+            "expected a boolean",
+            "expected one of `none`, `driver`, `mps`",
+            "`webhook.lisen: x` is not allowed: unknown field",
+            "`webhook.unmanaged_runtime_class: - a`",
         ] {
             assert!(faults.to_string().contains(part), "{part} in {faults}");
         }

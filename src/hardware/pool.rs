@@ -79,7 +79,7 @@ pub enum InstanceUse {
 
 /// What is to limit the tenants of a shared device to their memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Guard {
+pub enum Enforcement {
     /// Nothing: tenants share the device in time and trust each other.
     #[default]
     None,
@@ -89,7 +89,7 @@ pub enum Guard {
     Driver,
 }
 
-impl Guard {
+impl Enforcement {
     /// The name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
@@ -118,7 +118,7 @@ pub struct PoolRule {
     /// Whether MIG instances are shared.
     pub instances: InstanceUse,
     /// What is to limit the tenants of a shared device to their memory.
-    pub guard: Guard,
+    pub enforcement: Enforcement,
 }
 
 /// The rules of all pools that have one.
@@ -131,6 +131,11 @@ impl PoolRules {
     /// These rules; every other pool has the default one.
     pub fn new(rules: impl IntoIterator<Item = (PoolName, PoolRule)>) -> Self {
         Self { by_pool: rules.into_iter().collect() }
+    }
+
+    /// The pools that have one, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&PoolName, &PoolRule)> {
+        self.by_pool.iter()
     }
 
     /// The rule of a pool.
@@ -226,13 +231,13 @@ mod tests {
         let parent = crate::hardware::device::DeviceId::new("GPU-a").unwrap();
         let profile = crate::hardware::device::MigProfile::new("1g.5gb");
         let instance = DeviceKind::MigInstance { parent, profile };
-        for (guard, on_gpu, on_instance) in [
-            (Guard::None, Protection::None, Protection::None),
-            (Guard::Mps, Protection::Mps, Protection::Mps),
-            (Guard::Driver, Protection::Driver, Protection::None),
+        for (enforcement, on_gpu, on_instance) in [
+            (Enforcement::None, Protection::None, Protection::None),
+            (Enforcement::Mps, Protection::Mps, Protection::Mps),
+            (Enforcement::Driver, Protection::Driver, Protection::None),
         ] {
-            let found = (guard.on(&DeviceKind::Gpu), guard.on(&instance));
-            assert_eq!(found, (on_gpu, on_instance), "{}", guard.name());
+            let found = (enforcement.on(&DeviceKind::Gpu), enforcement.on(&instance));
+            assert_eq!(found, (on_gpu, on_instance), "{}", enforcement.name());
         }
     }
 }

@@ -242,7 +242,7 @@ impl DeviceState {
 
     /// The configured isolation of tenants that share the device.
     pub fn promised_guard(&self) -> Protection {
-        self.rule.guard.on(&self.device.kind)
+        self.rule.enforcement.on(&self.device.kind)
     }
 
     /// The isolation that scheduling relies on: none if the agent saw that it is not in force.

@@ -200,7 +200,7 @@ impl Rejection {
                 11,
                 "node's pool holds no tenant of a shared GPU to its memory",
             )
-            .suggest("configure the nodes' pool with `protection`"),
+            .suggest("configure the nodes' pool with `enforcement`"),
             Self::UnverifiedGuard => {
                 Row::of(10, "isolation", 12, "protection of the node's GPUs does not hold").suggest(
                     "see `protection_evidence` of the node in /v1/state: its driver is too old for \
@@ -227,7 +227,7 @@ impl Rejection {
             )
             .suggest(
                 "wait until the tenants that want protection have left, or give the pool its \
-                    `protection` back",
+                    `enforcement` back",
             )
             .curable_by_room(),
             Self::Memory { short } => {

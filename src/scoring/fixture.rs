@@ -18,7 +18,7 @@ use crate::hardware::device::{
 };
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::inventory::NodeInventory;
-use crate::hardware::pool::{Guard, InstanceUse, PoolRule, Protection, Replicas};
+use crate::hardware::pool::{Enforcement, InstanceUse, PoolRule, Protection, Replicas};
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::model::fit::{CompiledRequest, HostRule};
 use crate::model::node_state::NodeState;
@@ -109,8 +109,8 @@ pub(crate) fn rule(text: &str) -> PoolRule {
     for word in text.split_whitespace() {
         match word {
             "shared" => rule.instances = InstanceUse::Shared,
-            "mps" => rule.guard = Guard::Mps,
-            "driver" => rule.guard = Guard::Driver,
+            "mps" => rule.enforcement = Enforcement::Mps,
+            "driver" => rule.enforcement = Enforcement::Driver,
             other => {
                 let count = other.strip_prefix("replicas=").map(number).expect("a word of a rule");
                 let count = u32::try_from(count).expect("few slots");

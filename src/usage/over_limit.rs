@@ -71,7 +71,7 @@ impl Evictions {
     pub fn choose(
         &mut self,
         mut over: Vec<OverLimitPod>,
-        after_sightings: u32,
+        after_samples: u32,
         is_booked: impl Fn(&PodUid) -> bool,
         now: Timestamp,
     ) -> Vec<OverLimitPod> {
@@ -82,7 +82,7 @@ impl Evictions {
             let is_sure = candidate.is_current
                 && is_booked(&candidate.pod().uid)
                 && candidate.held.state == ReservationState::Confirmed
-                && candidate.seen.lists_over >= after_sightings.max(1);
+                && candidate.seen.lists_over >= after_samples.max(1);
             let uid = &candidate.pod().uid;
             if !is_sure || self.asked.get(uid).is_some_and(|asked| !asked.is_due(now)) {
                 continue;

@@ -10,7 +10,7 @@ use gpupack::hardware::device::{
     PoolName,
 };
 use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::{Guard, InstanceUse, PoolRule, PoolRules, Replicas};
+use gpupack::hardware::pool::{Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
@@ -36,15 +36,19 @@ pub(crate) const KINDS: usize = 5;
 
 /// Rules of the pools that a node may be in.
 pub(crate) const RULES: [PoolRule; 5] = [
-    rule(None, InstanceUse::Whole, Guard::None),
-    rule(Replicas::new(4), InstanceUse::Shared, Guard::None),
-    rule(None, InstanceUse::Shared, Guard::Mps),
-    rule(Replicas::new(3), InstanceUse::Shared, Guard::Mps),
-    rule(None, InstanceUse::Whole, Guard::Driver),
+    rule(None, InstanceUse::Whole, Enforcement::None),
+    rule(Replicas::new(4), InstanceUse::Shared, Enforcement::None),
+    rule(None, InstanceUse::Shared, Enforcement::Mps),
+    rule(Replicas::new(3), InstanceUse::Shared, Enforcement::Mps),
+    rule(None, InstanceUse::Whole, Enforcement::Driver),
 ];
 
-const fn rule(replicas: Option<Replicas>, instances: InstanceUse, guard: Guard) -> PoolRule {
-    PoolRule { replicas, instances, guard }
+const fn rule(
+    replicas: Option<Replicas>,
+    instances: InstanceUse,
+    enforcement: Enforcement,
+) -> PoolRule {
+    PoolRule { replicas, instances, enforcement }
 }
 
 /// The pool with the rule at this position.

@@ -8,8 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::source::{SourceFile, files, words};
 use gpupack::agent::gpu::probe::Sample;
 use gpupack::agent::node::metrics::AgentMetrics;
-use gpupack::config::file::KEYS;
-use gpupack::config::{advice, guard, webhook};
+use gpupack::config::file::Config;
 use gpupack::hardware::device::{ModelName, PoolName};
 use gpupack::metrics::demand::{Bearable, Queue, TeamUse, Waste};
 use gpupack::metrics::fleet::Fleet;
@@ -334,10 +333,20 @@ fn a_release_notices_sums_that_overflow() {
 #[test]
 fn every_configuration_key_is_documented() {
     let files = files();
-    let keys = KEYS.map(str::to_owned).into_iter();
-    let keys = keys.chain(guard::KEYS.map(|key| format!("guard.{key}")));
-    let keys = keys.chain(advice::KEYS.map(|key| format!("advice.{key}")));
-    let keys = keys.chain(webhook::KEYS.map(|key| format!("webhook.{key}")));
+    let mut keys = Vec::new();
+    for (section, prefix) in [
+        ("unknown: 1", ""),
+        ("guard: {unknown: 1}", "guard."),
+        ("advice: {unknown: 1}", "advice."),
+        ("webhook: {unknown: 1}", "webhook."),
+        ("pools: {a: {unknown: 1}}", "pools.<pool>."),
+    ] {
+        let faults = Config::from_yaml(section).expect_err("no key has this name").to_string();
+        let (_, known) = faults.split_once("expected ").expect("the fault names all keys");
+        let known = known.split('`').skip(1).step_by(2);
+        keys.extend(known.map(|key| format!("{prefix}{key}")));
+    }
+    assert!(keys.len() > 50, "{keys:?}");
     let missing = unnamed(text_of(&files, "docs/configuration.md"), keys);
     assert!(missing.is_empty(), "docs/configuration.md lacks {missing:?}");
 }

@@ -60,7 +60,7 @@ impl ExtenderArgs {
             config.listen = listen;
         }
         if let Some(listen) = self.page_listen {
-            config.port.page_listen = listen;
+            config.page_listen = listen;
         }
         if let Some(kubeconfig) = &self.kubeconfig {
             config.kubeconfig = Some(kubeconfig.clone());
@@ -89,7 +89,7 @@ pub(crate) fn config_file(path: Option<&Path>) -> Result<Config> {
 /// The ledger's part of a configuration. Session numbers start above all of an earlier run.
 pub fn settings(config: &Config, clock: &Clock) -> Settings {
     Settings {
-        claim_for: config.claim_for,
+        claim_for: config.hold_for,
         stale_after: config.stale_after,
         drain_limit: config.drain_limit,
         warm_up: config.warm_up,
@@ -122,7 +122,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         ledger.share_by(config.pools.clone());
         let listeners = Listeners {
             verbs: listener(config.listen).await?,
-            page: listener(config.port.page_listen).await?,
+            page: listener(config.page_listen).await?,
         };
         let (address, page) = (listeners.verbs.local_addr()?, listeners.page.local_addr()?);
         tracing::info!(%address, %page, policy = %config.policy, "listening");

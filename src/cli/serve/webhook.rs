@@ -43,6 +43,7 @@ pub fn run(args: &WebhookArgs) -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
     runtime.block_on(async move {
+        let requests = config.request_rules();
         let settings = config.webhook;
         let listener = TcpListener::bind(settings.listen)
             .await
@@ -61,7 +62,7 @@ pub fn run(args: &WebhookArgs) -> Result<()> {
             tracing::info!("stopping");
             stop.send_replace(true);
         });
-        let admission = Admission::new(settings, config.scheduler_names).under(config.requests);
+        let admission = Admission::new(settings, config.scheduler_names).under(requests);
         service.serve(router(Arc::new(admission)), stopped).await;
         Ok(())
     })

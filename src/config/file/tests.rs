@@ -1,7 +1,19 @@
 use super::*;
-use crate::config::port::LogLevelEndpoint;
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::{InstanceUse, PoolRule, Replicas};
+
+/// All keys of a section, from the fault of one that it does not have.
+pub(crate) fn keys_of(section: &str) -> Vec<String> {
+    let text = match section {
+        "" => "unknown: 1".to_owned(),
+        section => format!("{section}: {{unknown: 1}}"),
+    };
+    let faults = Config::from_yaml(&text).unwrap_err().to_string();
+    let (_, keys) = faults.split_once("expected ").unwrap();
+    let keys: Vec<String> = keys.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+    assert!(keys.len() > 1, "{faults}");
+    keys
+}
 
 #[test]
 fn an_empty_file_is_the_default() {
@@ -14,10 +26,10 @@ fn an_empty_file_is_the_default() {
 fn every_key_is_read() {
     let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
         pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2}}\n\
-        other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 1\nclaim_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
+        other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 0.5\nhold_seconds: 1\nreport_stale_seconds: 2\nwarm_up_seconds: 3\n\
         drain_seconds: 4\napi_timeout_seconds: 5\nscheduler_timeout_seconds: 6\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
         log_level: debug\nlog_format: json\nguard:\nadvice:\nwebhook:\npage_listen: 0.0.0.0:8\n\
-        allowed_hosts: [a]\nmax_connections: 16\nmax_in_flight_mib: 14\nlog_level_endpoint: off\n";
+        allowed_hosts: [A.example]\nmax_connections: 16\nmax_in_flight_mib: 14\nlog_level_endpoint: off\n";
     let halves = PoolRule {
         replicas: Replicas::new(2),
         instances: InstanceUse::Shared,
@@ -25,13 +37,11 @@ fn every_key_is_read() {
     };
     let expected = Config {
         listen: "0.0.0.0:9".parse().unwrap(),
-        port: PortConfig {
-            page_listen: "0.0.0.0:8".parse().unwrap(),
-            allowed_hosts: vec!["a".to_owned()],
-            max_connections: 16,
-            max_in_flight_bytes: 14 << 20,
-            log_level_endpoint: LogLevelEndpoint::Off,
-        },
+        page_listen: "0.0.0.0:8".parse().unwrap(),
+        allowed_hosts: vec!["a.example".to_owned()],
+        max_connections: 16,
+        max_in_flight_mib: Some(14),
+        log_level_endpoint: LogLevelEndpoint::Off,
         kubeconfig: Some(PathBuf::from("/k")),
         scheduler_names: vec!["a".to_owned(), "b".to_owned()],
         policy: Policy::Spread,
@@ -39,12 +49,10 @@ fn every_key_is_read() {
         keep_best: None,
         domain_label: "r/s".to_owned(),
         pools: PoolRules::new([(PoolName::new("a"), halves)]),
-        requests: RequestRules {
-            other_resources: vec!["c/d".to_owned()],
-            min_memory: MemMib::new(8),
-            ..RequestRules::default()
-        },
-        claim_for: Duration::from_secs(1),
+        other_resources: vec!["c/d".to_owned()],
+        min_memory: MemMib::new(8),
+        max_limit: Share::from_millionths(500_000),
+        hold_for: Duration::from_secs(1),
         stale_after: Duration::from_secs(2),
         warm_up: Duration::from_secs(3),
         drain_limit: Duration::from_secs(4),
@@ -59,12 +67,12 @@ fn every_key_is_read() {
         webhook: WebhookConfig::default(),
     };
     assert_eq!(Config::from_yaml(text).unwrap(), expected);
-    assert!(KEYS.iter().all(|key| text.contains(&format!("{key}:"))));
+    assert!(keys_of("").iter().all(|key| text.contains(&format!("{key}:"))));
 }
 
 #[test]
 fn all_faults_are_listed_at_once() {
-    let text = "listen: nowhere\npolicy: best\nclaim_seconds: 0\nscheduler_names: []\n\
+    let text = "listen: nowhere\npolicy: best\nhold_seconds: 0\nscheduler_names: []\n\
         log_format: xml\npollicy: spread\n7: 8\n";
     let faults = Config::from_yaml(text).unwrap_err();
     assert_eq!(faults.faults.len(), 7, "{faults}");
@@ -87,5 +95,44 @@ fn kube_scheduler_waits_longer_than_the_api_server_may_take() {
 fn what_is_no_mapping_is_refused() {
     for text in ["- a", "7", "a: [", "\u{0}"] {
         assert_eq!(Config::from_yaml(text).unwrap_err().faults.len(), 1, "{text:?}");
+    }
+}
+
+#[test]
+fn two_bodies_fit_and_less_is_a_fault() {
+    let read = |text: &str| Config::from_yaml(text);
+    assert_eq!(read("max_body_mib: 100").unwrap().max_in_flight_bytes(), 200 << 20);
+    let both = "max_body_mib: 100\nmax_in_flight_mib: ";
+    assert_eq!(read(&format!("{both}200")).unwrap().max_in_flight_bytes(), 200 << 20);
+    for (text, part) in [
+        (&*format!("{both}199"), "`max_in_flight_mib: 199` is not allowed: it must be 200"),
+        ("max_in_flight_mib: 7", "8 to 65536"),
+        ("max_connections: 15", "16 to 1000000"),
+        ("page_listen: here", "`page_listen: here` is not allowed: invalid socket address"),
+        ("allowed_hosts: []", "at least one name"),
+        ("log_level_endpoint: network", "expected `off` or `loopback`"),
+        ("pool_label: ' '", "a text that is not empty"),
+    ] {
+        let faults = read(text).unwrap_err().faults;
+        assert!(faults.len() == 1 && faults[0].contains(part), "{faults:?}");
+    }
+}
+
+#[test]
+fn faults_of_shape_and_of_rules_are_listed_together() {
+    let text = "kubeconfig: ''\nmax_body_mib: lots\nscheduler_names: [7]\nwebhook:\n  \
+        listen: []\n  key_file: ' '\n  lisen: x\n  allowed_sysctls: ['']\n";
+    let faults = Config::from_yaml(text).unwrap_err();
+    assert_eq!(faults.faults.len(), 7, "{faults}");
+    for part in [
+        "`kubeconfig: ''`",
+        "`max_body_mib: lots` is not allowed: it must be a whole number from 1 to 1024",
+        "`scheduler_names: - 7` is not allowed",
+        "`webhook.listen: []`",
+        "`webhook.key_file: ' '` is not allowed: it must be a text",
+        "`webhook.lisen: x` is not allowed: unknown field",
+        "`webhook.allowed_sysctls: - ''` is not allowed: it must be a list of names",
+    ] {
+        assert!(faults.to_string().contains(part), "{part} in {faults}");
     }
 }

@@ -340,7 +340,7 @@ async fn unbound_again(
             let pod = target.key().to_string();
             return Err(taken_back(app, turn, uid, BindError::Unreadable { pod, cause }));
         }
-        Ok(read) => read.map(|pod| SeenPod::judged(&pod, &app.config.requests)),
+        Ok(read) => read.map(|pod| SeenPod::judged(&pod, &app.request_rules)),
     };
     let Some(pod) = read.filter(|pod| pod.pod.uid == *uid) else {
         return Err(taken_back(app, turn, uid, gone(target.key())));

@@ -58,7 +58,7 @@ pub(crate) async fn read_pod(
     let Ok(Ok(_read)) = read else { return Err(BindError::TooMany) };
     let found = match cluster.writer.read_back(&key).await {
         Err(cause) => return Err(BindError::Unreadable { pod, cause }),
-        Ok(found) => found.map(|found| SeenPod::judged(&found, &app.config.requests)),
+        Ok(found) => found.map(|found| SeenPod::judged(&found, &app.request_rules)),
     };
     let same = found.filter(|seen| seen.pod.uid.as_str() == args.pod_uid);
     same.map(Arc::new).ok_or(BindError::Gone { pod })

@@ -8,7 +8,6 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::time::MissedTickBehavior;
 
-use crate::config::guard::OverUse;
 use crate::control::shared::app::{App, Truth};
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::MemMib;
@@ -88,9 +87,9 @@ pub(crate) fn tell_over_use(app: &App, pod: &PodRef, allowed: MemMib, told: &Tol
             used.mib()
         )
     };
-    let threat = match app.config.guard.over_use {
-        OverUse::Told => "it is taken off what may be placed there, and nothing is ended",
-        OverUse::Evicted => "the pod is evicted if this lasts",
+    let threat = match app.config.guard.evict {
+        false => "it is taken off what may be placed there, and nothing is ended",
+        true => "the pod is evicted if this lasts",
     };
     let note = format!(
         "uses {used} of {device} on node {node} and may use {allowed}: {excess} too much; {threat}; \
@@ -143,19 +142,17 @@ pub(crate) fn tell_unprotected(
 /// Evicts over-limit pods if the operator configured that; otherwise waits forever.
 pub(crate) async fn guarding(app: &Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return std::future::pending().await };
-    match app.config.guard.over_use {
-        OverUse::Told => return std::future::pending().await,
-        OverUse::Evicted => {
-            tracing::info!("pods that use more GPU memory than they may are evicted")
-        }
+    if !app.config.guard.evict {
+        return std::future::pending().await;
     }
+    tracing::info!("pods that use more GPU memory than they may are evicted");
     let mut evictions = Evictions::default();
     let mut interval = tokio::time::interval(LOOK_EVERY);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         interval.tick().await;
         let is_booked = |uid: &_| app.ledger.reservation(uid).is_some();
-        let after = app.config.guard.after_sightings;
+        let after = app.config.guard.after_samples;
         let now = app.clock.now();
         for chosen in evictions.choose(app.ledger.over_users(), after, is_booked, now) {
             let pod = chosen.pod();

@@ -65,7 +65,7 @@ impl Sink for App {
         }
         self.see_touch(pod);
         let mut pod = pod.clone();
-        pod.judge(&self.config.requests);
+        pod.judge(&self.request_rules);
         if pod.request == Ok(None) {
             self.without_gpu.insert(uid.clone());
             self.passed.see(uid);

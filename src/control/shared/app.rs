@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::config::file::Config;
+use crate::config::requests::RequestRules;
 use crate::config::webhook::MemoryLimit;
 use crate::control::shared::bind_locks::BindLocks;
 use crate::control::shared::edited::Edits;
@@ -89,6 +90,8 @@ pub struct App {
     pub clock: Clock,
     /// The configuration.
     pub config: Config,
+    /// Its rules for requests.
+    pub request_rules: RequestRules,
     /// The metrics.
     pub metrics: Metrics,
     /// Where decisions are written.
@@ -124,6 +127,7 @@ impl App {
             teams: Teams::default(),
             unseen_binds: DashMap::new(),
             clock,
+            request_rules: config.request_rules(),
             config,
             metrics: Metrics::new(),
             truth,
@@ -140,7 +144,7 @@ impl App {
     pub fn question(&self, pod: &SeenPod) -> Option<PlacementRequest> {
         let mut gpu = pod.request.as_ref().ok()?.clone();
         if let Some(gpu) = &mut gpu {
-            gpu.min_memory = self.config.requests.min_memory;
+            gpu.min_memory = self.config.min_memory;
         }
         let host_rule = match self.truth {
             Truth::Cluster(_) if gpu.is_none() => return None,

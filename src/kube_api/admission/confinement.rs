@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{PodSpec, SecurityContext, Volume};
 
-use crate::config::allowed::{HostFolder, LIFTING_CAPABILITIES, ResourceClaims, plain};
+use crate::config::allowed::{HostFolder, LIFTING_CAPABILITIES, plain};
 use crate::config::webhook::WebhookConfig;
 use crate::kube_api::admission::pod_security;
 use crate::kube_api::containers::admission_error::AdmissionError;
@@ -73,9 +73,7 @@ pub(crate) fn refuse_pod(
         return Err(AdmissionError::DeviceAnnotation { key: shown(key) });
     }
     let claim = spec.resource_claims.iter().flatten().next();
-    if let Some(claim) =
-        claim.filter(|_| settings.allowed.resource_claims == ResourceClaims::Refused)
-    {
+    if let Some(claim) = claim.filter(|_| !settings.allow_resource_claims) {
         return Err(AdmissionError::ResourceClaim { claim: shown(&claim.name) });
     }
     pod_security::check_pod(annotations, spec, settings, ours)

@@ -11,7 +11,6 @@ use k8s_openapi::api::core::v1::{
     WindowsSecurityContextOptions,
 };
 
-use crate::config::allowed::HostNetwork;
 use crate::config::webhook::WebhookConfig;
 use crate::kube_api::containers::admission_error::AdmissionError;
 use crate::kube_api::containers::container_view::ContainerView;
@@ -75,13 +74,12 @@ pub(crate) fn check_pod(
     settings: &WebhookConfig,
     ours: Option<&Volume>,
 ) -> Result<(), AdmissionError> {
-    let is_refused = settings.allowed.host_network == HostNetwork::Refused;
-    if is_refused && spec.host_network == Some(true) {
+    if !settings.allow_host_network && spec.host_network == Some(true) {
         return Err(not_allowed(None, "hostNetwork", "true", HOST_NETWORK_KEY));
     }
     for volume in spec.volumes.iter().flatten().filter(|volume| Some(*volume) != ours) {
         let Some(source) = &volume.host_path else { continue };
-        if !settings.allowed.host_paths.iter().any(|folder| folder.is_at(&source.path)) {
+        if !settings.allowed_host_paths.iter().any(|folder| folder.is_at(&source.path)) {
             let (volume, path) = (shown(&volume.name), shown(&source.path));
             return Err(AdmissionError::UnlistedHostPath { volume, path });
         }
@@ -101,7 +99,7 @@ pub(crate) fn check_pod(
         security.windows_options.as_ref(),
     )?;
     let is_safe = |name: &str| {
-        SYSCTLS.contains(&name) || settings.allowed.sysctls.iter().any(|listed| listed == name)
+        SYSCTLS.contains(&name) || settings.allowed_sysctls.iter().any(|listed| listed == name)
     };
     match security.sysctls.iter().flatten().find(|sysctl| !is_safe(&sysctl.name)) {
         Some(sysctl) => {
@@ -121,7 +119,7 @@ pub(crate) fn check_container(
 ) -> Result<(), AdmissionError> {
     let place = Some(container.name);
     let port = container.ports.iter().filter_map(|port| port.host_port).find(|port| *port != 0);
-    if let Some(port) = port.filter(|_| settings.allowed.host_network == HostNetwork::Refused) {
+    if let Some(port) = port.filter(|_| !settings.allow_host_network) {
         return Err(not_allowed(place, "hostPort", &port.to_string(), HOST_NETWORK_KEY));
     }
     if let Some(host) = hosts(container).find(|host| !host.is_empty()) {
@@ -155,7 +153,7 @@ fn unlisted_capability<'a>(
     let is_allowed = |given: &&String| {
         let name = given.strip_prefix("CAP_").unwrap_or(given);
         CAPABILITIES.contains(&name)
-            || settings.allowed.capabilities.iter().any(|listed| listed == name)
+            || settings.allowed_capabilities.iter().any(|listed| listed == name)
     };
     added.iter().find(|given| !is_allowed(given)).map(String::as_str)
 }

@@ -19,7 +19,7 @@ use kube::core::admission::AdmissionResponse;
 
 use crate::config::allowed::NVIDIA_CLASSES;
 use crate::config::requests::RequestRules;
-use crate::config::webhook::{MemoryLimit, Unmanaged, WebhookConfig, WholeGpus};
+use crate::config::webhook::{MemoryLimit, Unmanaged, WebhookConfig};
 use crate::kube_api::admission::confinement::{refuse_container, refuse_pod};
 use crate::kube_api::admission::review::{ReviewFault, name_of, request};
 use crate::kube_api::containers::admission_error::AdmissionError;
@@ -145,10 +145,9 @@ impl Admission {
             return Ok(left);
         }
         // The cluster's own scheduler also serves pods whose GPU comes from kubelet.
-        let is_ours = |resource: &str| match self.settings.whole_gpus {
-            _ if scheduler != DEFAULT_SCHEDULER => true,
-            WholeGpus::TakenOver => resource == WHOLE,
-            WholeGpus::Kubelet => false,
+        let is_ours = |resource: &str| {
+            scheduler != DEFAULT_SCHEDULER
+                || (self.settings.take_over_whole_gpus && resource == WHOLE)
         };
         let ours: Vec<ContainerAsk> = asks.iter().map(|ask| only(ask, is_ours)).collect();
         let others = other_keys(annotations, &asks);
@@ -306,7 +305,7 @@ impl Admission {
     /// Refuses a pod that could keep its GPU for long after its deletion. gpupack does not shorten
     /// the grace period silently: the pod may need it, for instance to save its work.
     fn check_grace(&self, spec: &PodSpec) -> Result<(), AdmissionError> {
-        let most = self.settings.allowed.max_grace_seconds;
+        let most = self.settings.max_grace_period_seconds;
         match spec.termination_grace_period_seconds {
             Some(seconds) if u64::try_from(seconds).is_ok_and(|seconds| seconds > most) => {
                 Err(AdmissionError::GracePeriod { seconds, most })
@@ -316,7 +315,7 @@ impl Admission {
     }
 
     fn owned(&self, clients: Clients) -> Owned<'_> {
-        Owned { clients, allowed: &self.settings.allowed.variables }
+        Owned { clients, allowed: &self.settings.allowed_variables }
     }
 
     /// The changes of containers that are added to a running pod. Nothing else may change now.
@@ -351,7 +350,7 @@ impl Admission {
 
     /// Whether a RuntimeClass may use NVIDIA's runtime, under any name.
     fn leads_to_gpus(&self, class: &str) -> bool {
-        !self.settings.allowed.classes_without_gpus.iter().any(|listed| listed == class)
+        !self.settings.runtime_classes_without_gpus.iter().any(|listed| listed == class)
     }
 
     /// Whether a RuntimeClass is one of NVIDIA, by its usual names or the configuration.

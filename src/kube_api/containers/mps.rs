@@ -142,7 +142,7 @@ impl ClientLimits {
         let memory = (MPS_MEMORY, format!("0={}M", demand.memory.mib()));
         let threads = match cap {
             ThreadCap::None => None,
-            ThreadCap::Share | ThreadCap::ShareOnHopper => {
+            ThreadCap::Share | ThreadCap::ShareEvenOnHopper => {
                 Some((MPS_THREADS, percent(demand.share, model, cap).to_string()))
             }
         };
@@ -170,7 +170,7 @@ fn percent(share: Share, model: Option<&ModelName>, cap: ThreadCap) -> u64 {
     match cap {
         _ if is_other => percent,
         ThreadCap::None | ThreadCap::Share => 100,
-        ThreadCap::ShareOnHopper => {
+        ThreadCap::ShareEvenOnHopper => {
             let below = CLEAN_ON_HOPPER.into_iter().filter(|(first, _)| *first <= percent);
             below.map(|(_, last)| last.min(percent)).max().unwrap_or(1)
         }
@@ -233,7 +233,7 @@ mod tests {
             (90, 90),
             (100, 100),
         ] {
-            let told = |model| limits(1, 10_000 * percent, model, ThreadCap::ShareOnHopper);
+            let told = |model| limits(1, 10_000 * percent, model, ThreadCap::ShareEvenOnHopper);
             for model in [Some("NVIDIA H200 NVL"), None] {
                 assert_eq!(told(model), format!("0=1M {clean}"), "{percent} of {model:?}");
             }

@@ -34,7 +34,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                     tolerance: app.config.guard.tolerance,
                     limits: app.driver_limits(),
                     grace: app.config.guard.grace,
-                    max_limit: app.config.requests.max_limit,
+                    max_limit: app.config.max_limit,
                 };
                 let seen = (&report.facts.uses[..], report.details);
                 app.outbox.push(app.ledger.note(node, seen, rules, now));

@@ -11,7 +11,7 @@ use axum::{Router, middleware};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
-use crate::config::port::LogLevelEndpoint;
+use crate::config::file::LogLevelEndpoint;
 use crate::control::bind::binding;
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
@@ -85,7 +85,7 @@ fn verb_routes(service: &Service) -> Router<Service> {
 
 /// Routes that a page of another site cannot make a browser call.
 fn guarded(routes: Router<Service>, service: Service) -> Router {
-    let hosts: browser::Hosts = Some(service.app.config.port.allowed_hosts.clone().into());
+    let hosts: browser::Hosts = Some(service.app.config.allowed_hosts.clone().into());
     routes.layer(middleware::from_fn_with_state(hosts, browser::guard)).with_state(service)
 }
 
@@ -120,8 +120,8 @@ pub async fn serve_apart(service: Service, listeners: Listeners, stop: watch::Re
 }
 
 fn verb_limits(service: &Service) -> Limits {
-    let port = &service.app.config.port;
-    connections::limits(port.max_connections, port.max_in_flight_bytes, 48)
+    let config = &service.app.config;
+    connections::limits(config.max_connections, config.max_in_flight_bytes(), 48)
 }
 
 async fn until_answered(
@@ -239,7 +239,7 @@ async fn take_report(
 /// Changes the log level to the one in the JSON body.
 async fn log_level(State(service): State<Service>, request: Request) -> Response {
     let from = request.extensions().get::<PeerAddress>().copied();
-    let is_allowed = match service.app.config.port.log_level_endpoint {
+    let is_allowed = match service.app.config.log_level_endpoint {
         LogLevelEndpoint::Off => false,
         LogLevelEndpoint::Loopback => from.is_some_and(|PeerAddress(from)| from.is_loopback()),
     };

@@ -71,7 +71,7 @@ fn parse<'a>(app: &App, body: &'a [u8]) -> Result<ExtenderArgs<'a>, ProtocolErro
 /// [`ProtocolError`] for a body that is no valid call.
 pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let mut args = parse(app, body)?;
-    args.pod.judge(&app.config.requests);
+    args.pod.judge(&app.request_rules);
     let pod = &args.pod;
     let (names, are_plain) = (|| args.nodes.names(), args.nodes.are_plain());
     if let Err(error) = &pod.request {
@@ -263,7 +263,7 @@ fn encode_filter(
 /// [`ProtocolError`] for a body that is no valid call.
 pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let mut args = parse(app, body)?;
-    args.pod.judge(&app.config.requests);
+    args.pod.judge(&app.request_rules);
     let pod = &args.pod;
     let names = args.nodes.names();
     let is_ready = app.readiness() == Readiness::Ready;

@@ -45,7 +45,7 @@ pub(crate) struct Fits {
 pub(crate) fn fits(app: &App, query: &BTreeMap<String, String>) -> Result<Fits, String> {
     let request = match query.get("pod") {
         Some(pod) => waiting_request(app, query, pod)?,
-        None => request(&app.config.requests, query)?,
+        None => request(&app.request_rules, query)?,
     };
     let asks = in_words(&request);
     let policy = Strategy::Policy(app.config.policy);

@@ -1,6 +1,6 @@
 use super::*;
 use crate::hardware::device::DeviceDetails;
-use crate::hardware::pool::{Guard, PoolRule};
+use crate::hardware::pool::{Enforcement, PoolRule};
 use crate::ledger::fixture::{bound, ledger, node, seconds, uid, uses};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::isolation::Rules;
@@ -132,14 +132,14 @@ fn a_lack_of_protection_is_told_once_after_some_seconds() {
 #[test]
 fn what_a_pool_promises_is_held_against_what_was_found() {
     let ledger = tenanted(500_000);
-    let share_by = |guard| {
-        let rule = PoolRule { guard, ..PoolRule::default() };
+    let share_by = |enforcement| {
+        let rule = PoolRule { enforcement, ..PoolRule::default() };
         let at = ledger.position("n").unwrap();
         ledger.world_mut().change_classes(|classes| {
             ledger.slot(at).change(|books| books.share_by(rule, classes));
         });
     };
-    share_by(Guard::Driver);
+    share_by(Enforcement::Driver);
     let evidence = || node(&ledger, "n").devices()[0].evidence().name();
     let unlimited = Some(Told { is_unlimited: true, ..Told::default() });
     for (told, at, expected) in [
@@ -165,7 +165,7 @@ fn what_a_pool_promises_is_held_against_what_was_found() {
         list(&ledger, limit(500), DriverLimits::Intended, 120);
         assert_eq!(evidence(), expected, "the driver knows limits: {can_limit_memory}");
     }
-    share_by(Guard::Mps);
+    share_by(Enforcement::Mps);
     let limits = DriverLimits::OfClients;
     for (told, daemon, at, expected) in [
         (client(Some(500)), "Serving", 200, "verified"),

@@ -43,7 +43,7 @@ fn a_fourth_pod_waits_until_the_processes_of_another_are_gone() {
 fn slots_of_a_protected_gpu_are_given_out_and_isolation_is_kept() {
     scenario("slots", |bed| async move {
         let fleet = Fleet::new().with("slots", 1, (1, A100));
-        let settings = json!({"pools": {"": {"replicas": SLOTS, "protection": "mps"}}});
+        let settings = json!({"pools": {"": {"replicas": SLOTS, "enforcement": "mps"}}});
         let stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
         let slot = |name: &str| PodPlan::new(name).limited(SLOT, "1");
         let isolated = |name: &str, fraction, isolation| {

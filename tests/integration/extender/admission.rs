@@ -4,8 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::config::allowed::Allowed;
-use gpupack::config::webhook::{MemoryLimit, ThreadCap, Unmanaged, WebhookConfig, WholeGpus};
+use gpupack::config::webhook::{MemoryLimit, ThreadCap, Unmanaged, WebhookConfig};
 use gpupack::hardware::mig::GEOMETRIES;
 use gpupack::kube_api::admission::rules::Admission;
 use gpupack::kube_api::request::annotations::parse_request;
@@ -168,15 +167,19 @@ fn any_pod() -> impl Strategy<Value = Value> {
 fn any_rules() -> impl Strategy<Value = Admission> {
     let unmanaged =
         proptest::sample::select(&[Unmanaged::Refuse, Unmanaged::Blank, Unmanaged::Allow]);
-    let whole_gpus = proptest::sample::select(&[WholeGpus::Kubelet, WholeGpus::TakenOver]);
     let limits =
         proptest::sample::select(&[MemoryLimit::None, MemoryLimit::Driver, MemoryLimit::Mps]);
-    (unmanaged, whole_gpus, limits).prop_map(|(unmanaged, whole_gpus, memory_limit)| {
-        let host_paths = vec!["/data".parse().unwrap()];
-        let allowed = Allowed { host_paths, ..Allowed::default() };
-        let default = WebhookConfig::default();
-        rules(WebhookConfig { unmanaged, whole_gpus, memory_limit, allowed, ..default })
-    })
+    (unmanaged, any::<bool>(), limits).prop_map(
+        |(unmanaged, take_over_whole_gpus, memory_limit)| {
+            rules(WebhookConfig {
+                unmanaged,
+                take_over_whole_gpus,
+                memory_limit,
+                allowed_host_paths: vec!["/data".parse().unwrap()],
+                ..WebhookConfig::default()
+            })
+        },
+    )
 }
 
 proptest! {
@@ -257,9 +260,9 @@ proptest! {
     #[test]
     fn a_share_under_mps_is_a_client_and_nobody_else_reaches_the_daemons(pod in any_pod()) {
         let memory_limit = MemoryLimit::Mps;
-        let host_paths = vec!["/data".parse().unwrap()];
-        let allowed = Allowed { host_paths, ..Allowed::default() };
-        let rules = rules(WebhookConfig { memory_limit, allowed, ..WebhookConfig::default() });
+        let allowed_host_paths = vec!["/data".parse().unwrap()];
+        let default = WebhookConfig::default();
+        let rules = rules(WebhookConfig { memory_limit, allowed_host_paths, ..default });
         let Some(done) = answered(&rules, &pod) else { return Ok(()) };
         let again = answered(&rules, &done);
         prop_assert_eq!(again.as_ref(), Some(&done), "applied twice");

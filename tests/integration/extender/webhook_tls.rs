@@ -309,7 +309,7 @@ fn the_shipped_files_agree_with_each_other() {
         assert!(condition.contains(&format!("'{name}'")), "{name} is not in the condition");
     }
     // Pods of any other RuntimeClass are sent, those of NVIDIA's among them.
-    let listed = &config.webhook.allowed.classes_without_gpus;
+    let listed = &config.webhook.runtime_classes_without_gpus;
     assert!(config.webhook.runtime_class.iter().all(|class| !listed.contains(class)));
     let classes: Vec<String> = listed.iter().map(|class| format!("'{class}'")).collect();
     let classes = format!("in ['', {}])", classes.join(", "));

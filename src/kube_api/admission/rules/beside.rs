@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use super::tests::{VOID, admitted, answered, env, half, pod, review, rules, shipped};
 use super::*;
-use crate::config::allowed::{HostNetwork, ResourceClaims};
 
 #[test]
 fn an_amount_of_zero_leaves_no_pod_to_kubelet() {
@@ -147,13 +146,13 @@ fn what_baseline_allows_and_what_the_operator_lists_is_admitted() {
         pod["spec"]["containers"][0]["env"] = json!([{"name": "NVIDIA_GDS", "value": "enabled"}]);
     });
     let listed = rules(|settings| {
-        settings.allowed.host_network = HostNetwork::Allowed;
-        settings.allowed.max_grace_seconds = 3600;
-        settings.allowed.resource_claims = ResourceClaims::Allowed;
-        settings.allowed.sysctls = vec!["net.core.somaxconn".to_owned()];
-        settings.allowed.host_paths = vec!["/dev/infiniband".parse().unwrap()];
-        settings.allowed.capabilities = vec!["IPC_LOCK".to_owned()];
-        settings.allowed.variables = vec!["NVIDIA_GDS".to_owned()];
+        settings.allow_host_network = true;
+        settings.max_grace_period_seconds = 3600;
+        settings.allow_resource_claims = true;
+        settings.allowed_sysctls = vec!["net.core.somaxconn".to_owned()];
+        settings.allowed_host_paths = vec!["/dev/infiniband".parse().unwrap()];
+        settings.allowed_capabilities = vec!["IPC_LOCK".to_owned()];
+        settings.allowed_variables = vec!["NVIDIA_GDS".to_owned()];
     });
     assert!(admitted(&listed, &more).is_ok());
     assert!(admitted(&shipped(), &more).is_err());
@@ -165,9 +164,9 @@ fn what_baseline_allows_and_what_the_operator_lists_is_admitted() {
     );
     // No list allows access to GPUs.
     let everything = rules(|settings| {
-        settings.allowed.host_paths = vec!["/dev".parse().unwrap(), "/run".parse().unwrap()];
-        settings.allowed.capabilities = vec!["SYS_ADMIN".to_owned()];
-        settings.allowed.variables = vec!["NVIDIA_VISIBLE_DEVICES".to_owned()];
+        settings.allowed_host_paths = vec!["/dev".parse().unwrap(), "/run".parse().unwrap()];
+        settings.allowed_capabilities = vec!["SYS_ADMIN".to_owned()];
+        settings.allowed_variables = vec!["NVIDIA_VISIBLE_DEVICES".to_owned()];
     });
     for bad in [
         (|p| p["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": "/dev/nvidia0"}}]))
@@ -220,7 +219,7 @@ fn keys_of_other_schedulers_are_refused_on_our_pods_and_left_on_others() {
         let theirs = asks(scheduler, annotations, "nvidia.com/gpumem");
         assert_eq!(admitted(&shipped(), &theirs), Ok(theirs.clone()), "{scheduler}");
     }
-    let taking = rules(|settings| settings.whole_gpus = WholeGpus::TakenOver);
+    let taking = rules(|settings| settings.take_over_whole_gpus = true);
     let theirs = asks("default-scheduler", json!({}), "nvidia.com/gpumem");
     assert!(admitted(&taking, &theirs).is_err(), "its GPU would be a whole one");
     let limited = pod(json!({"gpu-fraction": "0.5", "nvidia.com/use-gputype": "A100"}), |_| ());

@@ -221,7 +221,7 @@ fn gpus(count: &str, scheduler: &str) -> Value {
 
 #[test]
 fn whole_gpus_are_turned_into_our_form_for_our_scheduler_or_when_taken_over() {
-    let take_over = rules(|settings| settings.whole_gpus = WholeGpus::TakenOver);
+    let take_over = rules(|settings| settings.take_over_whole_gpus = true);
     for (rules, scheduler, becomes) in
         [(&shipped(), "gpupack-b", "gpupack-b"), (&take_over, "default-scheduler", "gpupack")]
     {
@@ -294,7 +294,7 @@ fn nvidias_runtime_without_a_request_is_refused_blanked_or_left_as_configured() 
         message.contains("`fast`") && message.contains("runtime_classes_without_gpus"),
         "{message}"
     );
-    let listed = rules(|settings| settings.allowed.classes_without_gpus = vec!["fast".to_owned()]);
+    let listed = rules(|settings| settings.runtime_classes_without_gpus = vec!["fast".to_owned()]);
     assert_eq!(admitted(&listed, &plain("fast")), Ok(plain("fast")));
     assert!(admitted(&listed, &plain("kata")).is_err(), "the operator's list is the whole list");
     let default = rules(|settings| settings.runtime_class = None);
@@ -406,7 +406,7 @@ fn every_refusal_names_what_is_wrong_and_the_mend() {
         pod["spec"]["containers"][0]["envFrom"] = json!([{"configMapRef": {"name": "x"}}]);
         pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": "/data"}}]);
     });
-    let listed = rules(|settings| settings.allowed.host_paths = vec!["/data".parse().unwrap()]);
+    let listed = rules(|settings| settings.allowed_host_paths = vec!["/data".parse().unwrap()]);
     assert!(admitted(&listed, &ordinary).is_ok());
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::harness::extender::{Bed, hello, pod, read};
 
-const POOLS: &str = "pools: {gpu-a: {replicas: 4}, gpu-b: {protection: mps}}";
+const POOLS: &str = "pools: {gpu-a: {replicas: 4}, gpu-b: {enforcement: mps}}";
 const NODES: [&str; 3] = ["gpu-a", "gpu-b", "gpu-c"];
 
 /// A pod with the limits of its container.
@@ -92,7 +92,7 @@ async fn isolation_is_honoured_or_refused_with_the_mend() {
     assert_eq!(held["protection_evidence"], "intended", "nobody has looked");
 
     for (uid, isolation, reason, mend) in [
-        ("small", "memory", unprotected, "configure the nodes' pool with `protection`"),
+        ("small", "memory", unprotected, "configure the nodes' pool with `enforcement`"),
         (
             "part",
             "hardware",

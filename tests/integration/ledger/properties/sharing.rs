@@ -2,7 +2,9 @@
 
 use gpupack::hardware::device::{Device, NodeName, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::{Guard, InstanceUse, PoolRule, PoolRules, Protection, Replicas};
+use gpupack::hardware::pool::{
+    Enforcement, InstanceUse, PoolRule, PoolRules, Protection, Replicas,
+};
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
@@ -55,7 +57,8 @@ fn check_slots(device: &DeviceState) -> Result<(), TestCaseError> {
 
 fn slots_of_pool(count: u32) -> PoolRules {
     let replicas = Replicas::new(count);
-    let rule = PoolRule { replicas, instances: InstanceUse::Shared, guard: Guard::None };
+    let rule =
+        PoolRule { replicas, instances: InstanceUse::Shared, enforcement: Enforcement::None };
     PoolRules::new([(pool(0), rule)])
 }
 
@@ -160,7 +163,7 @@ enum Step {
     /// The pod that came so many pods ago leaves.
     Leave(usize),
     /// The pool's protection changes.
-    Protect(Guard),
+    Protect(Enforcement),
     /// Somebody outside the books uses that much of a GPU, or stops.
     Foreign(usize, u64),
 }
@@ -175,7 +178,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (prop::sample::select(vec![1, 1, 2, 4, 10]), isolation)
             .prop_map(|(tenths, isolation)| Step::Reserve(tenths, isolation)),
         3 => (0..6_usize).prop_map(Step::Leave),
-        2 => prop::sample::select(vec![Guard::None, Guard::Mps, Guard::Driver])
+        2 => prop::sample::select(vec![Enforcement::None, Enforcement::Mps, Enforcement::Driver])
             .prop_map(Step::Protect),
         1 => (0..2_usize, prop::sample::select(vec![0, 0, 1_000])).prop_map(|(gpu, mib)| {
             Step::Foreign(gpu, mib)
@@ -196,7 +199,7 @@ struct Tenant {
 struct Bed {
     ledger: Ledger,
     devices: NodeInventory,
-    guard: Guard,
+    enforcement: Enforcement,
     foreign: [u64; 2],
     tenants: Vec<Tenant>,
     reports: u64,
@@ -205,15 +208,15 @@ struct Bed {
 impl Bed {
     fn new() -> Self {
         let ledger = Ledger::new(settings());
-        let guards = [Guard::None, Guard::Mps, Guard::Driver];
-        let rule = |guard| PoolRule { guard, ..PoolRule::default() };
+        let guards = [Enforcement::None, Enforcement::Mps, Enforcement::Driver];
+        let rule = |enforcement| PoolRule { enforcement, ..PoolRule::default() };
         ledger.share_by(PoolRules::new(guards.map(|it| (PoolName::new(it.name()), rule(it)))));
         let devices = gpus("a", 2, "T4", GPU_MIB);
         add_node(&ledger, "a", &devices, seconds(0));
         Self {
             ledger,
             devices,
-            guard: Guard::None,
+            enforcement: Enforcement::None,
             foreign: [0; 2],
             tenants: Vec::new(),
             reports: 1,
@@ -229,9 +232,13 @@ impl Bed {
                     self.ledger.forget(&pod(&gone.uid).uid);
                 }
             }
-            Step::Protect(guard) => {
-                self.guard = *guard;
-                self.ledger.see_node(&NodeName::new("a"), host(), PoolName::new(guard.name()));
+            Step::Protect(enforcement) => {
+                self.enforcement = *enforcement;
+                self.ledger.see_node(
+                    &NodeName::new("a"),
+                    host(),
+                    PoolName::new(enforcement.name()),
+                );
             }
             Step::Foreign(gpu, mib) => {
                 self.foreign[*gpu] = *mib;
@@ -265,7 +272,7 @@ impl Bed {
         let taken: u64 = there().map(|tenant| tenant.tenths).sum();
         let is_room =
             taken + tenths <= 10 && (taken + tenths) * GPU_MIB / 10 + self.foreign[gpu] <= GPU_MIB;
-        let is_held = self.guard != Guard::None;
+        let is_held = self.enforcement != Enforcement::None;
         is_room
             && (tenths == 10
                 || match isolation {
@@ -298,7 +305,7 @@ impl Bed {
         let mut devices = self.devices.devices().iter();
         let gpu = devices.position(|device| device.id == placement.devices[0].id);
         let gpu = gpu.filter(|gpu| fitting.contains(gpu)).expect("one of those that fit");
-        let is_held = tenths == 10 || self.guard != Guard::None;
+        let is_held = tenths == 10 || self.enforcement != Enforcement::None;
         prop_assert_eq!(placement.protection != Protection::None, is_held);
         self.tenants.push(Tenant { uid, gpu, tenths, isolation, is_held });
         Ok(())
@@ -309,7 +316,7 @@ impl Bed {
 #[test]
 fn a_pool_that_loses_its_protection_admits_nobody_beside_those_who_need_it() {
     let ledger = Ledger::new(settings());
-    let guarded = PoolRule { guard: Guard::Mps, ..PoolRule::default() };
+    let guarded = PoolRule { enforcement: Enforcement::Mps, ..PoolRule::default() };
     ledger.share_by(PoolRules::new([(pool(0), guarded)]));
     let devices: NodeInventory = gpus("a", 1, "T4", 1000);
     add_node(&ledger, "a", &devices, seconds(0));

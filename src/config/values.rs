@@ -1,0 +1,91 @@
+//! How values of the configuration are read: numbers in a range with a unit, and rules for texts.
+
+use std::fmt::Display;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
+use crate::hardware::units::MemMib;
+
+/// A whole number from `LEAST` to `MOST`.
+pub(crate) fn number<'de, const LEAST: u64, const MOST: u64, T, D>(from: D) -> Result<T, D::Error>
+where
+    T: TryFrom<u64>,
+    D: Deserializer<'de>,
+{
+    let number = u64::deserialize(from).ok().filter(|number| (LEAST..=MOST).contains(number));
+    number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| {
+        D::Error::custom(format_args!("it must be a whole number from {LEAST} to {MOST}"))
+    })
+}
+
+/// The same for a key without a default.
+pub(crate) fn some_number<'de, const LEAST: u64, const MOST: u64, T, D>(
+    from: D,
+) -> Result<Option<T>, D::Error>
+where
+    T: TryFrom<u64>,
+    D: Deserializer<'de>,
+{
+    number::<LEAST, MOST, T, D>(from).map(Some)
+}
+
+/// The same in seconds.
+pub(crate) fn seconds<'de, const LEAST: u64, const MOST: u64, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Duration, D::Error> {
+    number::<LEAST, MOST, _, D>(from).map(Duration::from_secs)
+}
+
+/// The same in hours.
+pub(crate) fn hours<'de, const LEAST: u64, const MOST: u64, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Duration, D::Error> {
+    number::<LEAST, MOST, u64, D>(from).map(|hours| Duration::from_secs(hours * 3_600))
+}
+
+/// The same in MiB.
+pub(crate) fn mib<'de, const LEAST: u64, const MOST: u64, D: Deserializer<'de>>(
+    from: D,
+) -> Result<MemMib, D::Error> {
+    number::<LEAST, MOST, _, D>(from).map(MemMib::new)
+}
+
+/// What a type reads from a text; its error says what is allowed.
+pub(crate) fn parsed<'de, T, D>(from: D) -> Result<T, D::Error>
+where
+    T: FromStr<Err: Display>,
+    D: Deserializer<'de>,
+{
+    String::deserialize(from)?.parse().map_err(D::Error::custom)
+}
+
+/// A rule for a list of texts, each of which is `legal`; `allowed` says what the list must be.
+pub(crate) fn each(
+    legal: impl Fn(&str) -> bool,
+    allowed: &str,
+) -> impl FnOnce(&[String], &()) -> garde::Result {
+    move |texts, ()| match texts.iter().all(|text| legal(text)) {
+        true => Ok(()),
+        false => Err(garde::Error::new(format!("it must be {allowed}"))),
+    }
+}
+
+/// A rule for a list of names.
+pub(crate) fn names(names: &[String], (): &()) -> garde::Result {
+    match names.is_empty() || names.iter().any(String::is_empty) {
+        true => Err(garde::Error::new("it must be a list of at least one name")),
+        false => Ok(()),
+    }
+}
+
+/// A rule for a text or a path.
+pub(crate) fn filled(text: &impl AsRef<Path>, (): &()) -> garde::Result {
+    match text.as_ref().to_string_lossy().trim().is_empty() {
+        true => Err(garde::Error::new("it must be a text that is not empty")),
+        false => Ok(()),
+    }
+}

@@ -17,7 +17,7 @@ use crate::config::advice::AdviceConfig;
 use crate::config::guard::GuardConfig;
 use crate::config::pools;
 use crate::config::requests::{self, RequestRules};
-use crate::config::values::{filled, mib, names, number, parsed, seconds, some_number};
+use crate::config::values::{address, filled, mib, names, number, parsed, seconds, some_number};
 use crate::config::webhook::WebhookConfig;
 use crate::hardware::pool::PoolRules;
 use crate::hardware::units::{MemMib, Share};
@@ -51,10 +51,10 @@ pub enum LogLevelEndpoint {
 #[garde(allow_unvalidated)]
 pub struct Config {
     /// Address of the listener for verbs, reports, probes and metrics.
-    #[serde(deserialize_with = "parsed")]
+    #[serde(deserialize_with = "address")]
     pub listen: SocketAddr,
     /// Address of the page and of the queries for people.
-    #[serde(deserialize_with = "parsed")]
+    #[serde(deserialize_with = "address")]
     pub page_listen: SocketAddr,
     /// Accepted host names, in lower case; IP addresses and `localhost` are always accepted.
     #[serde(deserialize_with = "hosts")]

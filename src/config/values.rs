@@ -1,6 +1,7 @@
 //! How values of the configuration are read: numbers in a range with a unit, and rules for texts.
 
 use std::fmt::Display;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
@@ -61,6 +62,12 @@ where
     D: Deserializer<'de>,
 {
     String::deserialize(from)?.parse().map_err(D::Error::custom)
+}
+
+/// The address of a listener.
+pub(crate) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    let address = String::deserialize(from).ok().and_then(|text| text.parse().ok());
+    address.ok_or_else(|| D::Error::custom("it must be an address such as `0.0.0.0:8080`"))
 }
 
 /// A rule for a list of texts, each of which is `legal`; `allowed` says what the list must be.

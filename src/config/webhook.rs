@@ -8,7 +8,7 @@ use garde::Validate;
 use serde::{Deserialize, Deserializer};
 
 use crate::config::allowed::{HostFolder, capabilities, classes, sysctls, variables};
-use crate::config::values::{filled, number, parsed};
+use crate::config::values::{address, filled, number};
 
 /// What happens to a pod without a GPU request whose RuntimeClass may give GPUs. With NVIDIA's, an
 /// image that sets `NVIDIA_VISIBLE_DEVICES=all`, as CUDA images do, gets every GPU of its node.
@@ -59,7 +59,7 @@ pub enum ThreadCap {
 #[garde(allow_unvalidated)]
 pub struct WebhookConfig {
     /// Address of the TLS listener.
-    #[serde(deserialize_with = "parsed")]
+    #[serde(deserialize_with = "address")]
     pub listen: SocketAddr,
     /// Certificate chain in PEM, the server's own first.
     #[garde(custom(filled))]

@@ -36,7 +36,7 @@ pub mod model {
 pub mod waste {
     pub(crate) mod numbers;
     pub mod supply;
-    pub mod term;
+    pub mod weights;
     pub(crate) mod demand;
     pub mod request_mix;
     pub(crate) mod mix_rows;
@@ -51,7 +51,6 @@ pub mod scoring {
     pub mod fragmentation;
     pub mod context;
     pub mod cost;
-    pub mod baseline;
     pub mod efficiency;
     pub(crate) mod node_waste;
     pub mod strategy;
@@ -386,6 +385,8 @@ pub mod sim {
 
     /// One run of the simulator.
     pub mod run {
+        pub(crate) mod baseline;
+        pub mod ablation;
         pub mod policy;
         pub(crate) mod cluster;
         pub mod curve;

@@ -46,8 +46,8 @@ pub enum Cost {
         reach: Proximity,
     },
     /// Highest score first.
-    Baseline {
-        /// The baseline's score, 0 to 100.
+    Custom {
+        /// The score that a [`PlacementCost`](crate::scoring::strategy) gives.
         score: Reverse<i64>,
     },
 }
@@ -84,7 +84,7 @@ impl Cost {
             Self::Fragmentation { instance_mib, cost, reach } => {
                 key_of_cost(instance_mib, cost, reach)
             }
-            Self::Baseline { score } => u128::from(u64::MAX) - from_least(score.0),
+            Self::Custom { score } => u128::from(u64::MAX) - from_least(score.0),
         }
     }
 }

@@ -32,7 +32,7 @@ pub struct Place {
 pub fn evaluate(
     node: &NodeState,
     ask: &CompiledRequest,
-    strategy: Strategy,
+    strategy: &Strategy,
     mix: &CompiledMix,
     holds: HoldRule,
 ) -> Result<Place, Rejection> {
@@ -47,7 +47,7 @@ pub fn evaluate(
 pub fn evaluate_with(
     node: &NodeState,
     ask: &CompiledRequest,
-    strategy: Strategy,
+    strategy: &Strategy,
     mix: &CompiledMix,
     holds: HoldRule,
     node_waste: &KeptNodeWaste,

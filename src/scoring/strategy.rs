@@ -4,53 +4,103 @@
 //! Smaller is better. Placements of equal cost are ordered by the name of the node, so the answer
 //! is the same on every replica.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
+use std::fmt::Debug;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use crate::model::policy::Policy;
-use crate::scoring::baseline::Baseline;
 use crate::scoring::context::{ScoringContext, TakenList, total};
 use crate::scoring::cost::{Cost, LocalCost};
 use crate::scoring::node_waste;
 use crate::waste::compiled_mix::CompiledMix;
 
-/// What gives costs: a policy of the product, or a baseline of the literature in the simulator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Costs of another source than the policies of the product; only the simulator has any.
+pub(crate) trait PlacementCost: Debug + Send + Sync {
+    /// Its name. Under strategies of one name the same placements fit.
+    fn name(&self) -> &'static str;
+
+    /// The devices that it takes of those that fit, and its score: the highest is the best.
+    fn choose(&self, context: &ScoringContext<'_>, mix: &CompiledMix) -> (i64, TakenList);
+
+    /// Whether equal states give equal costs: then a cost can be kept until the node changes.
+    fn is_repeatable(&self) -> bool {
+        true
+    }
+
+    /// Whether the costs depend on the request mix.
+    fn uses_mix(&self) -> bool {
+        false
+    }
+}
+
+/// A [`PlacementCost`]; equal to others of its name.
+#[derive(Clone, Debug)]
+pub struct CustomCost(Arc<dyn PlacementCost>);
+
+impl CustomCost {
+    pub(crate) fn new(cost: impl PlacementCost + 'static) -> Self {
+        Self(Arc::new(cost))
+    }
+}
+
+impl PartialEq for CustomCost {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for CustomCost {}
+
+impl PartialOrd for CustomCost {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for CustomCost {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.name().cmp(other.0.name())
+    }
+}
+
+impl Hash for CustomCost {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.name().hash(state);
+    }
+}
+
+/// What gives costs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Strategy {
     /// A policy of the product.
     Policy(Policy),
-    /// A baseline of the literature.
-    Baseline(Baseline),
+    /// Anything else, in the simulator.
+    Custom(CustomCost),
 }
 
 impl Strategy {
     /// Whether equal states give equal costs: then a cost can be kept until the node changes.
-    pub fn is_repeatable(self) -> bool {
+    pub fn is_repeatable(&self) -> bool {
         match self {
             Self::Policy(_) => true,
-            Self::Baseline(baseline) => !matches!(baseline, Baseline::Random { .. }),
-        }
-    }
-
-    /// The strategy without the chance of this call; the same placements fit under both.
-    pub fn without_chance(self) -> Self {
-        match self {
-            Self::Baseline(Baseline::Random { .. }) => {
-                Self::Baseline(Baseline::Random { chance: 0 })
-            }
-            Self::Policy(_) | Self::Baseline(_) => self,
+            Self::Custom(cost) => cost.0.is_repeatable(),
         }
     }
 
     /// Whether the costs depend on the request mix.
-    pub fn uses_mix(self) -> bool {
-        matches!(self, Self::Policy(Policy::Fragmentation) | Self::Baseline(Baseline::Fgd))
+    pub fn uses_mix(&self) -> bool {
+        match self {
+            Self::Policy(policy) => *policy == Policy::Fragmentation,
+            Self::Custom(cost) => cost.0.uses_mix(),
+        }
     }
 }
 
 impl Strategy {
     /// The devices that this strategy takes on a node, and their cost.
     pub(crate) fn choose(
-        self,
+        &self,
         context: &ScoringContext<'_>,
         mix: &CompiledMix,
     ) -> (LocalCost, TakenList) {
@@ -71,7 +121,7 @@ impl Strategy {
         (LocalCost::Ranked(rank), taken)
     }
 
-    fn rank(self, context: &ScoringContext<'_>, mix: &CompiledMix) -> (Cost, TakenList) {
+    fn rank(&self, context: &ScoringContext<'_>, mix: &CompiledMix) -> (Cost, TakenList) {
         match self {
             // Before the first request there is nothing to expect.
             Self::Policy(Policy::BinPack | Policy::Fragmentation) => {
@@ -102,7 +152,10 @@ impl Strategy {
                 };
                 (rank, taken)
             }
-            Self::Baseline(baseline) => baseline.choose(context, mix),
+            Self::Custom(custom) => {
+                let (score, taken) = custom.0.choose(context, mix);
+                (Cost::Custom { score: Reverse(score) }, taken)
+            }
         }
     }
 }

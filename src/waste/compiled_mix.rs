@@ -6,7 +6,7 @@ use crate::waste::mix_rows::MixRows;
 use crate::waste::request_mix::Mix;
 use crate::waste::scarcity::ScarcityPrices;
 use crate::waste::supply::{NodeShapes, Supply};
-use crate::waste::term::CostTerm;
+use crate::waste::weights::WasteWeights;
 
 /// A mix compiled for every device class.
 #[derive(Clone, Debug)]
@@ -21,12 +21,12 @@ impl CompiledMix {
     /// Compiles each type for each device class, and estimates the waste on a cluster with
     /// `node_shapes`.
     pub fn of(mix: &Mix, classes: &DeviceClasses, node_shapes: &NodeShapes) -> Self {
-        Self::without(None, mix, classes, node_shapes)
+        Self::weighted(&WasteWeights::default(), mix, classes, node_shapes)
     }
 
-    /// The same with a part of the estimate left out.
-    pub fn without(
-        left_out: Option<CostTerm>,
+    /// The same with these weights of the terms of the estimate.
+    pub fn weighted(
+        weights: &WasteWeights,
         mix: &Mix,
         classes: &DeviceClasses,
         node_shapes: &NodeShapes,
@@ -34,7 +34,7 @@ impl CompiledMix {
         let typical = mix.typical().iter().map(|(kind, tally)| (kind, tally.pods));
         Self {
             typical: MixRows::of(typical, classes),
-            expected_waste: ExpectedWaste::new(&mix.types, classes, node_shapes, left_out),
+            expected_waste: ExpectedWaste::new(&mix.types, classes, node_shapes, weights),
         }
     }
 

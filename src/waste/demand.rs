@@ -5,10 +5,6 @@ use std::collections::BTreeMap;
 use crate::model::request::GpuRequest;
 use crate::waste::numbers::{fixed, float};
 use crate::waste::supply::NodeShapes;
-use crate::waste::term::CostTerm;
-
-/// How many requests the prior counts as.
-pub(crate) const PRIOR: f64 = 50.0;
 
 /// Part of GPU demand that is for whole nodes, by the prior.
 pub(crate) const WHOLE_NODES: f64 = 0.3;
@@ -35,9 +31,8 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    /// After this many requests.
-    pub(crate) fn after(requests: f64, left_out: Option<CostTerm>) -> Self {
-        let counts_for = if left_out == Some(CostTerm::WholeNodes) { 0.0 } else { PRIOR };
+    /// After this many requests, if the prior counts as `counts_for`.
+    pub(crate) fn after(requests: f64, counts_for: f64) -> Self {
         Self { prior: counts_for / (requests + counts_for) }
     }
 

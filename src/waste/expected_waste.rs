@@ -18,13 +18,7 @@ use crate::waste::request_mix::{RequestType, Tally};
 use crate::waste::residual::Residuals;
 use crate::waste::scarcity::{Scarcity, ScarcityPrices};
 use crate::waste::supply::{NodeShapes, Supply};
-use crate::waste::term::CostTerm;
-
-/// Weight of waste in residuals.
-const HOLE: f64 = 5.0;
-
-/// Weight of free GPU share that the CPU and host memory of the node cannot serve.
-const HOST: f64 = 2.0;
+use crate::waste::weights::WasteWeights;
 
 /// Load of CPU over load of GPUs above which CPU is expected to run out first: 1 plus two standard
 /// deviations of the ratio in a window of the mix (0.01 to 0.02 each on the public trace).
@@ -44,8 +38,7 @@ pub(crate) struct ExpectedWaste {
     several_part: f64,
     scarcity: Scarcity,
     pressure: Pressure,
-    /// The term that counts for nothing.
-    left_out: Option<CostTerm>,
+    weights: WasteWeights,
 }
 
 /// A request for all GPUs of the largest node, if that has several.
@@ -81,12 +74,11 @@ struct Pressure {
 
 impl ExpectedWaste {
     /// The expected waste for `types`. `None` if they request no GPU, or if no GPU can be shared.
-    /// The term `left_out` counts for nothing.
     pub(crate) fn new(
         types: &[(RequestType, Tally)],
         classes: &DeviceClasses,
         node_shapes: &NodeShapes,
-        left_out: Option<CostTerm>,
+        weights: &WasteWeights,
     ) -> Option<Self> {
         let kinds: Vec<Kind<'_>> =
             types.iter().map(|(kind, tally)| kind_of(kind, *tally, classes, node_shapes)).collect();
@@ -105,18 +97,18 @@ impl ExpectedWaste {
             .collect();
         let whole_node = whole_node(node_shapes);
         let requests = kinds.iter().map(|kind| kind.weight).sum();
-        let expected = Expected::after(requests, left_out);
+        let expected = Expected::after(requests, weights.whole_nodes);
         let several = several.into_iter().map(|(kind, part)| (kind, expected.known(part)));
         let prior = whole_node.as_ref().map(|kind| (kind, expected.prior()));
         let several = MixRows::of(several.chain(prior), classes);
         Some(Self {
-            holes: Residuals::new(types, classes, left_out),
+            holes: Residuals::new(types, classes, weights.price_rounds),
             needs: needs(&kinds, demand, node_shapes),
             several_part: float(several.total) / 1e6,
             requests_of_several: several,
-            scarcity: Scarcity::new(&kinds, demand, classes, node_shapes, expected, left_out),
-            pressure: Pressure::new(&kinds, demand, node_shapes),
-            left_out,
+            scarcity: Scarcity::new(&kinds, demand, classes, node_shapes, expected, weights),
+            pressure: Pressure::new(&kinds, demand, node_shapes, weights.pieces),
+            weights: *weights,
         })
     }
 
@@ -127,23 +119,14 @@ impl ExpectedWaste {
 
     /// Expected waste in the residual `left` of a device, in GPUs; see [`Residuals::waste`].
     pub(crate) fn hole(&self, class: ClassId, left: Demand) -> f64 {
-        match self.left_out {
-            Some(CostTerm::Residuals) => 0.0,
-            _ => HOLE * self.holes.waste(class, left).unwrap_or(0.0),
-        }
+        self.weights.residuals * self.holes.waste(class, left).unwrap_or(0.0)
     }
 
     /// Expected waste for lack of CPU or host memory beside `free` millionths of GPUs.
     pub(crate) fn host(&self, free: u64, host: HostAmount) -> f64 {
         let cpu = float(host.cpu.milli());
-        let waste = match self.left_out {
-            Some(CostTerm::Host) => 0.0,
-            _ => HOST * self.unserved(float(free) / 1e6, cpu, float(host.memory.mib())),
-        };
-        match self.left_out {
-            Some(CostTerm::Pieces) => waste,
-            _ => waste + self.pressure.waste(cpu),
-        }
+        let unserved = self.unserved(float(free) / 1e6, cpu, float(host.memory.mib()));
+        self.weights.host * unserved + self.pressure.waste(cpu)
     }
 
     /// Room that requests of several devices cannot use, weighted by their part of the demand.
@@ -205,11 +188,11 @@ fn needs(kinds: &[Kind<'_>], demand: f64, node_shapes: &NodeShapes) -> Vec<FourN
 }
 
 impl Pressure {
-    fn new(kinds: &[Kind<'_>], demand: f64, node_shapes: &NodeShapes) -> Self {
+    fn new(kinds: &[Kind<'_>], demand: f64, node_shapes: &NodeShapes, pieces: f64) -> Self {
         let gpus_per_cpu = float(node_shapes.gpus()) / node_shapes.host().0.max(1.0);
         let asked: f64 = kinds.iter().map(|kind| kind.weight * kind.cpu).sum();
         let load = asked / demand * gpus_per_cpu;
-        let weight = (40.0 * (load - CPU_SHORT)).clamp(0.0, 2.0);
+        let weight = pieces * (40.0 * (load - CPU_SHORT)).clamp(0.0, 2.0);
         Self { weight, gpus_per_cpu, rest: rest(kinds) }
     }
 

@@ -22,7 +22,6 @@ use crate::hardware::device_class::{ClassId, DeviceClass, DeviceClasses, PerClas
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::waste::numbers::float;
 use crate::waste::request_mix::{RequestType, Tally};
-use crate::waste::term::CostTerm;
 
 /// Levels of a device: thousandths.
 const LEVELS: usize = 1000;
@@ -32,9 +31,6 @@ const STEPS: usize = 100;
 
 /// How much dearer than the cheapest a filling may be and still count, in steps: the `T` above.
 const SOFTNESS: f64 = 1.0;
-
-/// Rounds in which the prices are balanced.
-const TURNS: usize = 200;
 
 /// How often each size was requested, in thousandths of a device.
 type Sizes = BTreeMap<usize, u64>;
@@ -59,9 +55,8 @@ impl Residuals {
     pub(crate) fn new(
         types: &[(RequestType, Tally)],
         classes: &DeviceClasses,
-        left_out: Option<CostTerm>,
+        turns: usize,
     ) -> Self {
-        let turns = if left_out == Some(CostTerm::HolePrices) { 0 } else { TURNS };
         let mut known: Vec<(Sizes, Arc<[f64]>)> = Vec::new();
         let by_class = classes.map(|class| {
             class.is_shareable().then(|| {
@@ -172,9 +167,10 @@ fn small(value: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::waste::weights::WasteWeights;
 
     fn law(sizes: &[(usize, u64)]) -> Vec<f64> {
-        expected(&sizes.iter().copied().collect(), TURNS)
+        expected(&sizes.iter().copied().collect(), WasteWeights::default().price_rounds)
     }
 
     fn check(waste: &[f64], expected: &[(usize, f64)]) {

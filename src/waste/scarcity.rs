@@ -10,19 +10,10 @@ use crate::hardware::device_class::{ClassId, DeviceClasses};
 use crate::waste::demand::{Expected, Kind};
 use crate::waste::numbers::{fixed, float};
 use crate::waste::supply::{NodeShapes, Supply};
-use crate::waste::term::CostTerm;
-
-/// Price of room for requests of several devices if they need all that is free of it.
-const SEVERAL: f64 = 30.0;
-
-/// Price of a device class if all that is free of it is needed.
-const SCARCE: f64 = 10.0;
+use crate::waste::weights::WasteWeights;
 
 /// Part of the cluster's GPUs below which the nodes that can take a request are few.
 const FEW: f64 = 0.25;
-
-/// Number of requests of which one is expected to fill a whole node, for each shape of node.
-const ONE_IN: f64 = 2000.0;
 
 /// A tenth of a GPU, in millionths: added to free room, so that nothing is divided by zero.
 const ROUND: f64 = 1e5;
@@ -67,8 +58,7 @@ pub(crate) struct Scarcity {
     /// Parts of all GPU demand by number of devices, for more than one.
     by_count: Vec<(usize, f64)>,
     bound: Vec<Bound>,
-    /// The term that counts for nothing.
-    left_out: Option<CostTerm>,
+    weights: WasteWeights,
 }
 
 /// Demand that only some classes of devices can serve.
@@ -88,7 +78,7 @@ impl Scarcity {
         classes: &DeviceClasses,
         node_shapes: &NodeShapes,
         expected: Expected,
-        left_out: Option<CostTerm>,
+        weights: &WasteWeights,
     ) -> Self {
         let mut by_count: BTreeMap<usize, f64> = BTreeMap::new();
         let mut sets: BTreeMap<(Vec<usize>, bool), f64> = BTreeMap::new();
@@ -115,14 +105,14 @@ impl Scarcity {
                 *sets.entry((accepted.classes, false)).or_default() += part;
             }
         }
-        for (full, _) in node_shapes.shapes().filter(|_| left_out != Some(CostTerm::Rare)) {
+        for (full, _) in node_shapes.shapes() {
             let alike = classes_of(node_shapes, |shape| {
                 let host = (full.host.cpu, full.host.memory);
                 shape.gpus >= full.gpus && shape.host.cpu >= host.0 && shape.host.memory >= host.1
             });
             if alike.is_few(node_shapes) {
                 let pods: f64 = kinds.iter().map(|kind| kind.weight).sum();
-                let part = pods / ONE_IN * float(full.gpus) / demand;
+                let part = pods / weights.rare_one_in * float(full.gpus) / demand;
                 *sets.entry((alike.classes, true)).or_default() += part;
             }
         }
@@ -132,7 +122,7 @@ impl Scarcity {
             part,
             is_by_size,
         });
-        Self { by_count: by_count.into_iter().collect(), bound: bound.collect(), left_out }
+        Self { by_count: by_count.into_iter().collect(), bound: bound.collect(), weights: *weights }
     }
 
     /// The prices for a pod with or without a GPU request. A pod without one takes no model away,
@@ -151,9 +141,7 @@ impl Scarcity {
                 by_class[*class] += bound.part * free / (there + ROUND);
             }
         }
-        let unless = |term, factor| if self.left_out == Some(term) { 0.0 } else { factor };
-        let scarce = unless(CostTerm::Scarce, SCARCE);
-        let several = unless(CostTerm::Several, SEVERAL);
+        let WasteWeights { scarce, several, .. } = self.weights;
         let price = |short: &f64| fixed(scarce * short.min(1.0), 1e3);
         ScarcityPrices {
             several: fixed(several * short * short * short, 1e3),

@@ -23,8 +23,8 @@ use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest, Isolation};
 use gpupack::model::reservation::Reservation;
 use gpupack::report::wire::Allocation;
-use gpupack::scoring::baseline::Baseline;
 use gpupack::scoring::strategy::Strategy as Ranking;
+use gpupack::sim::run::policy::SimPolicy;
 use proptest::prelude::*;
 
 use crate::harness::ledger::{device_id, fraction, host, pod, settings};
@@ -109,14 +109,13 @@ pub(crate) fn question() -> impl Strategy<Value = PlacementRequest> {
     let ranking = prop_oneof![
         3 => prop::sample::select(Policy::ALL.to_vec()).prop_map(Ranking::Policy),
         1 => prop::sample::select(vec![
-            Baseline::Random { chance: 1 },
-            Baseline::Random { chance: 2 },
-            Baseline::DotProd,
-            Baseline::GpuClustering,
-            Baseline::GpuPacking,
-            Baseline::BestFit,
-        ])
-        .prop_map(Ranking::Baseline),
+            SimPolicy::Random.strategy(|| 1),
+            SimPolicy::Random.strategy(|| 2),
+            SimPolicy::DotProd.strategy(|| 0),
+            SimPolicy::GpuClustering.strategy(|| 0),
+            SimPolicy::GpuPacking.strategy(|| 0),
+            SimPolicy::BestFit.strategy(|| 0),
+        ]),
     ];
     let isolation = prop_oneof![
         4 => Just(Isolation::None),

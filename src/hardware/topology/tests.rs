@@ -103,7 +103,7 @@ fn every_policy_takes_near_devices_and_prefers_the_node_that_has_them() {
                 let ask = fixture::ask("whole count=2", &classes);
                 let mix = fixture::compiled(mix, &node, &classes);
                 let ranking = Ranking::Policy(policy);
-                plan::evaluate(&node, &ask, ranking, &mix, HoldRule::Respected).unwrap()
+                plan::evaluate(&node, &ask, &ranking, &mix, HoldRule::Respected).unwrap()
             };
             let taken: Vec<usize> = place("0 1 1 0").taken.iter().map(|(at, _)| *at).collect();
             assert_eq!(taken, [0, 3], "{policy} {mix}");

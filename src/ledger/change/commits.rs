@@ -184,9 +184,9 @@ fn place(
     if let Some(on_hold) = on_hold.filter(|on_hold| plan::still_fits(books, ask, on_hold)) {
         return Ok(on_hold);
     }
-    let beside = plan::evaluate(books, ask, question.strategy, mix, HoldRule::Respected);
+    let beside = plan::evaluate(books, ask, &question.strategy, mix, HoldRule::Respected);
     let found = beside
-        .or_else(|_| plan::evaluate(books, ask, question.strategy, mix, HoldRule::Ignored))?;
+        .or_else(|_| plan::evaluate(books, ask, &question.strategy, mix, HoldRule::Ignored))?;
     Ok(plan::placement(books, &found))
 }
 

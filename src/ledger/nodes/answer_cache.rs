@@ -171,7 +171,7 @@ impl ShapeTable {
 
     /// Forgets costs that the strategy would not find again, under the mix of this generation. A
     /// rejection depends on neither: it is kept until the node changes.
-    pub(crate) fn follow_mix(&mut self, strategy: Strategy, generation: u64) {
+    pub(crate) fn follow_mix(&mut self, strategy: &Strategy, generation: u64) {
         let is_other_mix = self.mix_generation != generation;
         if !strategy.is_repeatable() || (strategy.uses_mix() && is_other_mix) {
             self.known.difference_with(&self.fitting);

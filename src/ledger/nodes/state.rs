@@ -36,7 +36,7 @@ use crate::usage::node_details::NodeDetails;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::{Mix, MixWindow};
 use crate::waste::supply::{NodeShapes, Supply};
-use crate::waste::term::CostTerm;
+use crate::waste::weights::WasteWeights;
 
 /// Settings that are fixed at the start.
 #[derive(Clone, Copy, Debug)]
@@ -77,8 +77,7 @@ pub(crate) struct ClusterModel {
     node_shapes: NodeShapes,
     /// How the devices of each pool are shared.
     pub(crate) pools: PoolRules,
-    /// A term that the policy leaves out; `None` but in the simulator.
-    left_out: Option<CostTerm>,
+    weights: WasteWeights,
     pub(crate) compiled: Arc<CompiledMix>,
     pub(crate) mix_generation: u64,
 }
@@ -111,7 +110,7 @@ impl ClusterModel {
     }
 
     fn compile(&mut self) {
-        let mix = CompiledMix::without(self.left_out, &self.mix, &self.classes, &self.node_shapes);
+        let mix = CompiledMix::weighted(&self.weights, &self.mix, &self.classes, &self.node_shapes);
         self.compiled = Arc::new(mix);
         self.mix_generation += 1;
     }
@@ -166,7 +165,7 @@ impl Ledger {
                 mix,
                 node_shapes,
                 pools: PoolRules::default(),
-                left_out: None,
+                weights: WasteWeights::default(),
                 compiled,
                 mix_generation: 0,
             }),
@@ -223,10 +222,10 @@ impl Ledger {
         self.shared.changes.lock()
     }
 
-    /// Leaves a term of the policy `fragmentation` out, to measure its use (simulation).
-    pub fn leave_out(&self, term: CostTerm) {
+    /// Uses other weights of the terms of the policy `fragmentation` (simulation).
+    pub fn weigh(&self, weights: WasteWeights) {
         let mut world = self.world_mut();
-        world.left_out = Some(term);
+        world.weights = weights;
         world.compile();
     }
 

@@ -109,7 +109,7 @@ impl Asked<'_> {
         let world = self.world;
         let (version, answer) =
             self.slots[at].look_with_waste(world.mix_generation, |books, node_waste| {
-                let strategy = self.question.strategy;
+                let strategy = &self.question.strategy;
                 let holds = HoldRule::Respected;
                 let mix = &world.compiled;
                 plan::evaluate_with(books, &self.ask, strategy, mix, holds, node_waste)
@@ -276,7 +276,7 @@ impl Ledger {
         let answer = |at: usize| {
             let node = judged.contains(at).then(|| make(at, &mut classes)).flatten();
             let node = node.ok_or(Rejection::NoDevices)?;
-            let place = plan::evaluate(&node, &ask, question.strategy, &mix, HoldRule::Respected)?;
+            let place = plan::evaluate(&node, &ask, &question.strategy, &mix, HoldRule::Respected)?;
             Ok(place.local_cost.rank(&prices))
         };
         (0..count).map(answer).collect()
@@ -288,7 +288,7 @@ impl Ledger {
             Strategy::Policy(Policy::Fragmentation) => {
                 mix.prices(&self.supply(), question.gpu.is_some())
             }
-            Strategy::Policy(Policy::BinPack | Policy::Spread) | Strategy::Baseline(_) => {
+            Strategy::Policy(Policy::BinPack | Policy::Spread) | Strategy::Custom(_) => {
                 ScarcityPrices::default()
             }
         }
@@ -306,7 +306,7 @@ impl Ledger {
         let world = self.world();
         let table = self.shapes.table(shape(question), slots.len());
         let mut table = table.lock();
-        table.follow_mix(question.strategy, world.mix_generation);
+        table.follow_mix(&question.strategy, world.mix_generation);
         table.catch_up(&self.changes(), &slots);
         body(&mut Asked {
             slots: &slots,
@@ -376,7 +376,7 @@ fn shape(question: &PlacementRequest) -> Shape {
         gpu: question.gpu.as_ref().map(GpuRequest::shape),
         host: question.host,
         host_rule: question.host_rule,
-        strategy: question.strategy.without_chance(),
+        strategy: question.strategy.clone(),
     }
 }
 
@@ -386,7 +386,7 @@ fn evaluate(
     question: &PlacementRequest,
     world: &ClusterModel,
 ) -> Result<Place, Rejection> {
-    plan::evaluate(books, ask, question.strategy, &world.compiled, HoldRule::Respected)
+    plan::evaluate(books, ask, &question.strategy, &world.compiled, HoldRule::Respected)
 }
 
 #[cfg(test)]

@@ -123,7 +123,7 @@ impl Ledger {
         let leaving = board.take_out(at, pods)?;
         let placement = board.place_on(at, question)?;
         board.book(at, guest(placement.clone(), question));
-        let moves = board.rehome(leaving, question.strategy, |_| true)?;
+        let moves = board.rehome(leaving, &question.strategy, |_| true)?;
         Some(Relocation { placement, moves })
     }
 }
@@ -172,7 +172,7 @@ impl Board<'_> {
         let books = self.books(at);
         let world = ledger.world();
         let ask = question.ask(&world.classes);
-        let strategy = question.strategy;
+        let strategy = &question.strategy;
         let place =
             plan::evaluate(books, &ask, strategy, &world.compiled, HoldRule::Respected).ok()?;
         let rank = place.local_cost.rank(&ledger.prices(&world.compiled, question));
@@ -187,7 +187,7 @@ impl Board<'_> {
     fn rehome(
         &mut self,
         mut leaving: Vec<Reservation>,
-        strategy: Strategy,
+        strategy: &Strategy,
         is_welcome: impl Fn(Cost) -> bool,
     ) -> Option<Vec<Move>> {
         let share = |held: &Reservation| {
@@ -201,7 +201,7 @@ impl Board<'_> {
                 gpu: held.request.as_deref().cloned(),
                 host: held.host,
                 host_rule: HostRule::Checked,
-                strategy,
+                strategy: strategy.clone(),
             };
             let at = self.best(&question, &is_welcome)?;
             let to = self.place_on(at, &question)?;
@@ -243,7 +243,7 @@ impl Board<'_> {
         }
         let leaving = self.take_out(at, pods)?;
         let opens_none = |rank| matches!(rank, Cost::BinPack { devices_opened: 0, .. });
-        self.rehome(leaving, Strategy::Policy(Policy::BinPack), opens_none)
+        self.rehome(leaving, &Strategy::Policy(Policy::BinPack), opens_none)
     }
 }
 

@@ -12,7 +12,7 @@ fn answer(node_text: &str, request_text: &str, policy: Policy, mix_text: &str) -
     let (node, classes) = fixture::node(node_text);
     let ask = fixture::ask(request_text, &classes);
     let mix = fixture::compiled(mix_text, &node, &classes);
-    let found = evaluate(&node, &ask, Strategy::Policy(policy), &mix, HoldRule::Respected);
+    let found = evaluate(&node, &ask, &Strategy::Policy(policy), &mix, HoldRule::Respected);
     match found {
         Err(rejection) => format!("{rejection:?}"),
         Ok(place) => {
@@ -142,7 +142,7 @@ fn room_that_is_claimed_is_free_for_bind_alone() {
     let (mut node, classes) = fixture::node("A:1000/1000");
     let ask = fixture::ask("fraction=0.6 cpu=9000", &classes);
     let mix = fixture::compiled("", &node, &classes);
-    let strategy = Strategy::Policy(Policy::BinPack);
+    let strategy = &Strategy::Policy(Policy::BinPack);
     let place = evaluate(&node, &ask, strategy, &mix, HoldRule::Respected).unwrap();
     let hold = Hold {
         placement: placement(&node, &place),
@@ -166,7 +166,7 @@ fn a_node_that_cannot_be_trusted_takes_no_gpu_pod() {
     let (mut node, classes) = fixture::node("A:1000/1000");
     let mix = fixture::compiled("", &node, &classes);
     let ask = fixture::ask("fraction=0.5", &classes);
-    let strategy = Strategy::Policy(Policy::BinPack);
+    let strategy = &Strategy::Policy(Policy::BinPack);
     let found =
         |node: &NodeState| evaluate(node, &ask, strategy, &mix, HoldRule::Ignored).map(|_| ());
     assert_eq!(found(&node), Ok(()));
@@ -186,7 +186,7 @@ fn check_pool(rule: &str, node_text: &str, request_text: &str, expected: Expect)
     let ask = fixture::ask(request_text, &classes);
     let mix = fixture::compiled("1 fraction=0.5; 1 slot", &node, &classes);
     for policy in Policy::ALL {
-        let found = evaluate(&node, &ask, Strategy::Policy(policy), &mix, HoldRule::Respected);
+        let found = evaluate(&node, &ask, &Strategy::Policy(policy), &mix, HoldRule::Respected);
         expected.assert_eq(&found.map_or_else(
             |rejection| format!("{rejection:?}"),
             |place| {
@@ -317,7 +317,8 @@ fn with_protected_tenant() -> (NodeState, crate::hardware::device_class::DeviceC
     let (request, _) = fixture::request("fraction=0.25 isolation=memory");
     let ask = fixture::ask("fraction=0.25 isolation=memory", &classes);
     let mix = fixture::compiled("", &node, &classes);
-    let place = evaluate(&node, &ask, Strategy::Policy(Policy::BinPack), &mix, HoldRule::Respected);
+    let place =
+        evaluate(&node, &ask, &Strategy::Policy(Policy::BinPack), &mix, HoldRule::Respected);
     let mut tenant = fixture::tenant("guarded", Vec::new());
     tenant.placement = placement(&node, &place.unwrap());
     tenant.request = request.map(Into::into);

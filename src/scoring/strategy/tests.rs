@@ -15,7 +15,7 @@ fn place(node: &str, request: &str, policy: Policy, mix: &str) -> Place {
     let (node, classes) = fixture::node(node);
     let ask = fixture::ask(request, &classes);
     let mix = fixture::compiled(mix, &node, &classes);
-    plan::evaluate(&node, &ask, Strategy::Policy(policy), &mix, HoldRule::Respected).unwrap()
+    plan::evaluate(&node, &ask, &Strategy::Policy(policy), &mix, HoldRule::Respected).unwrap()
 }
 
 fn share(millionths: u64) -> Share {
@@ -171,7 +171,7 @@ fn any_rank(strategy: u8) -> impl Any<Value = Cost> {
                 reach,
             },
             2 => Cost::Fragmentation { instance_mib, cost: number, reach },
-            _ => Cost::Baseline { score: Reverse(number) },
+            _ => Cost::Custom { score: Reverse(number) },
         }
     })
 }

@@ -1,6 +1,8 @@
-//! The parts of the policy `fragmentation`: each can be left out, to measure what it gains.
+//! The terms of the policy `fragmentation`: each can be left out, to measure what it gains.
 
-/// A part of the policy `fragmentation`; `docs/packing.md` says what each is for.
+use crate::waste::weights::WasteWeights;
+
+/// A term of the policy `fragmentation`; `docs/packing.md` says what each is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CostTerm {
     /// Expected waste in residuals: `H`.
@@ -33,4 +35,19 @@ impl CostTerm {
         Self::Scarce,
         Self::Rare,
     ];
+
+    /// The weights of the policy, with none for this term.
+    pub(crate) fn left_out(self) -> WasteWeights {
+        let all = WasteWeights::default();
+        match self {
+            Self::Residuals => WasteWeights { residuals: 0.0, ..all },
+            Self::HolePrices => WasteWeights { price_rounds: 0, ..all },
+            Self::Host => WasteWeights { host: 0.0, ..all },
+            Self::Pieces => WasteWeights { pieces: 0.0, ..all },
+            Self::Several => WasteWeights { several: 0.0, ..all },
+            Self::WholeNodes => WasteWeights { whole_nodes: 0.0, ..all },
+            Self::Scarce => WasteWeights { scarce: 0.0, ..all },
+            Self::Rare => WasteWeights { rare_one_in: f64::INFINITY, ..all },
+        }
+    }
 }

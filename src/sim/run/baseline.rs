@@ -1,5 +1,5 @@
 //! Placement rules of the literature, as the simulator of the FGD paper (USENIX ATC'23) has them.
-//! The product's policies are compared with them. They serve no HTTP verb.
+//! The product's policies are compared with them.
 //!
 //! Scores are whole numbers from 0 to 100, larger is better, scaled by the largest node of the
 //! public trace (128 cores, 8 GPUs). Among fractional GPUs all of them take the fullest that fits.
@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use crate::hardware::units::{Demand, Share};
 use crate::model::reservation::Reservation;
 use crate::scoring::context::{ScoringContext, Taken, TakenList};
-use crate::scoring::cost::Cost;
 use crate::scoring::fragmentation::Uses;
+use crate::scoring::strategy::PlacementCost;
 use crate::waste::compiled_mix::CompiledMix;
 
 /// Cores of the largest node, in thousandths.
@@ -21,8 +21,8 @@ const MAX_CPU: i64 = 128_000;
 const MAX_GPU: i64 = 8_000_000;
 
 /// A placement rule of the literature.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Baseline {
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Baseline {
     /// A random node and GPU that fit. The call passes the chance.
     Random {
         /// One draw of the caller's generator per call.
@@ -40,29 +40,42 @@ pub enum Baseline {
     Fgd,
 }
 
-impl Baseline {
-    /// The devices that this rule takes on a node, and its cost.
-    pub(crate) fn choose(
-        self,
-        context: &ScoringContext<'_>,
-        mix: &CompiledMix,
-    ) -> (Cost, TakenList) {
+impl PlacementCost for Baseline {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Random { .. } => "random",
+            Self::DotProd => "dotprod",
+            Self::GpuClustering => "gpuclustering",
+            Self::GpuPacking => "gpupacking",
+            Self::BestFit => "bestfit",
+            Self::Fgd => "fgd",
+        }
+    }
+
+    fn is_repeatable(&self) -> bool {
+        !matches!(self, Self::Random { .. })
+    }
+
+    fn uses_mix(&self) -> bool {
+        matches!(self, Self::Fgd)
+    }
+
+    fn choose(&self, context: &ScoringContext<'_>, mix: &CompiledMix) -> (i64, TakenList) {
         let by_chance = |chance: u64, at: usize| {
             mixed(chance ^ mixed(u64::try_from(at).expect("positions are small")))
         };
         let fullest = || context.first_by(|(at, _)| context.rooms[*at].free.share);
-        let (score, taken) = match self {
+        match self {
             Self::Random { chance } => {
-                let taken = context.first_by(|(at, _)| by_chance(chance, *at));
-                (random_score(context, chance), taken)
+                let taken = context.first_by(|(at, _)| by_chance(*chance, *at));
+                (random_score(context, *chance), taken)
             }
             Self::DotProd => (dot_product_score(context), fullest()),
             Self::GpuClustering => (clustering_score(context), fullest()),
             Self::GpuPacking => scored(fullest(), |taken| packing_score(context, taken)),
             Self::BestFit => scored(fullest(), |taken| best_fit_score(context, taken)),
             Self::Fgd => least_fragmenting(context, mix),
-        };
-        (Cost::Baseline { score: Reverse(score) }, taken)
+        }
     }
 }
 
@@ -184,8 +197,8 @@ fn i64_of(value: u64) -> i64 {
 mod tests {
     use super::*;
     use crate::model::device_state::HoldRule;
-    use crate::scoring::cost::LocalCost;
-    use crate::scoring::strategy::Strategy;
+    use crate::scoring::cost::{Cost, LocalCost};
+    use crate::scoring::strategy::{CustomCost, Strategy};
     use crate::scoring::{fixture, plan};
 
     /// The score of the best placement, and the position of its first device.
@@ -193,9 +206,9 @@ mod tests {
         let (node, classes) = fixture::node(node);
         let ask = fixture::ask(request, &classes);
         let mix = fixture::compiled("", &node, &classes);
-        let strategy = Strategy::Baseline(baseline);
-        let place = plan::evaluate(&node, &ask, strategy, &mix, HoldRule::Respected).unwrap();
-        let LocalCost::Ranked(Cost::Baseline { score: Reverse(score) }) = place.local_cost else {
+        let strategy = Strategy::Custom(CustomCost::new(baseline));
+        let place = plan::evaluate(&node, &ask, &strategy, &mix, HoldRule::Respected).unwrap();
+        let LocalCost::Ranked(Cost::Custom { score: Reverse(score) }) = place.local_cost else {
             panic!("{place:?}")
         };
         (score, place.taken.first().map(|(position, _)| *position))

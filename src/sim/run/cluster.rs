@@ -1,6 +1,6 @@
 //! A simulated cluster in the same [`Ledger`] that answers kube-scheduler. Its nodes are seen and
 //! reported, and its pods are requested, reserved, confirmed and ended as in a real one. The
-//! simulator has no placement code of its own.
+//! simulator has no placement code of its own, only costs to compare with (`baseline`).
 //!
 //! No kubelet checks CPU and host memory here, so the ledger checks them too.
 
@@ -92,8 +92,8 @@ impl SimCluster {
         let rank_of = named.map(|(rank, agent)| (NodeName::new(agent.agent.as_str()), rank));
         let rank_of = rank_of.collect();
         let yardstick = mix_of(population);
-        if let Some(term) = policy.left_out() {
-            ledger.leave_out(term);
+        if let SimPolicy::Without(term) = policy {
+            ledger.weigh(term.left_out());
         }
         if policy.mix_source() == MixSource::Population {
             ledger.set_mix(yardstick.clone());
@@ -157,7 +157,10 @@ impl SimCluster {
             return None;
         }
         let Some(way) = self.ledger.moves(question, self.most_moves) else {
-            self.hopeless.insert(question.clone());
+            // With new chances the next search may find some.
+            if question.strategy.is_repeatable() {
+                self.hopeless.insert(question.clone());
+            }
             return None;
         };
         for Move { pod, to, .. } in way.moves {

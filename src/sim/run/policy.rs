@@ -7,9 +7,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::model::policy::Policy;
-use crate::scoring::baseline::Baseline;
-use crate::scoring::strategy::Strategy;
-use crate::waste::term::CostTerm;
+use crate::scoring::strategy::{CustomCost, Strategy};
+use crate::sim::run::ablation::CostTerm;
+use crate::sim::run::baseline::Baseline;
 
 /// A placement rule of the simulator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,26 +100,18 @@ impl SimPolicy {
         }
     }
 
-    /// The part of `fragmentation` that is left out.
-    #[must_use]
-    pub fn left_out(self) -> Option<CostTerm> {
-        match self {
-            Self::Without(term) => Some(term),
-            _ => None,
-        }
-    }
-
     /// The strategy for one call; `chance` is drawn only if the rule needs it.
     pub fn strategy(self, chance: impl FnOnce() -> u64) -> Strategy {
+        let custom = |baseline| Strategy::Custom(CustomCost::new(baseline));
         match self {
             Self::Product(policy) => Strategy::Policy(policy),
             Self::Foreknowing | Self::Without(_) => Strategy::Policy(Policy::Fragmentation),
-            Self::Fgd => Strategy::Baseline(Baseline::Fgd),
-            Self::BestFit => Strategy::Baseline(Baseline::BestFit),
-            Self::DotProd => Strategy::Baseline(Baseline::DotProd),
-            Self::GpuPacking => Strategy::Baseline(Baseline::GpuPacking),
-            Self::GpuClustering => Strategy::Baseline(Baseline::GpuClustering),
-            Self::Random => Strategy::Baseline(Baseline::Random { chance: chance() }),
+            Self::Fgd => custom(Baseline::Fgd),
+            Self::BestFit => custom(Baseline::BestFit),
+            Self::DotProd => custom(Baseline::DotProd),
+            Self::GpuPacking => custom(Baseline::GpuPacking),
+            Self::GpuClustering => custom(Baseline::GpuClustering),
+            Self::Random => custom(Baseline::Random { chance: chance() }),
         }
     }
 }

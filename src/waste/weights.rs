@@ -1,0 +1,39 @@
+//! The weights of the terms of the policy `fragmentation`; `docs/packing.md` says what each is for.
+
+/// How much each term counts. The defaults are those of the product; the simulator changes them, to
+/// measure what each term gains.
+#[derive(Clone, Copy, Debug)]
+pub struct WasteWeights {
+    /// Weight of waste in residuals: `H`.
+    pub residuals: f64,
+    /// Rounds in which the prices of sizes in `H` are found; without one every size is sought after
+    /// alike.
+    pub price_rounds: usize,
+    /// Weight of free GPU share that the CPU and host memory of the node cannot serve: `J`.
+    pub host: f64,
+    /// Weight of CPU in pieces: `P`.
+    pub pieces: f64,
+    /// Price of room for requests of several devices if they need all that is free of it: `W`.
+    pub several: f64,
+    /// How many requests the prior for whole nodes counts as.
+    pub whole_nodes: f64,
+    /// Price of a device class if all that is free of it is needed: `B`.
+    pub scarce: f64,
+    /// Number of requests of which one is expected to fill a whole node, for each shape of node.
+    pub rare_one_in: f64,
+}
+
+impl Default for WasteWeights {
+    fn default() -> Self {
+        Self {
+            residuals: 5.0,
+            price_rounds: 200,
+            host: 2.0,
+            pieces: 1.0,
+            several: 30.0,
+            whole_nodes: 50.0,
+            scarce: 10.0,
+            rare_one_in: 2000.0,
+        }
+    }
+}

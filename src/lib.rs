@@ -8,6 +8,22 @@
 //! Read this file from top to bottom: **each file imports only files that stand above it here.**
 //! The test `layering` checks that.
 
+/// The JSON bodies of `/v1`, each declared once, for the server, its clients and the tests. Plain
+/// types; `docs/openapi.json` is generated from them.
+pub mod api {
+    pub mod kind;
+    pub mod error;
+    pub mod state;
+    pub mod waiting;
+    pub mod moves;
+    pub mod explain;
+    pub mod advice;
+    pub mod fit;
+    pub mod search;
+    pub mod page;
+    pub mod top;
+}
+
 /// Hardware of a node: GPUs, MIG instances, device classes, topology. Pure values.
 pub mod hardware {
     pub mod units;
@@ -274,13 +290,11 @@ pub mod server {
     /// Answers for people.
     pub mod views {
         pub mod advice;
-        pub mod details;
-        pub mod pods;
+        pub(crate) mod pods;
         pub mod waiting;
         pub mod explain;
         pub(crate) mod fits;
-        pub mod sharing;
-        pub mod tenants;
+        pub(crate) mod devices;
         pub mod inspect;
         pub(crate) mod search;
     }
@@ -309,6 +323,7 @@ pub mod server {
         pub mod reports;
         pub(crate) mod scrape;
         pub mod server;
+        pub mod openapi;
         pub mod webhook;
     }
 }
@@ -471,7 +486,7 @@ pub mod cli {
 
     /// `gpupack top`
     pub mod top {
-        pub(crate) mod state;
+        pub(crate) mod sums;
         pub(crate) mod rows;
         pub mod command;
     }

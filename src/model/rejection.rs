@@ -127,7 +127,7 @@ impl Row {
     }
 }
 
-const SEE_TO_THE_AGENT: &str = "see to the gpupack agent of the nodes that do not report";
+const CHECK_THE_AGENT: &str = "check the gpupack agent on nodes that are not reporting";
 
 impl Rejection {
     /// All labels that [`Rejection::label`] can give, for metrics that must exist from the start.
@@ -163,17 +163,17 @@ impl Rejection {
         match self {
             Self::UnknownNode => {
                 Row::of(0, "agent", 0, "node is not known to gpupack: no agent has reported it")
-                    .suggest(SEE_TO_THE_AGENT)
+                    .suggest(CHECK_THE_AGENT)
             }
             Self::NodeGone => Row::of(1, "node", 1, "node was deleted"),
             Self::NeverReported => {
                 Row::of(2, "agent", 2, "the node's gpupack agent has not reported yet")
-                    .suggest(SEE_TO_THE_AGENT)
+                    .suggest(CHECK_THE_AGENT)
             }
             Self::Silent => Row::of(3, "agent", 3, "the node's gpupack agent is silent")
-                .suggest(SEE_TO_THE_AGENT),
+                .suggest(CHECK_THE_AGENT),
             Self::NoDevices => Row::of(4, "GPU", 4, "node has no GPU"),
-            Self::Kind => Row::of(6, "kind", 5, "node has no device of the kind asked for"),
+            Self::Kind => Row::of(6, "kind", 5, "node has no device of the requested kind"),
             Self::Model => Row::of(5, "model", 6, "GPU model is excluded by the pod"),
             Self::NoReplicas => Row::of(7, "kind", 7, "node's pool has no replica slots")
                 .suggest("configure the nodes' pool with `replicas`"),
@@ -191,43 +191,43 @@ impl Rejection {
                     operator gives no share with less memory than `min_memory_mib`",
                 ),
             Self::TooFewDevices { suitable } => {
-                Row::of(12, "devices", 10, "node has fewer suitable GPUs than are asked for")
+                Row::of(12, "devices", 10, "node has fewer suitable GPUs than requested")
                     .missing(Amount::Devices(suitable), "only {} suitable GPUs exist there")
             }
             Self::Unprotected => Row::of(
                 9,
                 "isolation",
                 11,
-                "node's pool holds no tenant of a shared GPU to its memory",
+                "node's pool does not limit the memory of tenants",
             )
             .suggest("configure the nodes' pool with `enforcement`"),
             Self::UnverifiedGuard => {
-                Row::of(10, "isolation", 12, "protection of the node's GPUs does not hold").suggest(
-                    "see `protection_evidence` of the node in /v1/state: its driver is too old for \
-                    memory limits, or sets none for tenants that should have one",
+                Row::of(10, "isolation", 12, "isolation of the node's GPUs is not in force").suggest(
+                    "see `isolation` of the node's devices in /v1/state: its driver is too old for \
+                    memory limits, or sets none for tenants that must have one",
                 )
             }
             Self::Unhealthy => Row::of(13, "health", 13, "every suitable GPU is unhealthy"),
             Self::KubeletOwned => {
-                Row::of(14, "kubelet", 14, "every suitable GPU is handed out by kubelet itself")
+                Row::of(14, "kubelet", 14, "every suitable GPU is allocated by kubelet")
             }
             Self::UnheldTenant => Row::of(
                 15,
                 "isolation",
                 15,
-                "something on every protected GPU is not held to its memory",
+                "memory of every isolated GPU is used without a limit",
             )
-            .suggest("wait until what nothing holds there has left")
+            .suggest("wait until the processes without a memory limit have ended")
             .curable_by_room(),
             Self::ProtectedTenant => Row::of(
                 16,
                 "isolation",
                 16,
-                "tenants of the GPU accept only neighbours held to their memory",
+                "tenants of the GPU accept only neighbors with a memory limit",
             )
             .suggest(
-                "wait until the tenants that want protection have left, or give the pool its \
-                    `enforcement` back",
+                "wait until the tenants that require isolation have ended, or configure \
+                    `enforcement` for the pool again",
             )
             .curable_by_room(),
             Self::Memory { short } => {
@@ -246,8 +246,8 @@ impl Rejection {
                     .curable_by_room()
             }
             Self::HostMemory { short } => {
-                Row::of(20, "main memory", 20, "node has too little free memory")
-                    .missing(Amount::Memory(short), "{} of main memory")
+                Row::of(20, "host memory", 20, "node has too little free memory")
+                    .missing(Amount::Memory(short), "{} of host memory")
                     .curable_by_room()
             }
             Self::Cpu { short } => Row::of(20, "CPU", 21, "node has too little free CPU")
@@ -292,7 +292,7 @@ impl Rejection {
 
     /// What an operator could do about it, for people; `None` where the state of the nodes decides
     /// (see the ledger's suggestions).
-    pub fn mend(self) -> Option<&'static str> {
+    pub fn suggestion(self) -> Option<&'static str> {
         self.row().suggestion
     }
 

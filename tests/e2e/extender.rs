@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
+use gpupack::api::state::State;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
@@ -172,17 +173,10 @@ impl Extender {
 
     /// What the extender itself says is booked on each device. Only compared with, never judged by.
     pub(crate) async fn booked(&self) -> Load {
-        let state: Value = serde_json::from_str(&self.page("/v1/state").await).expect("JSON");
-        let nodes = state["nodes"].as_array().expect("a list of nodes");
-        let devices =
-            nodes.iter().flat_map(|node| node["devices"].as_array().into_iter().flatten());
-        let number = |device: &Value, key: &str| device[key].as_u64().expect("a whole number");
+        let state: State = serde_json::from_str(&self.page("/v1/state").await).expect("a state");
+        let devices = state.nodes.into_iter().flat_map(|node| node.devices);
         devices
-            .map(|device| {
-                let id = device["id"].as_str().expect("a device id").to_owned();
-                let booked = number(device, "booked_mib");
-                (id, (booked, number(device, "booked_share_millionths")))
-            })
+            .map(|it| (it.id, (it.allocated.memory_mib, it.allocated.share_millionths)))
             .filter(|(_, load)| *load != (0, 0))
             .collect()
     }

@@ -16,6 +16,8 @@ use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::server::api::server::router;
 use gpupack::server::page::service::Service;
 use http_body_util::BodyExt;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -126,6 +128,14 @@ impl Bed {
         assert_eq!(status, StatusCode::OK, "{answer}");
         answer
     }
+}
+
+/// Reads a body as the type that declares it, which must have all its fields and no other.
+pub(crate) fn is_declared<T: DeserializeOwned + Serialize>(body: &[u8]) -> T {
+    let text = String::from_utf8_lossy(body);
+    let found: T = serde_json::from_slice(body).unwrap_or_else(|error| panic!("{error}: {text}"));
+    assert_eq!(serde_json::to_value(&found).expect("it came from JSON"), read(body));
+    found
 }
 
 pub(crate) fn read(body: &[u8]) -> Value {

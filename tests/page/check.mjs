@@ -45,7 +45,7 @@ async function startDemo(port, flags) {
   await until("the demo is filled", async () => {
     const answer = await fetch(base + "v1/summary").catch(() => null);
     const summary = answer && await answer.json();
-    return summary && summary.readiness === "ready" && summary.packing.allocation_millionths > 600_000;
+    return summary && summary.figures.readiness === "Ready" && summary.figures.packing.allocationMillionths > 600_000;
   }, 60_000);
   return { child, base };
 }
@@ -116,16 +116,16 @@ async function open(browser, url, colorScheme, more = {}, before = async () => {
 async function advised(base, asked) {
   const { nodes } = await (await fetch(base + "v1/summary")).json();
   const pod = (at) => ({
-    pod: at === 1 ? TEAM + "/" + HOSTILE : "team/trainer-" + at, node: nodes[at % nodes.length].name, gpus: at === 2 ? [0, 1] : [1], booked_mib: 40960 - 400 * at, share_millionths: 500_000,
-    peak_mib: 9000 + 300 * at, median_use_millionths: 125_000, p95_use_millionths: 250_000 + 20_000 * at, mean_load_millionths: at % 3 ? 80_000 : null, watched_seconds: 90_000,
-    idle_seconds: at < 3 ? 15_000 : 5, is_idle: at < 3, enough_mib: 9984 + 256 * at, reclaimable_mib: at < 3 ? 40960 - 400 * at : 30976 - 700 * at,
+    pod: at === 1 ? TEAM + "/" + HOSTILE : "team/trainer-" + at, node: nodes[at % nodes.length].name, gpus: at === 2 ? [0, 1] : [1], allocated: { memoryMib: 40960 - 400 * at, shareMillionths: 500_000 },
+    peakMib: 9000 + 300 * at, medianUseMillionths: 125_000, p95UseMillionths: 250_000 + 20_000 * at, ...(at % 3 ? { meanLoadMillionths: 80_000 } : {}), watchedSeconds: 90_000,
+    idleSeconds: at < 3 ? 15_000 : 5, idle: at < 3, sufficientMib: 9984 + 256 * at, reclaimableMib: at < 3 ? 40960 - 400 * at : 30976 - 700 * at,
   });
-  const pool = (name, slots, by_memory, by_load, limited_by) => ({ pool: name, tenants: 40, bearable_replicas: slots, replicas_by_memory: by_memory, replicas_by_load: by_load, limited_by });
-  const told = {
-    watched_pods: 120, idle_pods: 3, watched_for_seconds: 600, idle_after_seconds: 600, reclaimable_mib: 412_000, reclaimable_share_millionths: 6_200_000, wasteful_pods: 61,
-    pools: [pool("", 4, 4, 9, "memory"), pool(HOSTILE, 3, 8, 3, "load"), pool("mig", 64, 64, null, null)], pods: Array.from({ length: 12 }, (_, at) => pod(at)),
+  const pool = (name, replicas, replicasByMemory, replicasByLoad, limitedBy) => ({ pool: name, tenants: 40, replicas, replicasByMemory, replicasByLoad, limitedBy });
+  const advice = {
+    watchedPods: 120, idlePods: 3, watchedForSeconds: 600, idleAfterSeconds: 600, reclaimable: { memoryMib: 412_000, shareMillionths: 6_200_000 }, wastefulPods: 61,
+    pools: [pool("", 4, 4, 9, "Memory"), pool(HOSTILE, 3, 8, 3, "Load"), pool("mig", 64, 64)], pods: Array.from({ length: 12 }, (_, at) => pod(at)),
   };
-  return (page) => page.route("**/v1/advise*", (route) => { asked.push(route.request().url()); return route.fulfill({ json: told }); });
+  return (page) => page.route("**/v1/advise*", (route) => { asked.push(route.request().url()); return route.fulfill({ json: advice }); });
 }
 
 const text = (page, selector) => page.locator(selector).innerText();
@@ -155,7 +155,7 @@ await step("a request lights up what the server says, and a bad one is refused i
   await page.fill("#request", "2 × 0.5");
   await until("an answer", async () => /2 × 0\.5 GPU/.test(await text(page, "#request-note")));
   const asked = await (await fetch(demo.base + "v1/fit?fraction=0.5&count=2")).json();
-  assert.ok(asked.gpus >= 0 && Object.keys(asked.on).length === asked.nodes);
+  assert.ok(asked.gpus >= 0 && Object.keys(asked.gpusByNode).length === asked.nodes);
   assert.match(page.url(), /request=2/);
   await page.fill("#request", "1.5");
   await until("a refusal", async () => /up to 1/.test(await text(page, "#request-note")));
@@ -196,15 +196,15 @@ await step("a click opens the GPU under the pointer", async () => {
 });
 await step("the address brings the same view to somebody else", async () => {
   await page.selectOption("#sort", "empty");
-  await page.selectOption("#colours", "idle");
+  await page.selectOption("#colors", "idle");
   const other = await open(browser, page.url(), "dark");
   assert.equal(await other.page.inputValue("#sort"), "empty");
-  assert.equal(await other.page.inputValue("#colours"), "idle");
+  assert.equal(await other.page.inputValue("#colors"), "idle");
   await axe(other.page, "dark");
   await shot(other.page, "dark");
   assert.deepEqual(other.faults, []);
   await other.context.close();
-  await page.selectOption("#colours", "team");
+  await page.selectOption("#colors", "team");
 });
 await step("the last hour is told by keys", async () => {
   await page.locator("#trend").focus();
@@ -233,9 +233,9 @@ await step("waste is named, shown on the map, by keys, and hostile names are tex
     assert.match(await text(page, "#waste-note"), /the first 12 of 61 pods/);
     assert.ok((await text(page, "#waste")).includes(TEAM + "/" + HOSTILE));
     const pools = await page.locator("#pools tbody tr").allInnerTexts();
-    assert.match(pools[0], /no pool\s+40\s+4\s+4\s+9\s+memory/);
-    assert.ok(pools[1].includes(HOSTILE) && /3\s+8\s+3\s+load$/.test(pools[1]), pools[1]);
-    assert.match(pools[2], /64\s+64\s+not told\s+nothing/);
+    assert.match(pools[0], /no pool\s+40\s+4\s+4\s+9\s+Memory/);
+    assert.ok(pools[1].includes(HOSTILE) && /3\s+8\s+3\s+Load$/.test(pools[1]), pools[1]);
+    assert.match(pools[2], /64\s+64\s+not reported\s+nothing/);
     await axe(page, "waste, " + scheme);
     await shot(page, "waste-" + scheme);
     await page.locator("#waste tbody button").first().focus();
@@ -261,17 +261,17 @@ await step("waste is named, shown on the map, by keys, and hostile names are tex
     await context.close();
   }
 });
-await step("forced colours and less motion are honoured", async () => {
+await step("forced colors and less motion are honoured", async () => {
   const more = { forcedColors: "active", reducedMotion: "reduce" }, { page, faults, context } = await open(browser, demo.base, "dark", more, await advised(demo.base, []));
   await until("the sums", async () => /could be given back/.test(await text(page, "#waste-said")));
   assert.ok(await page.evaluate(() => matchMedia("(forced-colors: active)").matches && matchMedia("(prefers-reduced-motion: reduce)").matches));
   const style = (selector, name) => page.evaluate(([at, key]) => getComputedStyle(document.querySelector(at))[key], [selector, name]);
-  assert.equal(await style("#map", "forcedColorAdjust"), "none", "the map keeps the colours that mean something");
+  assert.equal(await style("#map", "forcedColorAdjust"), "none", "the map keeps the colors that mean something");
   assert.equal(await style("#waste .meter svg", "forcedColorAdjust"), "none");
   assert.equal(await style(".tile .number", "transitionDuration"), "0s", "nothing moves");
   await page.locator("#tiles a", { hasText: "6.2" }).click();
   await until("at once", () => page.evaluate(() => document.activeElement.id === "waste-title" && document.activeElement.getBoundingClientRect().top < innerHeight));
-  await axe(page, "forced colours");
+  await axe(page, "forced colors");
   await shot(page, "forced");
   assert.deepEqual(faults, []);
   await context.close();
@@ -284,7 +284,7 @@ await step("the GPUs that a waiting pod could get are lit while it is open", asy
   await post(demo.base, "v1/filter", { Pod: { metadata, spec: { schedulerName: "gpupack", containers: [{ name: "c", resources: {} }] } }, NodeNames: ["nowhere"] });
   await until("it waits", async () => (await text(page, "#waiting-scroll")).includes("team/lost"));
   await page.locator("#waiting button", { hasText: "team/lost" }).click();
-  await until("they are lit", async () => /0\.05 GPU, as team\/lost asks, would fit now on \d+ GPUs?.*lit/.test(await text(page, "#request-note")));
+  await until("they are lit", async () => /0\.05 GPU, as team\/lost requests, would fit now on \d+ GPUs?.*lit/.test(await text(page, "#request-note")));
   await shot(page, "candidates");
   await page.click("#close");
   await until("they are lit no more", async () => (await text(page, "#request-note")) === "");
@@ -316,7 +316,7 @@ await step("hostile names are text", async () => {
   await page.goto(demo.base + "#open=" + encodeURIComponent("pod:" + HOSTILE) + "&namespace=" + encodeURIComponent(TEAM) + "&sort=" + encodeURIComponent(HOSTILE));
   await page.reload();
   await live(page, "Live");
-  await until("an unknown pod in words", async () => /not known|say which pod/.test(await text(page, "#drawer")));
+  await until("an unknown pod in words", async () => /not known|name the pod/.test(await text(page, "#drawer")));
   assert.equal(await page.evaluate(() => window.hacked), undefined);
   assert.equal(await page.locator("img, script:not([src])").count(), 0);
   await page.goto(demo.base);

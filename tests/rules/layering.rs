@@ -9,7 +9,7 @@ use crate::source::{SourceFile, Word, files, words};
 const MOST_IN_A_FOLDER: usize = 12;
 
 /// What decides is pure: no file of these folders mentions any of these words, tests aside.
-const PURE: [&str; 6] = ["hardware", "model", "waste", "scoring", "usage", "ledger"];
+const PURE: [&str; 7] = ["api", "hardware", "model", "waste", "scoring", "usage", "ledger"];
 
 /// Clocks, chance, input and output, and formats.
 const IMPURE: [&str; 13] = [
@@ -238,7 +238,10 @@ fn what_decides_mentions_nothing_impure() {
         }
         let words = words(&file.text);
         let found = without_tests(&words);
-        let found = found.iter().filter(|word| impure.contains(word.text.as_str()));
+        // The types of the bodies of `/v1` are declared for this format.
+        let is_format = |word: &Word| modules[0] == "api" && word.text == "serde";
+        let found =
+            found.iter().filter(|word| impure.contains(word.text.as_str()) && !is_format(word));
         faults.extend(found.map(|word| format!("{}:{}: `{}`", file.path, word.line, word.text)));
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));

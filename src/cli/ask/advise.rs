@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 
 use clap::Args;
-use serde::{Deserialize, Serialize};
 
+use crate::api::advice::{Advice, PodAdvice, PoolAdvice};
 use crate::cli::base::connect;
 use crate::cli::base::connect::{ServerArgs, is_name};
 use crate::cli::base::failure::Failure;
-use crate::cli::base::plain::{API_VERSION, LookArgs, Output, json, print, span, table};
+use crate::cli::base::plain::{LookArgs, Output, json, print, span, table};
 
 /// Most rows of the table.
 const ROWS: usize = 30;
@@ -30,59 +30,6 @@ pub struct AdviseArgs {
     server: ServerArgs,
 }
 
-/// The advice, as read from the extender and as printed.
-#[derive(Debug, Deserialize, Serialize)]
-struct Advice {
-    watched_pods: u64,
-    idle_pods: u64,
-    watched_for_seconds: u64,
-    idle_after_seconds: u64,
-    reclaimable_mib: u64,
-    reclaimable_share_millionths: u64,
-    pools: Vec<Pool>,
-    #[serde(rename(serialize = "items"))]
-    pods: Vec<Pod>,
-}
-
-/// The same with the fields that every printed object has.
-#[derive(Debug, Serialize)]
-struct Printed<'a> {
-    #[serde(rename = "apiVersion")]
-    api_version: &'static str,
-    kind: &'static str,
-    #[serde(flatten)]
-    advice: &'a Advice,
-}
-
-/// How finely a pool could be shared.
-#[derive(Debug, Deserialize, Serialize)]
-struct Pool {
-    pool: String,
-    tenants: u64,
-    bearable_replicas: u64,
-    replicas_by_memory: u64,
-    replicas_by_load: Option<u64>,
-    limited_by: Option<String>,
-}
-
-/// A pod that could give something back.
-#[derive(Debug, Deserialize, Serialize)]
-struct Pod {
-    pod: String,
-    node: String,
-    booked_mib: u64,
-    share_millionths: u64,
-    peak_mib: u64,
-    median_use_millionths: u64,
-    p95_use_millionths: u64,
-    mean_load_millionths: Option<u64>,
-    watched_seconds: u64,
-    idle_seconds: u64,
-    is_idle: bool,
-    enough_mib: u64,
-    reclaimable_mib: u64,
-}
-
 /// Runs `gpupack advise`.
 ///
 /// # Errors
@@ -98,9 +45,8 @@ pub fn run(args: &AdviseArgs) -> Result<(), Failure> {
         }
         let server = args.server.connect().await?;
         let advice: Advice = server.ask(&path).await?;
-        let printed = Printed { api_version: API_VERSION, kind: "Advice", advice: &advice };
         print(&match args.look.output {
-            Output::Json => json(&printed)?,
+            Output::Json => json(&advice)?,
             Output::Table => text(&advice),
         });
         Ok(())
@@ -112,7 +58,7 @@ fn text(advice: &Advice) -> String {
     let mut text = String::new();
     if advice.watched_pods == 0 {
         let long = span(advice.watched_for_seconds);
-        let _ = writeln!(text, "No pod has been watched for {long} yet: come back then.");
+        let _ = writeln!(text, "No pod has been watched for {long} yet: try again then.");
         return text;
     }
     let _ = writeln!(
@@ -121,18 +67,18 @@ fn text(advice: &Advice) -> String {
         advice.idle_pods,
         advice.watched_pods,
         span(advice.idle_after_seconds),
-        gib(advice.reclaimable_mib),
-        gpus(advice.reclaimable_share_millionths)
+        gib(advice.reclaimable.memory_mib),
+        gpus(advice.reclaimable.share_millionths)
     );
-    let row = |pod: &Pod| {
+    let row = |pod: &PodAdvice| {
         vec![
             pod.pod.clone(),
-            gib(pod.booked_mib),
+            gib(pod.allocated.memory_mib),
             gib(pod.peak_mib),
             percent(pod.p95_use_millionths),
             pod.mean_load_millionths.map_or("?".to_owned(), percent),
-            if pod.is_idle { span(pod.idle_seconds) } else { "-".to_owned() },
-            if pod.is_idle { "nothing".to_owned() } else { format!("{}Mi", pod.enough_mib) },
+            if pod.idle { span(pod.idle_seconds) } else { "-".to_owned() },
+            if pod.idle { "nothing".to_owned() } else { format!("{}Mi", pod.sufficient_mib) },
             gib(pod.reclaimable_mib),
         ]
     };
@@ -155,14 +101,14 @@ fn text(advice: &Advice) -> String {
 }
 
 /// The possible slots of a pool, as a row.
-fn slots_of(pool: &Pool) -> Vec<String> {
+fn slots_of(pool: &PoolAdvice) -> Vec<String> {
     vec![
         if pool.pool.is_empty() { "(none)".to_owned() } else { pool.pool.clone() },
         pool.tenants.to_string(),
-        pool.bearable_replicas.to_string(),
+        pool.replicas.to_string(),
         pool.replicas_by_memory.to_string(),
         pool.replicas_by_load.map_or("?".to_owned(), |slots| slots.to_string()),
-        pool.limited_by.clone().unwrap_or_else(|| "-".to_owned()),
+        pool.limited_by.map_or("-".to_owned(), |limit| format!("{limit:?}")),
     ]
 }
 

@@ -11,7 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use hyper::Uri;
 
-use crate::cli::ask::snapshot_state::State;
+use crate::api::state::State;
+use crate::cli::ask::snapshot_state::{cluster, of_unknown_models};
 use crate::cli::base::connect::get;
 use crate::cli::serve::extender::kube_config;
 use crate::hardware::units::MemMib;
@@ -110,10 +111,10 @@ async fn ask_extender(url: &str) -> Result<Cluster> {
         format!("the answer of `{url}` is no state of a gpupack extender of this version")
     })?;
     let unsaid = (
-        state.of_unknown_models(),
+        of_unknown_models(&state),
         "running pods: the models they accept are known to the API server only (--kubeconfig)",
     );
-    let (nodes, pods) = state.into_cluster();
+    let (nodes, pods) = cluster(state);
     Ok(Cluster { nodes, pods, unsaid: Some(unsaid) })
 }
 

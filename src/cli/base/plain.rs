@@ -11,9 +11,6 @@ use serde::Serialize;
 
 use crate::cli::base::failure::{Failure, clean, is_hidden};
 
-/// Version of the JSON that these commands print.
-pub(crate) const API_VERSION: &str = "gpupack.dev/v1alpha1";
-
 /// Columns at which sentences wrap.
 const WIDTH: usize = 80;
 
@@ -58,7 +55,7 @@ pub(crate) struct LookArgs {
 
 impl LookArgs {
     /// Whether to color.
-    pub(crate) fn is_coloured(&self) -> bool {
+    pub(crate) fn is_colored(&self) -> bool {
         let is_off = self.no_color.as_ref().is_some_and(|text| !text.is_empty());
         match self.color {
             When::Always => true,
@@ -104,7 +101,7 @@ pub(crate) fn table(titles: &[&str], right: &[usize], rows: Vec<Vec<String>>) ->
 }
 
 /// `line` with its last word in color.
-pub(crate) fn coloured(line: &str, mood: Mood) -> String {
+pub(crate) fn colored(line: &str, mood: Mood) -> String {
     let at = line.rfind(' ').map_or(0, |at| at + 1);
     let code = match mood {
         Mood::Good => return line.to_owned(),
@@ -197,7 +194,7 @@ mod tests {
         assert!(text.lines().skip(1).all(|line| line.starts_with("     word")), "{text}");
         let rows = vec![vec!["a".into(), "10".into()], vec!["bcd".into(), "5".into()]];
         assert_eq!(table(&["NAME", "N"], &[1], rows), "NAME  N\na    10\nbcd   5\n");
-        assert_eq!(coloured("a  bad", Mood::Bad), "a  \x1b[31mbad\x1b[0m");
+        assert_eq!(colored("a  bad", Mood::Bad), "a  \x1b[31mbad\x1b[0m");
     }
 
     #[test]

@@ -46,13 +46,14 @@ pub(crate) struct Figures {
     /// Last refusal of each pod that waits or was refused, by its UID.
     pub(crate) reasons: BTreeMap<String, String>,
     /// Most overallocated devices at a time on a node to which a pod was just bound.
-    pub(crate) overbooked_max: usize,
+    pub(crate) overallocated_max: usize,
     /// From the start until the base load was placed.
     pub(crate) filled_after: Duration,
 }
 
 /// Number of pods, by state.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct PodCounts {
     pub(crate) arrived: u64,
     pub(crate) placed: u64,
@@ -332,7 +333,7 @@ impl Drive {
     /// Counts a bound pod, checks whether its node is overallocated, and sets its end.
     fn bound(&mut self, uid: &str, node: &str) {
         let books = self.app.ledger.node(node);
-        let overbooked = books.as_ref().map_or(0, overbooked);
+        let overallocated = books.as_ref().map_or(0, overallocated);
         let uid_of_pod = PodUid::new(uid);
         let held = books.as_ref().and_then(|node| node.reservation(&uid_of_pod));
         let devices = held.iter().flat_map(|held| &held.placement.devices);
@@ -340,7 +341,7 @@ impl Drive {
         self.figures.send_modify(|figures| {
             figures.pods.placed += 1;
             figures.reasons.remove(uid);
-            figures.overbooked_max = figures.overbooked_max.max(overbooked);
+            figures.overallocated_max = figures.overallocated_max.max(overallocated);
         });
         match self.life {
             None => self.running.push(uid_of_pod),
@@ -401,6 +402,6 @@ impl Drive {
 }
 
 /// The number of overallocated devices of a node.
-pub(crate) fn overbooked(node: &NodeState) -> usize {
+pub(crate) fn overallocated(node: &NodeState) -> usize {
     node.devices().iter().filter(|device| device.is_overbooked()).count()
 }

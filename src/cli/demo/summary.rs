@@ -7,25 +7,30 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::cli::demo::drive::{Figures, PodCounts, overbooked};
+use crate::api::kind::{ApiVersion, DemoSummaryKind};
+use crate::api::state::Packing;
+use crate::cli::demo::drive::{Figures, PodCounts, overallocated};
 use crate::cli::simulate::figures::percent;
 use crate::control::shared::app::App;
 use crate::hardware::units::Share;
-use crate::server::views::inspect::PackingView;
+use crate::server::views::inspect;
 
 /// Most reasons in a summary for people.
 const NAMED_REASONS: usize = 5;
 
 /// Everything at the end of a demo.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Summary {
+    api_version: ApiVersion,
+    kind: DemoSummaryKind,
     nodes: usize,
     seed: u64,
     pods: PodCounts,
     /// Why pods wait or were refused, the most frequent reason first.
     not_placed: Vec<NotPlaced>,
-    packing: PackingView,
-    overbooked_max: usize,
+    packing: Packing,
+    overallocated_max: usize,
     /// Errors in the ledger.
     pub(crate) faults: Vec<String>,
     filled_after_ms: u128,
@@ -42,20 +47,22 @@ impl Summary {
     /// The current summary of a demo.
     pub(crate) fn of(app: &App, figures: &Figures, seed: u64) -> Self {
         let nodes = app.ledger.nodes();
-        let now = nodes.iter().map(overbooked).max();
-        let overbooked_max = figures.overbooked_max.max(now.unwrap_or(0));
+        let now = nodes.iter().map(overallocated).max();
+        let overallocated_max = figures.overallocated_max.max(now.unwrap_or(0));
         let mut faults: Vec<String> =
             app.ledger.audit().err().unwrap_or_default().iter().map(ToString::to_string).collect();
-        if overbooked_max > 0 {
-            faults.push(format!("{overbooked_max} GPUs of one node were overallocated at once"));
+        if overallocated_max > 0 {
+            faults.push(format!("{overallocated_max} GPUs of one node were overallocated at once"));
         }
         Self {
+            api_version: ApiVersion::default(),
+            kind: DemoSummaryKind::default(),
             nodes: nodes.len(),
             seed,
             pods: figures.pods,
             not_placed: not_placed(&figures.reasons),
-            packing: PackingView::of(&app.ledger.packing()),
-            overbooked_max,
+            packing: inspect::packing(&app.ledger.packing()),
+            overallocated_max,
             faults,
             filled_after_ms: figures.filled_after.as_millis(),
             ended_after_ms: app.clock.precise().as_millis(),
@@ -65,7 +72,7 @@ impl Summary {
     /// The summary for people.
     pub(crate) fn to_text(&self) -> String {
         let Self { pods, packing, seed, nodes, .. } = self;
-        let PackingView { devices: gpus, occupied, .. } = packing;
+        let Packing { devices: gpus, occupied, .. } = packing;
         let percent = |part| format!("{:.1} %", percent(Share::from_millionths(part)));
         let audit = match self.faults.as_slice() {
             [] => "every sum is right, no GPU was overallocated".to_owned(),

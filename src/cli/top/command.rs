@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::api::state::{Node, State};
+use crate::api::top::{DeviceItem, TenantItem};
 use crate::cli::base::connect;
 use crate::cli::base::connect::{Server, ServerArgs, is_name};
 use crate::cli::base::failure::Failure;
-use crate::cli::base::plain::{API_VERSION, LookArgs, Output, coloured, json, print, table};
+use crate::cli::base::plain::{LookArgs, Output, colored, print, table};
 use crate::cli::top::rows::Row;
-use crate::cli::top::state::{GpuItem, List, Node, NodeItem, State, TenantItem};
+use crate::cli::top::sums::Sums;
 
 /// Flags of `gpupack top`.
 #[derive(Debug, Args)]
@@ -144,7 +146,7 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
 
 impl Common {
     /// Shows the rows once, or again and again until the output is closed.
-    async fn show<R: Row>(&self, rows: impl Fn(&[Node]) -> Vec<R>) -> Result<(), Failure> {
+    async fn show<R: Row>(&self, rows: impl Fn(Vec<Node>) -> Vec<R>) -> Result<(), Failure> {
         if let Some(node) = self.node.as_ref().filter(|node| !is_name(node)) {
             return Err(Failure::usage(format!("`{node}` is no name of a node")));
         }
@@ -154,7 +156,7 @@ impl Common {
         loop {
             match self.nodes(&server).await {
                 Ok(nodes) => {
-                    let text = self.text(&rows(&nodes), in_place)?;
+                    let text = self.text(rows(nodes), in_place)?;
                     // To the upper left corner, and clear from there to the end.
                     let again = if in_place && self.watch.is_some() { "\x1b[H\x1b[J" } else { "" };
                     if !print(&(again.to_owned() + &text)) {
@@ -173,22 +175,20 @@ impl Common {
     }
 
     async fn nodes(&self, server: &Server) -> Result<Vec<Node>, Failure> {
-        match &self.node {
-            Some(node) => Ok(vec![server.ask(&format!("/v1/state?node={node}")).await?]),
-            None => Ok(server.ask::<State>("/v1/state").await?.nodes),
-        }
+        let query = self.node.as_ref().map(|node| format!("?node={node}")).unwrap_or_default();
+        Ok(server.ask::<State>(&format!("/v1/state{query}")).await?.nodes)
     }
 
-    fn text<R: Row>(&self, rows: &[R], in_place: bool) -> Result<String, Failure> {
+    fn text<R: Row>(&self, rows: Vec<R>, in_place: bool) -> Result<String, Failure> {
         if self.look.output == Output::Json {
-            return json(&List { api_version: API_VERSION, kind: R::KIND, items: rows });
+            return R::json(rows);
         }
         let cells = rows.iter().map(|row| row.cells(self.look.no_unicode)).collect();
         let text = table(R::TITLES, R::RIGHT, cells);
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        if self.look.is_coloured() {
-            for (line, row) in lines.iter_mut().skip(1).zip(rows) {
-                *line = coloured(line, row.mood());
+        if self.look.is_colored() {
+            for (line, row) in lines.iter_mut().skip(1).zip(&rows) {
+                *line = colored(line, row.mood());
             }
         }
         if rows.is_empty() {
@@ -207,53 +207,68 @@ impl Common {
     }
 }
 
-fn node_rows(nodes: &[Node], order: NodeOrder) -> Vec<NodeItem> {
-    let mut rows: Vec<NodeItem> = nodes.iter().map(NodeItem::of).collect();
-    rows.sort_by(|a, b| a.name.cmp(&b.name));
-    rows.sort_by_key(|row| match order {
-        NodeOrder::Name => Reverse(0),
-        NodeOrder::Share => Reverse(row.booked_share_millionths),
-        NodeOrder::Mem => Reverse(row.booked_mib),
-        NodeOrder::FreeMax => Reverse(row.largest_free_share_millionths),
-        NodeOrder::Tenants => Reverse(u64::try_from(row.tenants).unwrap_or(u64::MAX)),
+fn node_rows(mut nodes: Vec<Node>, order: NodeOrder) -> Vec<Node> {
+    nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    nodes.sort_by_cached_key(|node| {
+        let sums = Sums::of(node);
+        Reverse(match order {
+            NodeOrder::Name => 0,
+            NodeOrder::Share => sums.allocated.share_millionths,
+            NodeOrder::Mem => sums.allocated.memory_mib,
+            NodeOrder::FreeMax => sums.largest_free_share_millionths,
+            NodeOrder::Tenants => u64::try_from(sums.tenants).unwrap_or(u64::MAX),
+        })
     });
-    rows
+    nodes
 }
 
-fn gpu_rows(nodes: &[Node], order: GpuOrder) -> Vec<GpuItem> {
-    let of_node = |node: &Node| {
-        let devices = node.devices.iter();
-        devices.map(|device| GpuItem::of(node, device)).collect::<Vec<_>>()
+fn gpu_rows(nodes: Vec<Node>, order: GpuOrder) -> Vec<DeviceItem> {
+    let of_node = |node: Node| {
+        let (name, node_state, pool) = (node.name, node.state, node.pool);
+        let item =
+            move |device| DeviceItem { node: name.clone(), node_state, pool: pool.clone(), device };
+        node.devices.into_iter().map(item)
     };
-    let mut rows: Vec<GpuItem> = nodes.iter().flat_map(of_node).collect();
-    rows.sort_by(|a, b| (&a.node, a.index, &a.id).cmp(&(&b.node, b.index, &b.id)));
-    rows.sort_by_key(|row| match order {
-        GpuOrder::Name => Reverse(0),
-        GpuOrder::Share => Reverse(row.booked_share_millionths),
-        GpuOrder::Mem => Reverse(row.booked_mib),
-        GpuOrder::Used => Reverse(row.used_mib.unwrap_or(0)),
-        GpuOrder::Free => Reverse(row.free_share_millionths),
-        GpuOrder::Tenants => Reverse(u64::try_from(row.tenants).unwrap_or(u64::MAX)),
+    let mut rows: Vec<DeviceItem> = nodes.into_iter().flat_map(of_node).collect();
+    let place = |row: &DeviceItem| (row.node.clone(), row.device.index, row.device.id.clone());
+    rows.sort_by_cached_key(place);
+    rows.sort_by_key(|DeviceItem { device, .. }| {
+        Reverse(match order {
+            GpuOrder::Name => 0,
+            GpuOrder::Share => device.allocated.share_millionths,
+            GpuOrder::Mem => device.allocated.memory_mib,
+            GpuOrder::Used => device.used_mib.unwrap_or(0),
+            GpuOrder::Free => device.free.share_millionths,
+            GpuOrder::Tenants => u64::try_from(device.tenants.len()).unwrap_or(u64::MAX),
+        })
     });
     rows
 }
 
-fn tenant_rows(nodes: &[Node], namespace: Option<&str>, order: TenantOrder) -> Vec<TenantItem> {
+fn tenant_rows(nodes: Vec<Node>, namespace: Option<&str>, order: TenantOrder) -> Vec<TenantItem> {
     let mut rows: Vec<TenantItem> = Vec::new();
     for node in nodes {
-        for device in &node.devices {
-            rows.extend(device.tenants.iter().map(|one| TenantItem::of(node, device, one)));
+        for device in node.devices {
+            rows.extend(device.tenants.into_iter().map(|tenant| TenantItem {
+                node: node.name.clone(),
+                gpu_index: device.index,
+                gpu_id: device.id.clone(),
+                tenant,
+            }));
         }
     }
-    rows.retain(|row| namespace.is_none_or(|namespace| row.namespace == namespace));
+    let of = |row: &TenantItem| row.tenant.pod.split_once('/').map_or("", |it| it.0).to_owned();
+    rows.retain(|row| namespace.is_none_or(|namespace| of(row) == namespace));
     let place = |row: &TenantItem| (row.node.clone(), row.gpu_index, row.gpu_id.clone());
-    rows.sort_by_cached_key(|row| (row.namespace.clone(), row.pod.clone(), place(row)));
+    rows.sort_by_cached_key(|row| (of(row), row.tenant.pod.clone(), place(row)));
     match order {
         TenantOrder::Name => {}
         TenantOrder::Node => rows.sort_by_cached_key(place),
-        TenantOrder::Share => rows.sort_by_key(|row| Reverse(row.share_millionths)),
-        TenantOrder::Mem => rows.sort_by_key(|row| Reverse(row.memory_mib)),
-        TenantOrder::Used => rows.sort_by_key(|row| Reverse(row.used_mib.unwrap_or(0))),
+        TenantOrder::Share => {
+            rows.sort_by_key(|row| Reverse(row.tenant.allocated.share_millionths))
+        }
+        TenantOrder::Mem => rows.sort_by_key(|row| Reverse(row.tenant.allocated.memory_mib)),
+        TenantOrder::Used => rows.sort_by_key(|row| Reverse(row.tenant.used_mib.unwrap_or(0))),
     }
     rows
 }

@@ -1,7 +1,11 @@
 //! The rows of `gpupack top`: cells of nodes, GPUs and tenants.
 
-use crate::cli::base::plain::Mood;
-use crate::cli::top::state::{GpuItem, NodeItem, TenantItem};
+use crate::api::kind::{ApiVersion, DeviceListKind, NodeListKind, TenantListKind};
+use crate::api::state::{DeviceKind, Health, Node, NodeReporting, PodState, Tenant};
+use crate::api::top::{DeviceItem, DeviceList, NodeList, TenantItem, TenantList};
+use crate::cli::base::failure::Failure;
+use crate::cli::base::plain::{Mood, json};
+use crate::cli::top::sums::Sums;
 
 /// Cells of the bar that shows the tenants of a GPU.
 const BAR_CELLS: u64 = 8;
@@ -17,9 +21,7 @@ const VENDORS: [&str; 3] = ["NVIDIA ", "Tesla ", "GeForce "];
 const WHOLE: u64 = 1_000_000;
 
 /// A kind of row.
-pub(crate) trait Row: serde::Serialize {
-    /// The kind of a list of them in JSON.
-    const KIND: &'static str;
+pub(crate) trait Row: Sized {
     /// Titles of the columns; the last is the state.
     const TITLES: &'static [&'static str];
     /// The columns that are numbers.
@@ -28,114 +30,154 @@ pub(crate) trait Row: serde::Serialize {
     fn cells(&self, no_unicode: bool) -> Vec<String>;
     /// The state, for its color.
     fn mood(&self) -> Mood;
+    /// The rows as JSON.
+    ///
+    /// # Errors
+    /// Those of [`json`].
+    fn json(items: Vec<Self>) -> Result<String, Failure>;
 }
 
-impl Row for NodeItem {
-    const KIND: &'static str = "NodeList";
+impl Row for Node {
     const TITLES: &'static [&'static str] =
         &["NAME", "MODEL", "GPUS", "EMPTY", "SHARE", "MEM", "USED", "FREE-MAX", "PODS", "STATE"];
     const RIGHT: &'static [usize] = &[2, 3, 4, 5, 6, 7, 8];
 
     fn cells(&self, _no_unicode: bool) -> Vec<String> {
-        let devices = u64::try_from(self.gpus).unwrap_or(u64::MAX);
-        let model = match self.models.as_slice() {
-            [] => "-".to_owned(),
-            [one] => short(one),
-            [first, others @ ..] => format!("{}+{}", short(first), others.len()),
+        let sums = Sums::of(self);
+        let devices = u64::try_from(sums.gpus).unwrap_or(u64::MAX);
+        let mut models = sums.models.iter();
+        let model = match (models.next(), models.len()) {
+            (None, _) => "-".to_owned(),
+            (Some(one), 0) => short(one),
+            (Some(first), others) => format!("{}+{others}", short(first)),
         };
         vec![
             self.name.clone(),
             model,
-            self.gpus.to_string(),
-            self.empty_gpus.to_string(),
-            percent(self.booked_share_millionths, devices.saturating_mul(WHOLE)),
-            percent(self.booked_mib, self.capacity_mib),
-            used(self.used_mib, self.capacity_mib),
-            share(self.largest_free_share_millionths),
-            self.tenants.to_string(),
-            match (self.state.as_str(), self.overbooked_gpus, self.unhealthy_gpus) {
-                ("reporting", 0, 0) => "ok".to_owned(),
-                ("reporting", 0, ill) => format!("unhealthy:{ill}"),
-                ("reporting", over, _) => format!("overbooked:{over}"),
-                (state, _, _) => state.to_owned(),
+            sums.gpus.to_string(),
+            sums.empty.to_string(),
+            percent(sums.allocated.share_millionths, devices.saturating_mul(WHOLE)),
+            percent(sums.allocated.memory_mib, sums.capacity_mib),
+            used(sums.used_mib, sums.capacity_mib),
+            share(sums.largest_free_share_millionths),
+            sums.tenants.to_string(),
+            match (self.state, sums.overallocated, sums.unhealthy) {
+                (NodeReporting::Reporting, 0, 0) => "ok".to_owned(),
+                (NodeReporting::Reporting, 0, ill) => format!("Unhealthy:{ill}"),
+                (NodeReporting::Reporting, over, _) => format!("Overallocated:{over}"),
+                (state, _, _) => format!("{state:?}"),
             },
         ]
     }
 
     fn mood(&self) -> Mood {
-        match self.state.as_str() {
-            _ if self.overbooked_gpus + self.unhealthy_gpus > 0 => Mood::Bad,
-            "reporting" => Mood::Good,
-            _ => Mood::Odd,
+        let sums = Sums::of(self);
+        match self.state {
+            _ if sums.overallocated + sums.unhealthy > 0 => Mood::Bad,
+            NodeReporting::Reporting => Mood::Good,
+            NodeReporting::NeverReported | NodeReporting::Silent | NodeReporting::Gone => Mood::Odd,
         }
+    }
+
+    fn json(items: Vec<Self>) -> Result<String, Failure> {
+        json(&NodeList { api_version: ApiVersion::default(), kind: NodeListKind::default(), items })
     }
 }
 
-impl Row for GpuItem {
-    const KIND: &'static str = "GpuList";
+impl Row for DeviceItem {
     const TITLES: &'static [&'static str] =
         &["NODE", "GPU", "MODEL", "SHARE", "MEM", "USED", "FREE", "PODS", "BAR", "STATE"];
     const RIGHT: &'static [usize] = &[1, 3, 4, 5, 6, 7];
 
     fn cells(&self, no_unicode: bool) -> Vec<String> {
-        let model = match &self.profile {
-            Some(profile) => format!("{} {profile}", short(&self.model)),
-            None => short(&self.model),
+        let device = &self.device;
+        let model = match &device.mig_profile {
+            Some(profile) => format!("{} {profile}", short(&device.model)),
+            None => short(&device.model),
         };
+        let tenants = device.tenants.iter();
+        let shares: Vec<u64> = tenants.map(|tenant| tenant.allocated.share_millionths).collect();
         vec![
             self.node.clone(),
-            self.index.to_string(),
+            device.index.to_string(),
             model,
-            share(self.booked_share_millionths),
-            percent(self.booked_mib, self.capacity_mib),
-            used(self.used_mib, self.capacity_mib),
-            share(self.free_share_millionths),
-            self.tenants.to_string(),
-            bar(&self.shares, if no_unicode { ASCII_SHADES } else { SHADES }),
-            self.state.clone(),
-        ]
-    }
-
-    fn mood(&self) -> Mood {
-        match self.state.as_str() {
-            "ok" | "mig" => Mood::Good,
-            "silent" | "never_reported" | "gone" | "KubeletOwned" => Mood::Odd,
-            _ => Mood::Bad,
-        }
-    }
-}
-
-impl Row for TenantItem {
-    const KIND: &'static str = "TenantList";
-    const TITLES: &'static [&'static str] =
-        &["NAMESPACE", "POD", "NODE", "GPU", "SHARE", "MEM", "USED", "HELD-BY", "STATE"];
-    const RIGHT: &'static [usize] = &[3, 4, 5, 6];
-
-    fn cells(&self, _no_unicode: bool) -> Vec<String> {
-        vec![
-            self.namespace.clone(),
-            self.pod.clone(),
-            self.node.clone(),
-            self.gpu_index.to_string(),
-            share(self.share_millionths),
-            gib(self.memory_mib),
-            self.used_mib.map_or_else(|| "-".to_owned(), gib),
-            self.protection_verified.clone(),
-            match self.used_mib {
-                Some(used) if used > self.memory_mib => "over".to_owned(),
-                Some(_) | None if self.state == "confirmed" => "ok".to_owned(),
-                Some(_) | None => self.state.clone(),
+            share(device.allocated.share_millionths),
+            percent(device.allocated.memory_mib, device.capacity_mib),
+            used(device.used_mib, device.capacity_mib),
+            share(device.free.share_millionths),
+            device.tenants.len().to_string(),
+            bar(&shares, if no_unicode { ASCII_SHADES } else { SHADES }),
+            match (self.node_state, device.health, &device.fault) {
+                (NodeReporting::Reporting, Health::Healthy, _) if device.overallocated => {
+                    "Overallocated".to_owned()
+                }
+                (NodeReporting::Reporting, Health::Healthy, _) => match device.kind {
+                    DeviceKind::MigParent => "Mig".to_owned(),
+                    DeviceKind::Gpu | DeviceKind::MigInstance => "ok".to_owned(),
+                },
+                (NodeReporting::Reporting, Health::Unhealthy, Some(fault)) => fault.clone(),
+                (NodeReporting::Reporting, health, _) => format!("{health:?}"),
+                (state, _, _) => format!("{state:?}"),
             },
         ]
     }
 
     fn mood(&self) -> Mood {
-        match self.used_mib {
-            Some(used) if used > self.memory_mib => Mood::Bad,
-            Some(_) | None if self.state == "confirmed" => Mood::Good,
-            Some(_) | None => Mood::Odd,
+        match (self.node_state, self.device.health) {
+            (NodeReporting::Reporting, Health::Healthy) if !self.device.overallocated => Mood::Good,
+            (NodeReporting::Reporting, Health::Healthy | Health::Unhealthy) => Mood::Bad,
+            (_, _) => Mood::Odd,
         }
     }
+
+    fn json(items: Vec<Self>) -> Result<String, Failure> {
+        let (api_version, kind) = (ApiVersion::default(), DeviceListKind::default());
+        json(&DeviceList { api_version, kind, items })
+    }
+}
+
+impl Row for TenantItem {
+    const TITLES: &'static [&'static str] =
+        &["NAMESPACE", "POD", "NODE", "GPU", "SHARE", "MEM", "USED", "ISOLATION", "STATE"];
+    const RIGHT: &'static [usize] = &[3, 4, 5, 6];
+
+    fn cells(&self, _no_unicode: bool) -> Vec<String> {
+        let tenant = &self.tenant;
+        let (namespace, name) = tenant.pod.split_once('/').unwrap_or(("", &tenant.pod));
+        vec![
+            namespace.to_owned(),
+            name.to_owned(),
+            self.node.clone(),
+            self.gpu_index.to_string(),
+            share(tenant.allocated.share_millionths),
+            gib(tenant.allocated.memory_mib),
+            tenant.used_mib.map_or_else(|| "-".to_owned(), gib),
+            format!("{:?}", tenant.isolation.verified),
+            match tenant.state {
+                _ if is_over(tenant) => "Over".to_owned(),
+                PodState::Confirmed => "ok".to_owned(),
+                state => format!("{state:?}"),
+            },
+        ]
+    }
+
+    fn mood(&self) -> Mood {
+        match self.tenant.state {
+            _ if is_over(&self.tenant) => Mood::Bad,
+            PodState::Confirmed => Mood::Good,
+            PodState::Waiting | PodState::Assumed | PodState::Draining => Mood::Odd,
+        }
+    }
+
+    fn json(items: Vec<Self>) -> Result<String, Failure> {
+        let (api_version, kind) = (ApiVersion::default(), TenantListKind::default());
+        json(&TenantList { api_version, kind, items })
+    }
+}
+
+/// Whether a tenant uses more than it holds.
+fn is_over(tenant: &Tenant) -> bool {
+    tenant.used_mib > Some(tenant.allocated.memory_mib)
 }
 
 /// A product name without its vendor.

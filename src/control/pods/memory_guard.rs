@@ -5,9 +5,9 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
 use tokio::time::MissedTickBehavior;
 
+use crate::api::state;
 use crate::control::shared::app::{App, Truth};
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::MemMib;
@@ -32,30 +32,15 @@ pub(crate) struct Told<'a> {
     pub(crate) used: MemMib,
 }
 
-/// One over-limit pod on a device, for `/v1/state`.
-#[derive(Debug, Serialize)]
-pub struct OverLimitPodView {
-    /// UID of the pod.
-    pub pod_uid: String,
-    /// `namespace/name`.
-    pub pod: String,
-    /// Memory that it uses.
-    pub used_mib: u64,
-    /// Memory that it may use: what it holds, or its limit if that is more.
-    pub allowed_mib: u64,
-    /// How many usage samples in a row, up to the last, show it so.
-    pub sightings: u32,
-}
-
 /// The over-limit pods on a device of `node`.
-pub(crate) fn over_users(node: &NodeState, on: &OnDevice) -> Vec<OverLimitPodView> {
+pub(crate) fn over_limit_pods(node: &NodeState, on: &OnDevice) -> Vec<state::OverLimitPod> {
     let over = on.pods.iter().filter(|(_, seen)| seen.lists_over > 0);
-    let view = |(uid, seen): (&PodUid, &Use)| OverLimitPodView {
+    let view = |(uid, seen): (&PodUid, &Use)| state::OverLimitPod {
         pod_uid: uid.to_string(),
         pod: node.reservation(uid).map(|held| held.pod.name.to_string()).unwrap_or_default(),
         used_mib: seen.used.mib(),
         allowed_mib: seen.allowed.mib(),
-        sightings: seen.lists_over,
+        samples: seen.lists_over,
     };
     over.map(view).collect()
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
-
+use crate::api::moves;
+use crate::api::moves::{EmptyProposal, Location, MoveProposals, PlaceProposal};
 use crate::control::shared::app::App;
 use crate::ledger::query::questions::PlacementRequest;
 use crate::ledger::suggest::displacement::MOST_MOVES;
@@ -18,79 +18,24 @@ const MOST_REQUESTS: usize = 20;
 /// Most GPUs that are proposed to be emptied.
 const MOST_GPUS: usize = 20;
 
-/// What could be moved.
-#[derive(Debug, Default, Serialize)]
-pub struct Proposals {
-    /// For pods that no node fits, the most important first; one pod stands for all equal requests.
-    pub to_place: Vec<PlaceProposal>,
-    /// GPUs that can be emptied onto others in use. Only while nothing waits.
-    pub to_empty: Vec<EmptyProposal>,
+fn location(placement: &Placement) -> Location {
+    let devices = placement.devices.iter().map(|device| device.id.to_string());
+    Location { node: placement.node.to_string(), devices: devices.collect() }
 }
 
-/// Moves that make room for a waiting pod.
-#[derive(Debug, Serialize)]
-pub struct PlaceProposal {
-    /// `namespace/name`.
-    pub pod: String,
-    /// Waiting pods with the same request.
-    pub pods: usize,
-    /// Where it would fit after the moves.
-    pub to: PlaceView,
-    /// The moves.
-    pub moves: Vec<MoveView>,
-}
-
-/// Moves that leave a GPU without tenants.
-#[derive(Debug, Serialize)]
-pub struct EmptyProposal {
-    /// The node.
-    pub node: String,
-    /// UUID of the GPU.
-    pub device: String,
-    /// The moves.
-    pub moves: Vec<MoveView>,
-}
-
-/// One pod that would move.
-#[derive(Debug, Serialize)]
-pub struct MoveView {
-    /// `namespace/name`.
-    pub pod: String,
-    /// Where it runs.
-    pub from: PlaceView,
-    /// Where it would run.
-    pub to: PlaceView,
-}
-
-/// A node and devices of it.
-#[derive(Debug, Serialize)]
-pub struct PlaceView {
-    /// The node.
-    pub node: String,
-    /// UUIDs of the devices.
-    pub devices: Vec<String>,
-}
-
-impl PlaceView {
-    fn of(placement: &Placement) -> Self {
-        let devices = placement.devices.iter().map(|device| device.id.to_string());
-        Self { node: placement.node.to_string(), devices: devices.collect() }
-    }
-}
-
-/// The moves of a relocation, for JSON.
-pub fn views(moves: &[Move]) -> Vec<MoveView> {
-    let view = |one: &Move| MoveView {
+/// The moves of a relocation.
+pub fn listed(moves: &[Move]) -> Vec<moves::Move> {
+    let one = |one: &Move| moves::Move {
         pod: one.pod.to_string(),
-        from: PlaceView::of(&one.from),
-        to: PlaceView::of(&one.to),
+        from: location(&one.from),
+        to: location(&one.to),
     };
-    moves.iter().map(view).collect()
+    moves.iter().map(one).collect()
 }
 
 /// What could be moved now. Looks at every node for each different request: tens of milliseconds in
 /// a large cluster.
-pub fn proposals(app: &App) -> Proposals {
+pub fn proposals(app: &App) -> MoveProposals {
     let mut waiting: Vec<(WaitingState, usize)> = Vec::new();
     let mut known: BTreeMap<PlacementRequest, usize> = BTreeMap::new();
     for state in app.waiting.all().into_iter().filter(|state| state.refused.is_some()) {
@@ -108,15 +53,18 @@ pub fn proposals(app: &App) -> Proposals {
         let view = found.map(|found| EmptyProposal {
             node: found.node.to_string(),
             device: found.device.to_string(),
-            moves: views(&found.moves),
+            moves: listed(&found.moves),
         });
-        return Proposals { to_empty: view.collect(), ..Proposals::default() };
+        return MoveProposals { to_empty: view.collect(), ..MoveProposals::default() };
     }
     let place = |(state, pods): (WaitingState, usize)| {
         let Relocation { placement, moves } =
             app.ledger.moves(&state.waiting.question, MOST_MOVES)?;
         let pod = state.waiting.pod.to_string();
-        Some(PlaceProposal { pod, pods, to: PlaceView::of(&placement), moves: views(&moves) })
+        Some(PlaceProposal { pod, pods, to: location(&placement), moves: listed(&moves) })
     };
-    Proposals { to_place: waiting.into_iter().filter_map(place).collect(), ..Proposals::default() }
+    MoveProposals {
+        to_place: waiting.into_iter().filter_map(place).collect(),
+        ..MoveProposals::default()
+    }
 }

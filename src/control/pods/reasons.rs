@@ -61,8 +61,12 @@ fn tell(app: &App, uid: &PodUid) {
     };
     let question = &state.waiting.question;
     let suggestions = app.reasons.recent(&app.ledger, question, app.clock.now());
-    let mends = wording::mends(question, &suggestions, rejections.keys().copied());
-    app.tell(&state.waiting.pod, NoticeReason::NoGpuFits, wording::sentence(&rejections, &mends));
+    let suggestions = wording::suggestions(question, &suggestions, rejections.keys().copied());
+    app.tell(
+        &state.waiting.pod,
+        NoticeReason::NoGpuFits,
+        wording::sentence(&rejections, &suggestions),
+    );
 }
 
 fn look_again(app: &App) {

@@ -26,17 +26,17 @@ pub(crate) const NOT_REFUSED: &str =
 
 /// Why a pod waits that has scheduling gates.
 pub(crate) const GATED: &str =
-    "it has scheduling gates: kube-scheduler does not look at it before they are taken away";
+    "it has scheduling gates: kube-scheduler does not look at it before they are removed";
 
 /// What to do about a request that cannot be read.
-pub(crate) const MEND_REQUEST: &str =
-    "mend the annotation in the pod's template and create the pod anew";
+pub(crate) const SUGGESTION_REQUEST: &str =
+    "fix the annotation in the pod's template and create the pod again";
 
 /// Most obstacles in one sentence.
 const MOST_OBSTACLES: usize = 4;
 
 /// Most suggestions in one sentence.
-const MOST_MENDS: usize = 3;
+const MOST_SUGGESTIONS: usize = 3;
 
 /// Most pods in one suggestion.
 const MOST_PODS: usize = 5;
@@ -56,7 +56,7 @@ pub(crate) fn verdict(fitting: usize, nodes: usize, closest: Option<Rejection>) 
 }
 
 /// All that fits into an event: how many nodes refuse for which reason, and what would help.
-pub(crate) fn sentence(rejections: &BTreeMap<Rejection, usize>, mends: &[String]) -> String {
+pub(crate) fn sentence(rejections: &BTreeMap<Rejection, usize>, suggestions: &[String]) -> String {
     let nodes: usize = rejections.values().sum();
     let mut sentence = format!("none of {nodes} nodes fits");
     let mut closest: Vec<_> = rejections.iter().collect();
@@ -68,22 +68,24 @@ pub(crate) fn sentence(rejections: &BTreeMap<Rejection, usize>, mends: &[String]
             sentence += &format!(" ({missing})");
         }
     }
-    for (mend, how) in mends.iter().take(MOST_MENDS).zip(["; mend", "; or", "; or"]) {
-        sentence += &format!("{how}: {mend}");
+    for (suggestion, how) in
+        suggestions.iter().take(MOST_SUGGESTIONS).zip(["; suggestion", "; or", "; or"])
+    {
+        sentence += &format!("{how}: {suggestion}");
     }
     sentence
 }
 
 /// What would help, the cheapest first: the ledger's suggestions, then what an operator could do.
-pub(crate) fn mends(
+pub(crate) fn suggestions(
     question: &PlacementRequest,
     suggestions: &[Suggestion],
     rejections: impl IntoIterator<Item = Rejection>,
 ) -> Vec<String> {
     let found = suggestions.iter().map(|suggestion| words(question, suggestion));
-    let mut told = BTreeSet::new();
-    let of_operator = rejections.into_iter().filter_map(Rejection::mend).map(str::to_owned);
-    found.chain(of_operator).filter(|mend| told.insert(mend.clone())).collect()
+    let mut seen = BTreeSet::new();
+    let of_operator = rejections.into_iter().filter_map(Rejection::suggestion).map(str::to_owned);
+    found.chain(of_operator).filter(|suggestion| seen.insert(suggestion.clone())).collect()
 }
 
 /// One suggestion in words.
@@ -91,7 +93,7 @@ pub(crate) fn words(question: &PlacementRequest, suggestion: &Suggestion) -> Str
     let node = &suggestion.node;
     match &suggestion.change {
         Change::Claimed => format!(
-            "wait some seconds: the room on node {node} is held back for a pod that is being bound"
+            "wait some seconds: the room on node {node} is held for a pod that is being bound"
         ),
         Change::Ending(pods) => format!(
             "wait some seconds: processes of {} may still hold the room on node {node}",
@@ -104,12 +106,12 @@ pub(crate) fn words(question: &PlacementRequest, suggestion: &Suggestion) -> Str
             format!("end {} ({} GPU): it fits on node {node} then", named(pods), way.moved)
         }
         Change::Kubelet(devices) => format!(
-            "{devices} GPUs that would take it are kubelet's (a device plugin hands them out), on node \
-             {node} for one: turn the plugin off there to give them to gpupack, or ask for \
+            "{devices} GPUs that would take it belong to kubelet (a device plugin allocates them), for \
+             example on node {node}: turn the plugin off there to give them to gpupack, or request \
              `nvidia.com/gpu` without gpupack"
         ),
         Change::Heal(devices) => format!(
-            "{devices} GPUs that would take it are unhealthy, on node {node} for one: see `ailment` in \
+            "{devices} GPUs that would take it are unhealthy, for example on node {node}: see `fault` in \
              /v1/state"
         ),
     }
@@ -118,7 +120,7 @@ pub(crate) fn words(question: &PlacementRequest, suggestion: &Suggestion) -> Str
 /// The changed request that a suggestion proposes.
 fn asking(question: &PlacementRequest, lever: Lever, changed: &PlacementRequest) -> String {
     let host = |amount: String, less: u64, unit: &str, of: &str| {
-        format!("ask for {amount} of {of}, {less}{unit} less")
+        format!("request {amount} of {of}, {less}{unit} less")
     };
     match lever {
         Lever::Cpu => {
@@ -128,7 +130,7 @@ fn asking(question: &PlacementRequest, lever: Lever, changed: &PlacementRequest)
         Lever::HostMemory => {
             let (asked, now) = (question.host.memory, changed.host.memory);
             let less = asked.mib().saturating_sub(now.mib());
-            return host(now.to_string(), less, " MiB", "main memory");
+            return host(now.to_string(), less, " MiB", "host memory");
         }
         Lever::Share
         | Lever::Memory
@@ -140,11 +142,11 @@ fn asking(question: &PlacementRequest, lever: Lever, changed: &PlacementRequest)
     }
     let (Some(asked), Some(now)) = (&question.gpu, &changed.gpu) else { return String::new() };
     match lever {
-        Lever::Devices => format!("ask for {} devices in place of {}", now.count, asked.count),
+        Lever::Devices => format!("request {} devices instead of {}", now.count, asked.count),
         Lever::Model => {
             let is_new = |name: &&str| !asked.models.names().any(|known| known == *name);
             let names: Vec<&str> = now.models.names().filter(is_new).collect();
-            format!("accept the model {} too, in `gpupack.dev/gpu-model`", names.join(" or "))
+            format!("also accept the model {} in `gpupack.dev/gpu-model`", names.join(" or "))
         }
         Lever::Isolation => {
             let accepted = match now.isolation {
@@ -160,7 +162,7 @@ fn asking(question: &PlacementRequest, lever: Lever, changed: &PlacementRequest)
         | Lever::Whole
         | Lever::Cpu
         | Lever::HostMemory => {
-            format!("ask for {} in place of {}", key(&now.amount, lever), amount(&asked.amount))
+            format!("request {} instead of {}", key(&now.amount, lever), amount(&asked.amount))
         }
     }
 }

@@ -59,10 +59,10 @@ impl StartFault {
     }
 
     /// What the reader can do.
-    pub fn mend(self) -> &'static str {
+    pub fn suggestion(self) -> &'static str {
         match self {
             Self::UnknownDevice => {
-                "delete the pod, so that it is placed anew; where `nvidia-smi -L` on the node does not \
+                "delete the pod, so that it is placed again; where `nvidia-smi -L` on the node does not \
                  show the device, the GPU was lost or taken out, or its MIG instance destroyed"
             }
             Self::UnresolvedName => {
@@ -72,7 +72,7 @@ impl StartFault {
             }
             Self::NoDriver => "install the driver on the node, or wait until its operator has",
             Self::MemoryLimit => {
-                "set `webhook.memory_limit: none` and create the pod anew, or give every node of \
+                "set `webhook.memory_limit: none` and create the pod again, or give every node of \
                  gpupack driver r615 and control groups version 2"
             }
         }
@@ -103,7 +103,7 @@ impl StartFailure {
 
     /// The cause, the fix, and the text of the runtime.
     pub fn note(&self) -> String {
-        format!("{self}: {}. The runtime says: {}", self.fault.mend(), self.words)
+        format!("{self}: {}. The runtime says: {}", self.fault.suggestion(), self.words)
     }
 }
 
@@ -213,7 +213,7 @@ mod tests {
         ] {
             let state = json!({"waiting": {"reason": "RunContainerError", "message": message}});
             check(json!({ "state": state }), Some(fault));
-            assert!(!fault.mend().is_empty() && !fault.cause().is_empty());
+            assert!(!fault.suggestion().is_empty() && !fault.cause().is_empty());
         }
         let other = json!({"waiting": {"reason": "RunContainerError", "message": "no such file"}});
         check(json!({ "state": other }), None);

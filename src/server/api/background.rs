@@ -8,12 +8,13 @@ use futures::StreamExt;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
+use crate::api::moves::MoveProposals;
 use crate::control::bind::edits::{restoring, tell_edited};
 use crate::control::bind::settle::settle_abandoned;
 use crate::control::pods::memory_guard::{
     Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected,
 };
-use crate::control::pods::proposals::{Proposals, proposals};
+use crate::control::pods::proposals::proposals;
 use crate::control::pods::reasons::explaining;
 use crate::control::pods::requeue::RequeueLoop;
 use crate::control::pods::teams;
@@ -173,7 +174,7 @@ async fn proposing(app: &Arc<App>) {
         interval.tick().await;
         let worker = Arc::clone(app);
         let found = tokio::task::spawn_blocking(move || proposals(&worker)).await;
-        let Ok(Proposals { to_place, to_empty }) = found else { continue };
+        let Ok(MoveProposals { to_place, to_empty, .. }) = found else { continue };
         let mut placeable = [0; MOST_MOVES];
         for proposal in to_place {
             if let Some(pods) = placeable.get_mut(proposal.moves.len() - 1) {

@@ -3,22 +3,25 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::get;
-use serde::Deserialize;
 use tokio::sync::Semaphore;
 
+use crate::api::advice::{Advice, AdviseQuery};
+use crate::api::error::Error;
+use crate::api::explain::{ExplainQuery, Explanation};
+use crate::api::moves::MoveProposals;
+use crate::api::state::{State as LedgerState, StateQuery};
+use crate::api::waiting::{WaitingPodList, WaitingQuery};
 use crate::control::pods::proposals;
 use crate::control::shared::app::App;
 use crate::kube_api::pod::seen_pod::{LONGEST_NAME, LONGEST_NAMESPACE};
-use crate::server::http::respond::{encoded, json, refusal};
+use crate::server::http::respond::{ReadQuery, encoded, json, refusal};
 use crate::server::page::routes;
 use crate::server::page::service::{Service, look, look_in_turn, too_long, turn_of};
-use crate::server::views::advice::AdviseQuery;
 use crate::server::views::explain::explain_named;
-use crate::server::views::waiting::WaitingQuery;
 use crate::server::views::{advice, inspect, waiting};
 
 /// Routes of the queries by the page and the command line. They change nothing.
@@ -32,13 +35,15 @@ pub(crate) fn routes() -> Router<Service> {
         .merge(routes::routes())
 }
 
-#[derive(Deserialize)]
-struct StateQuery {
-    node: Option<String>,
-}
-
-/// The whole ledger, or one node of it.
-async fn state(State(service): State<Service>, Query(query): Query<StateQuery>) -> Response {
+/// The ledger: all nodes and pods, or one node with its pods.
+#[utoipa::path(get, path = "/v1/state", tag = "people", params(StateQuery), responses(
+    (status = 200, description = "For 5,000 nodes some 40 MB.", body = LedgerState),
+    (status = "default", description = "404: no node has this name. 503: too many slow queries.", body = Error),
+))]
+pub(crate) async fn state(
+    State(service): State<Service>,
+    ReadQuery(query): ReadQuery<StateQuery>,
+) -> Response {
     let Some(name) = query.node else {
         let _turn = match turn_of(&WHOLE).await {
             Ok(turn) => turn,
@@ -50,15 +55,10 @@ async fn state(State(service): State<Service>, Query(query): Query<StateQuery>) 
     if name.len() > LONGEST_NAME {
         return too_long("node", LONGEST_NAME);
     }
-    match inspect::node(&service.app, &name) {
-        Some(node) => encoded(&node),
+    match inspect::state_of(&service.app, &name) {
+        Some(state) => encoded(&state),
         None => refusal(StatusCode::NOT_FOUND, &format!("node `{name}` is not known here")),
     }
-}
-
-#[derive(Deserialize)]
-struct ExplainQuery {
-    pod: Option<String>,
 }
 
 /// Allows one caller at a time to write the whole ledger as JSON: it takes tens of megabytes.
@@ -75,12 +75,28 @@ pub(crate) async fn scrape(
     look_in_turn(&SCRAPES, app, look).await
 }
 
-async fn moves(State(service): State<Service>) -> Response {
+/// Moves of running pods that would make room for waiting pods, or empty a GPU while none waits.
+///
+/// gpupack moves nothing itself.
+#[utoipa::path(get, path = "/v1/moves", tag = "people", responses(
+    (status = 200, description = "The proposals.", body = MoveProposals),
+    (status = "default", description = "503: too many slow queries.", body = Error),
+))]
+pub(crate) async fn moves(State(service): State<Service>) -> Response {
     let found = look(&service.app, proposals::proposals).await;
     found.map_or_else(|refused| refused, |found| encoded(&found))
 }
 
-async fn advise(State(service): State<Service>, Query(query): Query<AdviseQuery>) -> Response {
+/// Which pods hold GPUs without need, what request would have been enough, and how finely each pool
+/// could be shared.
+#[utoipa::path(get, path = "/v1/advise", tag = "people", params(AdviseQuery), responses(
+    (status = 200, description = "The advice.", body = Advice),
+    (status = "default", description = "400: the query cannot be read. 503: too many slow queries.", body = Error),
+))]
+pub(crate) async fn advise(
+    State(service): State<Service>,
+    ReadQuery(query): ReadQuery<AdviseQuery>,
+) -> Response {
     if is_long(query.namespace.as_deref()) {
         return too_long("namespace", LONGEST_NAMESPACE);
     }
@@ -88,9 +104,18 @@ async fn advise(State(service): State<Service>, Query(query): Query<AdviseQuery>
     found.map_or_else(|refused| refused, |found| encoded(&found))
 }
 
-async fn waiting_pods(
+/// The pods that wait: those with a refused request first, then by priority and age, those with
+/// scheduling gates last.
+///
+/// For the first 20 different requests the suggestion is at most 5 s old. Later ones have the one
+/// that was found last, as far as it still helps.
+#[utoipa::path(get, path = "/v1/waiting", tag = "people", params(WaitingQuery), responses(
+    (status = 200, description = "The waiting pods.", body = WaitingPodList),
+    (status = "default", description = "400: the query cannot be read. 503: too many slow queries.", body = Error),
+))]
+pub(crate) async fn waiting_pods(
     State(service): State<Service>,
-    Query(query): Query<WaitingQuery>,
+    ReadQuery(query): ReadQuery<WaitingQuery>,
 ) -> Response {
     if is_long(query.namespace.as_deref()) {
         return too_long("namespace", LONGEST_NAMESPACE);
@@ -99,10 +124,18 @@ async fn waiting_pods(
     found.map_or_else(|refused| refused, |found| encoded(&found))
 }
 
-async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuery>) -> Response {
+/// Why a pod waits and what would help, by the current ledger; or where it is placed.
+#[utoipa::path(get, path = "/v1/explain", tag = "people", params(ExplainQuery), responses(
+    (status = 200, description = "The explanation.", body = Explanation),
+    (status = "default", description = "404: the pod does not wait for a GPU, and holds none.", body = Error),
+))]
+pub(crate) async fn explain(
+    State(service): State<Service>,
+    ReadQuery(query): ReadQuery<ExplainQuery>,
+) -> Response {
     let asked = query.pod.as_deref().and_then(|pod| pod.split_once('/'));
     let Some((namespace, name)) = asked else {
-        let error = "say which pod: /v1/explain?pod=NAMESPACE/NAME";
+        let error = "name the pod: /v1/explain?pod=NAMESPACE/NAME";
         return refusal(StatusCode::BAD_REQUEST, error);
     };
     if namespace.len() > LONGEST_NAMESPACE || name.len() > LONGEST_NAME {
@@ -114,8 +147,8 @@ async fn explain(State(service): State<Service>, Query(query): Query<ExplainQuer
         Ok(Some(explanation)) => encoded(&explanation),
         Ok(None) => {
             let error = format!(
-                "pod `{namespace}/{name}` is not known here: it does not exist, asks for no GPU, or is not one of \
-                 our schedulers' ({})",
+                "pod `{namespace}/{name}` is not known here: it does not exist, requests no GPU, or has \
+                 another scheduler than {}",
                 service.app.config.scheduler_names.join(", ")
             );
             refusal(StatusCode::NOT_FOUND, &error)

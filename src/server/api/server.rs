@@ -11,6 +11,7 @@ use axum::{Router, middleware};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
+use crate::api::error::{Error, LogLevel};
 use crate::config::file::LogLevelEndpoint;
 use crate::control::bind::binding;
 use crate::control::shared::app::App;
@@ -25,7 +26,7 @@ use crate::server::api::queries::scrape as scraped;
 use crate::server::api::{queries, reports, scrape};
 use crate::server::http::exchange::PeerAddress;
 use crate::server::http::limits::Limits;
-use crate::server::http::respond::{json, refusal};
+use crate::server::http::respond::{encoded, json, refusal};
 use crate::server::http::{browser, connections};
 use crate::server::page::live;
 use crate::server::page::service::{Service, too_long};
@@ -137,7 +138,7 @@ async fn until_answered(
     tokio::select! {
         () = serving => {}
         () = live::run(&service.app, &service.live) => {}
-        () = late => tracing::warn!("somebody does not take an answer: not waiting any longer"),
+        () = late => tracing::warn!("a client does not take its answer: not waiting any longer"),
     }
 }
 
@@ -160,7 +161,15 @@ async fn in_turn(
     answered.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
 }
 
-async fn filter(State(service): State<Service>, body: Bytes) -> Response {
+/// Which nodes fit a pod; called by kube-scheduler.
+///
+/// The bodies are `ExtenderArgs` and `ExtenderFilterResult` of
+/// [k8s.io/kube-scheduler/extender/v1](https://pkg.go.dev/k8s.io/kube-scheduler/extender/v1).
+#[utoipa::path(post, path = "/v1/filter", tag = "kube-scheduler", request_body = Object, responses(
+    (status = 200, description = "An `ExtenderFilterResult`.", body = Object),
+    (status = 400, description = "The body cannot be read.", body = Error),
+))]
+pub(crate) async fn filter(State(service): State<Service>, body: Bytes) -> Response {
     let answer = move |body: &[u8]| {
         let app = &service.app;
         let started = app.clock.precise();
@@ -169,7 +178,15 @@ async fn filter(State(service): State<Service>, body: Bytes) -> Response {
     in_turn(&LARGE_BODIES, body, answer).await
 }
 
-async fn prioritize(State(service): State<Service>, body: Bytes) -> Response {
+/// The score of each node for a pod; called by kube-scheduler.
+///
+/// The bodies are `ExtenderArgs` and `HostPriorityList` of
+/// [k8s.io/kube-scheduler/extender/v1](https://pkg.go.dev/k8s.io/kube-scheduler/extender/v1).
+#[utoipa::path(post, path = "/v1/prioritize", tag = "kube-scheduler", request_body = Object, responses(
+    (status = 200, description = "A `HostPriorityList`.", body = Vec<Object>),
+    (status = 400, description = "The body cannot be read.", body = Error),
+))]
+pub(crate) async fn prioritize(State(service): State<Service>, body: Bytes) -> Response {
     let answer = move |body: &[u8]| {
         let app = &service.app;
         let started = app.clock.precise();
@@ -178,14 +195,30 @@ async fn prioritize(State(service): State<Service>, body: Bytes) -> Response {
     in_turn(&LARGE_BODIES, body, answer).await
 }
 
-async fn bind_pod(State(service): State<Service>, body: Bytes) -> Response {
+/// Reserves devices and posts the Binding of a pod; called by kube-scheduler.
+///
+/// The bodies are `ExtenderBindingArgs` and `ExtenderBindingResult` of
+/// [k8s.io/kube-scheduler/extender/v1](https://pkg.go.dev/k8s.io/kube-scheduler/extender/v1).
+#[utoipa::path(post, path = "/v1/bind", tag = "kube-scheduler", request_body = Object, responses(
+    (status = 200, description = "An `ExtenderBindingResult`.", body = Object),
+    (status = 400, description = "The body cannot be read.", body = Error),
+))]
+pub(crate) async fn bind_pod(State(service): State<Service>, body: Bytes) -> Response {
     let app = &service.app;
     let started = app.clock.precise();
     let answer = binding::bind(app, &body).await;
     answered(app, Verb::Bind, started, answer)
 }
 
-async fn preempt(State(service): State<Service>, body: Bytes) -> Response {
+/// Which planned evictions are of use; called by kube-scheduler.
+///
+/// The bodies are `ExtenderPreemptionArgs` and `ExtenderPreemptionResult` of
+/// [k8s.io/kube-scheduler/extender/v1](https://pkg.go.dev/k8s.io/kube-scheduler/extender/v1).
+#[utoipa::path(post, path = "/v1/preempt", tag = "kube-scheduler", request_body = Object, responses(
+    (status = 200, description = "An `ExtenderPreemptionResult`.", body = Object),
+    (status = 400, description = "The body cannot be read.", body = Error),
+))]
+pub(crate) async fn preempt(State(service): State<Service>, body: Bytes) -> Response {
     let answer = move |body: &[u8]| {
         let app = &service.app;
         let started = app.clock.precise();
@@ -221,7 +254,17 @@ async fn unknown_verb(Path(verb): Path<String>) -> Response {
     refusal(StatusCode::NOT_FOUND, &error)
 }
 
-async fn take_report(
+/// The report of an agent about its node; see `src/report/wire.rs`.
+#[utoipa::path(put, path = "/v1/nodes/{node}/report", tag = "agents", params(
+    ("node" = String, Path, description = "Name of the node."),
+), request_body = Object, responses(
+    (status = 200, description = "The session, and the allocations if they changed.", body = Object),
+    (status = 404, description = "No node has this name.", body = Object),
+    (status = 409, description = "The session is not the newest of this node.", body = Object),
+    (status = 422, description = "The report cannot be true.", body = Object),
+    (status = 503, description = "Nodes are not listed yet.", body = Object),
+))]
+pub(crate) async fn take_report(
     State(service): State<Service>,
     Path(node): Path<String>,
     body: Bytes,
@@ -236,15 +279,21 @@ async fn take_report(
     in_turn(&LARGE_REPORTS, body, answer).await
 }
 
-/// Changes the log level to the one in the JSON body.
-async fn log_level(State(service): State<Service>, request: Request) -> Response {
+/// Changes the log level while the extender runs.
+#[utoipa::path(put, path = "/v1/log-level", tag = "people", request_body = LogLevel, responses(
+    (status = 200, description = "The new level.", body = LogLevel),
+    (status = 400, description = "The body cannot be read.", body = Error),
+    (status = 403, description = "Only the loopback interface may, if the configuration allows it.", body = Error),
+    (status = 422, description = "The level cannot be read.", body = Error),
+))]
+pub(crate) async fn log_level(State(service): State<Service>, request: Request) -> Response {
     let from = request.extensions().get::<PeerAddress>().copied();
     let is_allowed = match service.app.config.log_level_endpoint {
         LogLevelEndpoint::Off => false,
         LogLevelEndpoint::Loopback => from.is_some_and(|PeerAddress(from)| from.is_loopback()),
     };
     if !is_allowed {
-        let error = "the log level can be changed from the loopback interface alone, and only where \
+        let error = "the log level can be changed from the loopback interface only, and only where \
             `log_level_endpoint` allows it";
         return refusal(StatusCode::FORBIDDEN, error);
     }
@@ -252,14 +301,15 @@ async fn log_level(State(service): State<Service>, request: Request) -> Response
         Ok(body) => body,
         Err(rejection) => return rejection.into_response(),
     };
-    let Ok(level) = serde_json::from_slice::<String>(&body) else {
-        return refusal(
-            StatusCode::BAD_REQUEST,
-            "send the level as a JSON text, such as \"debug\"",
-        );
+    let wanted = match serde_json::from_slice::<LogLevel>(&body) {
+        Ok(wanted) => wanted,
+        Err(error) => {
+            let error = format!("send a body such as {{\"level\": \"debug\"}}: {error}");
+            return refusal(StatusCode::BAD_REQUEST, &error);
+        }
     };
-    match (service.set_log_level)(level.trim()) {
-        Ok(()) => (StatusCode::OK, "ok\n").into_response(),
+    match (service.set_log_level)(wanted.level.trim()) {
+        Ok(()) => encoded(&wanted),
         Err(error) => refusal(StatusCode::UNPROCESSABLE_ENTITY, &error),
     }
 }
@@ -337,7 +387,7 @@ mod tests {
             [("127.0.0.1", 200), ("::1", 200), ("10.0.0.1", 403), ("fd00::1", 403)]
         {
             let request = Request::put("/v1/log-level").header("content-type", "application/json");
-            let mut request = request.body(Body::from("\"debug\"")).unwrap();
+            let mut request = request.body(Body::from("{\"level\": \"debug\"}")).unwrap();
             let address: IpAddr = from.parse().unwrap();
             request.extensions_mut().insert(PeerAddress(address));
             let answer = routes.clone().oneshot(request).await.unwrap();

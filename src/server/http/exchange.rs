@@ -21,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tower::ServiceExt;
 
 use crate::server::http::limits::{Connection, Phase};
+use crate::server::http::respond::error_body;
 
 /// Bytes from which a body is long: several times what an agent sends between two lists of processes.
 const LONG: u64 = 32 << 10;
@@ -204,8 +205,8 @@ impl Drop for Progress {
 
 /// The answer if no more bytes can be held. It is sent so that the client can try again.
 fn overloaded() -> Response<Body> {
-    let error = "too much is on its way to and from gpupack: ask again later";
-    let body = serde_json::json!({ "error": error }).to_string();
+    let error = "too many bytes are on their way to and from gpupack: try again later";
+    let body = error_body(error);
     let head = [
         (header::CONTENT_TYPE, "application/json"),
         (header::CONNECTION, "close"),

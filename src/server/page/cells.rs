@@ -1,45 +1,21 @@
 //! The map of the page: nodes, GPUs and tenants in few bytes each, as there are up to 40,000 GPUs.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use serde::Serialize;
-
+use crate::api::page::{GpuCell, NodeCell, TenantCell};
 use crate::hardware::device::{DeviceKind, Health};
 use crate::hardware::units::{MemMib, Share};
 use crate::model::device_state::DeviceState;
 use crate::model::isolation::{DriverLimits, Mode};
 use crate::model::node_state::NodeState;
 use crate::model::reservation::ReservationState;
-use crate::server::views::inspect::state_name;
+use crate::server::views::inspect::reporting;
 use crate::usage::node_details::NodeDetails;
 
 /// Step of the shown memory in use, in thousandths of a device. The amount changes all the time,
 /// and smaller steps cannot be seen on a map.
 const USED_STEP: u64 = 20;
-
-/// One node of the map.
-#[derive(Debug, Serialize)]
-pub struct NodeCell {
-    /// Name of the node.
-    pub name: String,
-    /// `never_reported`, `reporting`, `silent` or `gone`.
-    pub state: &'static str,
-    /// Its devices, by index.
-    pub gpus: Vec<GpuCell>,
-}
-
-/// One device of the map: position of the model; capacity in MiB; flags (`1` unhealthy, `2`
-/// overallocated, `4` cut into MIG instances, `8` handed out by kubelet); use beyond what is
-/// allocated, thousandths; tenants; use as the agent saw it, thousandths rounded down to 20, `None`
-/// if unknown.
-#[derive(Debug, Serialize)]
-pub struct GpuCell(pub usize, pub u64, pub u8, pub u64, pub Vec<TenantCell>, pub Option<u64>);
-
-/// One tenant of a device: position of its namespace; compute share and memory in thousandths of
-/// the device; `1` if the pod has ended and its processes may still hold the device + `2` if no
-/// isolation of its memory is verified.
-#[derive(Debug, Serialize)]
-pub struct TenantCell(pub usize, pub u64, pub u64, pub u8);
 
 /// Names in the order in which they were first sent, each with its number then.
 #[derive(Debug, Default)]
@@ -64,11 +40,16 @@ impl Names {
         self.names.len()
     }
 
+    /// All names, by position.
+    pub(crate) fn all(&self) -> Vec<Cow<'_, str>> {
+        self.names.iter().map(|(_, name)| Cow::Borrowed(name.as_str())).collect()
+    }
+
     /// Names first sent after `number`, with their positions.
-    pub(crate) fn after(&self, number: u64) -> Vec<(usize, &str)> {
-        let known = self.names.partition_point(|(told, _)| *told <= number);
+    pub(crate) fn after(&self, number: u64) -> Vec<(usize, Cow<'_, str>)> {
+        let known = self.names.partition_point(|(sent, _)| *sent <= number);
         let fresh = self.names.iter().enumerate().skip(known);
-        fresh.map(|(position, (_, name))| (position, name.as_str())).collect()
+        fresh.map(|(position, (_, name))| (position, Cow::Borrowed(name.as_str()))).collect()
     }
 }
 
@@ -94,7 +75,7 @@ pub(crate) struct Sight<'a> {
 pub(crate) fn node_cell(node: &NodeState, sight: &mut Sight<'_>) -> NodeCell {
     NodeCell {
         name: node.name().to_string(),
-        state: state_name(node.state()),
+        state: reporting(node.state()),
         gpus: node.devices().iter().map(|books| gpu_cell(node, books, sight)).collect(),
     }
 }
@@ -116,21 +97,21 @@ fn gpu_cell(node: &NodeState, books: &DeviceState, sight: &mut Sight<'_>) -> Gpu
         let is_ended =
             reservation.is_some_and(|held| matches!(held.state, ReservationState::Draining { .. }));
         let found = sight.details.protections.of(books, (uid, *held), sight.limits);
-        tenants.push(TenantCell(
+        tenants.push(TenantCell((
             sight.legend.namespaces.position(namespace, sight.number),
             thousandths(held.share),
             thousandths_of(held.memory, capacity),
             u8::from(is_ended) + 2 * u8::from(found.verified == Mode::None),
-        ));
+        )));
     }
-    GpuCell(
+    GpuCell((
         sight.legend.models.position(device.model.as_str(), sight.number),
         capacity.mib(),
         flags,
         thousandths_of(books.unbooked(), capacity),
         tenants,
         books.used().map(|used| thousandths_of(used, capacity) / USED_STEP * USED_STEP),
-    )
+    ))
 }
 
 fn thousandths(share: Share) -> u64 {
@@ -146,15 +127,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_told_once() {
+    fn a_name_is_sent_once() {
         let mut names = Names::default();
         assert_eq!(
             (names.position("a", 1), names.position("b", 1), names.position("a", 2)),
             (0, 1, 0)
         );
         assert_eq!(names.position("c", 3), 2);
-        assert_eq!(names.after(0), [(0, "a"), (1, "b"), (2, "c")]);
-        assert_eq!(names.after(1), [(2, "c")]);
+        let all = [(0, "a"), (1, "b"), (2, "c")].map(|(at, name)| (at, Cow::Borrowed(name)));
+        assert_eq!(names.after(0), all);
+        assert_eq!(names.after(1), all[2..]);
         assert_eq!(names.after(3), []);
     }
 }

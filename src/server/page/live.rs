@@ -2,16 +2,18 @@
 //! with the number of its last change. A browser gets what is newer than the last number it has. So
 //! nothing is queued for a slow browser: it gets more at a time, at most everything once.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::MissedTickBehavior;
 
+use crate::api::kind::{ApiVersion, SummaryDeltaKind, SummaryKind};
+use crate::api::page::{Figures, Summary, SummaryDelta};
 use crate::clock::Clock;
 use crate::control::shared::app::App;
 use crate::hardware::device::NodeName;
@@ -19,8 +21,8 @@ use crate::hardware::units::Timestamp;
 use crate::model::node_state::NodeState;
 use crate::protocol::messages::to_json;
 use crate::server::page::cells::{Legend, Sight, node_cell};
-use crate::server::page::summary::{Figures, figures};
-use crate::server::page::trend::{POINT_EVERY, Point, Trend, point};
+use crate::server::page::summary::{ageless, figures};
+use crate::server::page::trend::{POINT_EVERY, Trend, point};
 use crate::usage::node_details::NodeDetails;
 
 /// Time between two checks for changes while a browser listens, and between two of its deltas.
@@ -66,39 +68,6 @@ struct FleetMap {
     /// The figures without ages for comparison, the number of their last change, and their time.
     figures_seen: (Vec<u8>, u64, Option<Timestamp>),
     trend: Trend,
-}
-
-/// The whole content, as in `GET /v1/summary`.
-#[derive(Serialize)]
-struct Snapshot<'a> {
-    version: &'static str,
-    at: String,
-    unix_seconds: u64,
-    #[serde(flatten)]
-    figures: &'a Figures,
-    trend: Vec<Point>,
-    models: Vec<&'a str>,
-    namespaces: Vec<&'a str>,
-    nodes: Vec<&'a RawValue>,
-}
-
-/// The content that is newer than a number.
-#[derive(Serialize)]
-struct Delta<'a> {
-    at: String,
-    unix_seconds: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    figures: Option<&'a Figures>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    trend: Vec<Point>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    models: Vec<(usize, &'a str)>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    namespaces: Vec<(usize, &'a str)>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    nodes: Vec<&'a RawValue>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    gone: Vec<&'a str>,
 }
 
 /// News for a browser that has everything up to some snapshot.
@@ -180,15 +149,16 @@ impl Live {
     pub(crate) fn snapshot(&self, app: &App) -> (Vec<u8>, String) {
         self.refresh(app);
         let map = self.map();
-        let names = |names: Vec<(usize, _)>| names.into_iter().map(|(_, name)| name).collect();
-        let snapshot = Snapshot {
-            version: env!("CARGO_PKG_VERSION"),
+        let snapshot = Summary {
+            api_version: ApiVersion::default(),
+            kind: SummaryKind::default(),
+            version: Cow::Borrowed(env!("CARGO_PKG_VERSION")),
             at: self.name(&map),
             unix_seconds: app.clock.unix_seconds(),
-            figures: &map.figures,
+            figures: Cow::Borrowed(&map.figures),
             trend: map.trend.after(0),
-            models: names(map.legend.models.after(0)),
-            namespaces: names(map.legend.namespaces.after(0)),
+            models: map.legend.models.all(),
+            namespaces: map.legend.namespaces.all(),
             nodes: map.nodes.values().filter_map(|(_, cell)| cell.as_deref()).collect(),
         };
         (to_json(&snapshot), snapshot.at)
@@ -208,15 +178,20 @@ impl Live {
         let number = number.parse::<u64>().ok().filter(|number| *number <= map.number);
         let Some(number) = number.filter(|_| known == now) else { return News::Reload };
         let fresh = || map.nodes.iter().filter(|(_, (changed, _))| *changed > number);
-        let delta = Delta {
+        let delta = SummaryDelta {
+            api_version: ApiVersion::default(),
+            kind: SummaryDeltaKind::default(),
             at: at.clone(),
             unix_seconds: app.clock.unix_seconds(),
-            figures: (map.figures_seen.1 > number).then_some(&map.figures),
+            figures: (map.figures_seen.1 > number).then_some(Cow::Borrowed(&map.figures)),
             trend: map.trend.after(number),
             models: map.legend.models.after(number),
             namespaces: map.legend.namespaces.after(number),
             nodes: fresh().filter_map(|(_, (_, cell))| cell.as_deref()).collect(),
-            gone: fresh().filter(|(_, (_, it))| it.is_none()).map(|(name, _)| &**name).collect(),
+            gone: fresh()
+                .filter(|(_, (_, it))| it.is_none())
+                .map(|(name, _)| Cow::Borrowed(name.as_str()))
+                .collect(),
         };
         News::Delta(to_json(&delta), at)
     }
@@ -250,7 +225,7 @@ impl FleetMap {
         self.seen = seen;
         if is_due(self.figures_seen.2, FIGURES_EVERY) {
             self.figures = figures(app);
-            let ageless = self.figures.ageless();
+            let ageless = ageless(&mut self.figures);
             if ageless != self.figures_seen.0 {
                 (self.figures_seen.0, self.figures_seen.1) = (ageless, next);
                 is_news = true;

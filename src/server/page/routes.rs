@@ -5,15 +5,19 @@ use std::io::Write;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
+use crate::api::error::Error;
+use crate::api::fit::{Fit, Fragmentation};
+use crate::api::page::Summary;
+use crate::api::search::SearchResults;
 use crate::protocol::messages::to_json;
-use crate::server::http::respond::refusal;
+use crate::server::http::respond::{ReadQuery, refusal};
 use crate::server::page::service::{Service, look};
 use crate::server::page::stream;
 use crate::server::views::{fits, search};
@@ -70,8 +74,13 @@ fn file(name: &str, headers: &HeaderMap) -> Response {
     (protection, packed(headers, kind, text.as_bytes().to_vec())).into_response()
 }
 
-/// The snapshot that the page starts with. Its ETag is the name of the snapshot.
-async fn summary(State(service): State<Service>, headers: HeaderMap) -> Response {
+/// The snapshot that the page starts with. Its `ETag` is the name of the snapshot.
+#[utoipa::path(get, path = "/v1/summary", tag = "page", responses(
+    (status = 200, description = "The snapshot; gzip if that is accepted.", body = Summary<'static>),
+    (status = 304, description = "The client has this snapshot."),
+    (status = "default", description = "503: too many slow queries.", body = Error),
+))]
+pub(crate) async fn summary(State(service): State<Service>, headers: HeaderMap) -> Response {
     let asked = headers.clone();
     let live = Arc::clone(&service.live);
     let answer = look(&service.app, move |app| {
@@ -96,9 +105,25 @@ async fn summary(State(service): State<Service>, headers: HeaderMap) -> Response
     }
 }
 
-async fn fit(
+/// Where a request would fit now, by the fit function that places pods.
+///
+/// Free CPU and host memory do not matter. It makes no hold, and nothing is learned from it. Give
+/// `pod` alone, or one of the others.
+#[utoipa::path(get, path = "/v1/fit", tag = "page", params(
+    ("fraction" = Option<String>, Query, description = "As the annotation `gpu-fraction`."),
+    ("memory" = Option<String>, Query, description = "As `gpu-memory`, in MiB or with a unit."),
+    ("count" = Option<String>, Query, description = "As `gpu-fraction-num-devices`."),
+    ("model" = Option<String>, Query, description = "As `gpupack.dev/gpu-model`."),
+    ("isolation" = Option<String>, Query, description = "As `gpupack.dev/isolation`."),
+    ("mig" = Option<String>, Query, description = "A MIG profile, such as `1g.10gb`."),
+    ("pod" = Option<String>, Query, description = "The request of this waiting pod: `namespace/name`."),
+), responses(
+    (status = 200, description = "Where it fits.", body = Fit),
+    (status = "default", description = "400: the request cannot be read, or the pod does not wait.", body = Error),
+))]
+pub(crate) async fn fit(
     State(service): State<Service>,
-    Query(query): Query<BTreeMap<String, String>>,
+    ReadQuery(query): ReadQuery<BTreeMap<String, String>>,
     headers: HeaderMap,
 ) -> Response {
     let answer = look(&service.app, move |app| match fits::fits(app, &query) {
@@ -108,21 +133,33 @@ async fn fit(
     answer.await.unwrap_or_else(|refused| refused)
 }
 
-async fn fragmentation(State(service): State<Service>, headers: HeaderMap) -> Response {
+/// The free share of each node that no typical request can use.
+#[utoipa::path(get, path = "/v1/fragmentation", tag = "page", responses(
+    (status = 200, description = "The nodes with any.", body = Fragmentation),
+    (status = "default", description = "503: too many slow queries.", body = Error),
+))]
+pub(crate) async fn fragmentation(State(service): State<Service>, headers: HeaderMap) -> Response {
     let answer = look(&service.app, move |app| {
         packed(&headers, "application/json", to_json(&fits::fragmentation(app)))
     });
     answer.await.unwrap_or_else(|refused| refused)
 }
 
-async fn search(
+/// Pods, nodes and namespaces with a text in their name.
+#[utoipa::path(get, path = "/v1/search", tag = "page", params(
+    ("q" = String, Query, description = "The text, of at most 317 bytes."),
+), responses(
+    (status = 200, description = "The first 20 of each.", body = SearchResults),
+    (status = "default", description = "400: the text is missing or too long.", body = Error),
+))]
+pub(crate) async fn search(
     State(service): State<Service>,
-    Query(query): Query<BTreeMap<String, String>>,
+    ReadQuery(query): ReadQuery<BTreeMap<String, String>>,
 ) -> Response {
     let text = query.get("q").map(|text| text.trim().to_owned()).unwrap_or_default();
     if text.is_empty() || text.len() > search::MAX_TEXT {
         let error = format!(
-            "say what to look for, in 1 to {} bytes: /v1/search?q=PART-OF-A-NAME",
+            "name what to look for, in 1 to {} bytes: /v1/search?q=PART-OF-A-NAME",
             search::MAX_TEXT
         );
         return refusal(StatusCode::BAD_REQUEST, &error);

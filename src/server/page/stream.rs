@@ -4,14 +4,15 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use crate::server::http::respond::refusal;
+use crate::api::error::Error;
+use crate::api::page::{EventsQuery, SummaryDelta};
+use crate::server::http::respond::{ReadQuery, refusal};
 use crate::server::page::live::{LOOK_EVERY, News};
 use crate::server::page::service::Service;
 
@@ -24,20 +25,22 @@ const STALLED: Duration = Duration::from_secs(30);
 /// Shortest time after which a browser reconnects. Up to twice that, so that not all come at once.
 const RETRY: Duration = Duration::from_secs(2);
 
-#[derive(Deserialize)]
-pub(crate) struct EventsQuery {
-    /// The snapshot that the browser has.
-    after: Option<String>,
-}
-
-/// Sends a browser what is newer than its snapshot, until one of the two ends.
+/// Server-sent events: what is newer than a snapshot, at most four times a second.
+///
+/// Each `delta` has the name of the snapshot to which it leads as its `id`. `reload` says that the
+/// snapshot is of another process: read `/v1/summary` again.
+#[utoipa::path(get, path = "/v1/events", tag = "page", params(EventsQuery), responses(
+    (status = 200, description = "A stream; the data of a `delta` is a `SummaryDelta`.",
+        body = SummaryDelta<'static>, content_type = "text/event-stream"),
+    (status = 503, description = "Too many browsers listen, or the service stops.", body = Error),
+))]
 pub(crate) async fn events(
     State(service): State<Service>,
-    Query(query): Query<EventsQuery>,
+    ReadQuery(query): ReadQuery<EventsQuery>,
     headers: HeaderMap,
 ) -> Response {
     let Some(place) = service.live.listen() else {
-        let error = "too many browsers listen, or the service stops: ask /v1/summary now and then";
+        let error = "too many browsers listen, or the service stops: read /v1/summary now and then";
         let refused = refusal(StatusCode::SERVICE_UNAVAILABLE, error);
         return ([(header::RETRY_AFTER, "30")], refused).into_response();
     };

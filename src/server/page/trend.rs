@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use serde::Serialize;
-
+use crate::api::page::TrendPoint;
 use crate::control::shared::app::App;
 use crate::hardware::units::Share;
 
@@ -14,21 +13,16 @@ pub(crate) const POINT_EVERY: Duration = Duration::from_secs(5);
 /// Points kept: an hour, at 48 bytes each.
 const KEPT: usize = 720;
 
-/// One point: seconds since 1970; packing efficiency, `None` if no GPU is in use; fragmentation and
-/// allocation, `None` if there is no GPU, all in thousandths; waiting pods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Point(pub u64, pub Option<u64>, pub Option<u64>, pub Option<u64>, pub usize);
-
 /// The last hour.
 #[derive(Debug, Default)]
 pub(crate) struct Trend {
     /// Each point with the number under which it is sent.
-    points: VecDeque<(u64, Point)>,
+    points: VecDeque<(u64, TrendPoint)>,
 }
 
 impl Trend {
     /// Adds a point, sent under `number`, and drops the oldest one if necessary.
-    pub(crate) fn add(&mut self, number: u64, point: Point) {
+    pub(crate) fn add(&mut self, number: u64, point: TrendPoint) {
         if self.points.len() == KEPT {
             self.points.pop_front();
         }
@@ -36,7 +30,7 @@ impl Trend {
     }
 
     /// The points sent after `number`, the oldest first.
-    pub(crate) fn after(&self, number: u64) -> Vec<Point> {
+    pub(crate) fn after(&self, number: u64) -> Vec<TrendPoint> {
         let fresh = self.points.iter().filter(|(told, _)| *told > number);
         fresh.map(|(_, point)| *point).collect()
     }
@@ -48,17 +42,17 @@ impl Trend {
 }
 
 /// The cluster now.
-pub(crate) fn point(app: &App) -> Point {
+pub(crate) fn point(app: &App) -> TrendPoint {
     let packing = app.ledger.packing();
     let of = |ratio: Share| ratio.millionths() / 1_000;
     let is_there = packing.devices > 0;
-    Point(
+    TrendPoint((
         app.clock.unix_seconds(),
         (packing.occupied > 0).then(|| of(packing.efficiency())),
         is_there.then(|| of(packing.fragmentation())),
         is_there.then(|| of(packing.allocation())),
         app.waiting.refused_count(),
-    )
+    ))
 }
 
 #[cfg(test)]
@@ -69,10 +63,10 @@ mod tests {
     fn the_last_hour_is_kept_and_no_more() {
         let mut trend = Trend::default();
         let numbers = 1..=u64::try_from(KEPT).unwrap() + 5;
-        numbers.for_each(|number| trend.add(number, Point(number * 5, None, None, None, 0)));
+        numbers.for_each(|number| trend.add(number, TrendPoint((number * 5, None, None, None, 0))));
         let all = trend.after(0);
-        assert_eq!((all.len(), all[0].0, all[KEPT - 1].0), (KEPT, 30, 3_625));
-        let last: Vec<u64> = trend.after(723).iter().map(|point| point.0).collect();
+        assert_eq!((all.len(), all[0].0.0, all[KEPT - 1].0.0), (KEPT, 30, 3_625));
+        let last: Vec<u64> = trend.after(723).iter().map(|point| point.0.0).collect();
         assert_eq!(last, [3_620, 3_625]);
         trend.retell(1);
         assert_eq!((trend.after(0).len(), trend.after(1).len()), (KEPT, 0));

@@ -4,12 +4,11 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde::Serialize;
-
+use crate::api::explain::{Explanation, NodeRefusal, Refusal};
 use crate::control::pods::memory_guard::excesses;
-use crate::control::pods::proposals::{MoveView, views};
+use crate::control::pods::proposals::listed;
 use crate::control::pods::wording;
-use crate::control::pods::wording::{GATED, MEND_REQUEST, NOT_OURS, REQUEST};
+use crate::control::pods::wording::{GATED, NOT_OURS, REQUEST, SUGGESTION_REQUEST};
 use crate::control::shared::app::App;
 use crate::hardware::device_class::DeviceClass;
 use crate::ledger::query::questions::Answer;
@@ -18,81 +17,13 @@ use crate::ledger::suggest::waiting::WaitingState;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::rejection::Rejection;
 use crate::server::views::pods::reservation_state;
-use crate::server::views::waiting::{LineView, Lines, since};
+use crate::server::views::waiting::{Queues, since};
 
 /// Most nodes listed in an explanation.
 const NAMED: usize = 20;
 
 /// Most nodes listed in a sentence.
 const NAMED_IN_WORDS: usize = 3;
-
-/// Why a pod waits.
-#[derive(Debug, Default, Serialize)]
-pub struct Explanation {
-    /// `namespace/name`.
-    pub pod: String,
-    /// One sentence.
-    pub verdict: String,
-    /// Its request, in words.
-    pub asks: String,
-    /// What is lacking, in a word: `memory`, `compute`, `model` and so on; `kube-scheduler` if
-    /// nodes fit, `request` if the request is refused; empty for a placed pod.
-    pub blocked_by: &'static str,
-    /// Seconds since its creation.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub seconds: Option<u64>,
-    /// Its position among the pods that fit on no node and wait for the same GPUs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub line: Option<LineView>,
-    /// Nodes on which it fits now, the first twenty by name.
-    pub fits_on: Vec<String>,
-    /// Number of nodes on which it fits now.
-    pub fitting_nodes: usize,
-    /// Why the others refuse, by groups of similar nodes, the closest first.
-    pub refusals: Vec<RefusalView>,
-    /// Suggestions: the smallest changes that would help now, each checked, the cheapest first;
-    /// then what an operator could do.
-    pub mends: Vec<String>,
-    /// The cheapest moves of running pods that would make room, if a few are enough.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub moves: Vec<MoveView>,
-    /// Unknown facts that might matter.
-    pub unknown: Vec<String>,
-    /// Each refusing node, by name.
-    pub nodes: Vec<NodeRefusal>,
-}
-
-/// One refusing node.
-#[derive(Debug, Serialize)]
-pub struct NodeRefusal {
-    /// Name of the node.
-    pub name: String,
-    /// The constant reason.
-    pub reason: &'static str,
-    /// What the node lacks.
-    pub missing: String,
-}
-
-/// Nodes of one pool with the same GPUs that refuse for one reason.
-#[derive(Debug, Serialize)]
-pub struct RefusalView {
-    /// Their pool; empty if they have none.
-    pub pool: String,
-    /// The GPUs of each: `8 × NVIDIA L4 (23034 MiB)`.
-    pub gpus: String,
-    /// What is lacking, in a word.
-    pub lacks: &'static str,
-    /// The constant reason.
-    pub reason: &'static str,
-    /// Number of nodes.
-    pub nodes: usize,
-    /// The closest of them.
-    pub closest_node: String,
-    /// What that node lacks.
-    pub missing: String,
-    /// Whether the pod would fit if other pods left.
-    pub curable_by_room: bool,
-}
 
 /// Why a pod waits, or where it is placed; `None` for an unknown pod.
 pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanation> {
@@ -111,8 +42,8 @@ pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanati
         return Some(Explanation {
             verdict: format!("its GPU request is refused: {fault}"),
             pod,
-            blocked_by: REQUEST,
-            mends: vec![MEND_REQUEST.to_owned()],
+            blocked_by: REQUEST.to_owned(),
+            suggestions: vec![SUGGESTION_REQUEST.to_owned()],
             ..Explanation::default()
         });
     }
@@ -126,15 +57,15 @@ pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanati
         held.placement.devices.iter().map(|device| device.id.as_str()).collect();
     Some(Explanation {
         verdict: format!(
-            "placed on node {}, {} ({}){}{}",
+            "placed on node {}, {} ({:?}){}{}",
             node.name(),
             devices.join(", "),
             reservation_state(held),
             excesses(&app.ledger.details(node.name().as_str()), &held.pod.uid),
             failure.as_ref().map(|failure| format!("; {failure}")).unwrap_or_default()
         ),
-        mends: failure.iter().map(|failure| failure.fault().mend().to_owned()).collect(),
-        asks: held.request.as_deref().map(wording::in_words).unwrap_or_default(),
+        suggestions: failure.iter().map(|it| it.fault().suggestion().to_owned()).collect(),
+        request: held.request.as_deref().map(wording::in_words).unwrap_or_default(),
         pod,
         fits_on: vec![node.name().to_string()],
         fitting_nodes: 1,
@@ -163,7 +94,7 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
     let of_operator = rejections.iter().copied().filter(|_| fits_on.is_empty());
     let refusing = names.iter().zip(&answers).filter_map(|(name, answer)| {
         let rejection = answer.err()?;
-        let (name, reason) = ((*name).to_owned(), rejection.reason());
+        let (name, reason) = ((*name).to_owned(), rejection.reason().to_owned());
         Some(NodeRefusal { name, reason, missing: rejection.missing() })
     });
     let is_gated = app.gated.contains_key(&waiting.pod.uid);
@@ -177,22 +108,23 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
     Explanation {
         pod: waiting.pod.to_string(),
         verdict,
-        asks: question.gpu.as_ref().map(wording::in_words).unwrap_or_default(),
-        blocked_by,
-        seconds: Some(since(waiting.created_unix_seconds, app.clock.unix_seconds())),
-        line: Lines::of(app).place(waiting),
+        request: question.gpu.as_ref().map(wording::in_words).unwrap_or_default(),
+        blocked_by: blocked_by.to_owned(),
+        age_seconds: Some(since(waiting.created_unix_seconds, app.clock.unix_seconds())),
+        queue: Queues::of(app).position(waiting),
         fitting_nodes: fits_on.len(),
         refusals: groups(&nodes, &answers),
-        mends: wording::mends(question, &suggestions, of_operator),
-        moves: way.map(|way| views(&way.moves)).unwrap_or_default(),
+        suggestions: wording::suggestions(question, &suggestions, of_operator),
+        moves: way.map(|way| listed(&way.moves)).unwrap_or_default(),
         unknown: unknown(state, &nodes),
         nodes: refusing.collect(),
         fits_on: fits_on.into_iter().take(NAMED).collect(),
+        ..Explanation::default()
     }
 }
 
 /// Refusing nodes grouped by their GPUs and reason, the closest first.
-fn groups(nodes: &[NodeState], answers: &[Answer]) -> Vec<RefusalView> {
+fn groups(nodes: &[NodeState], answers: &[Answer]) -> Vec<Refusal> {
     let mut groups: BTreeMap<(&str, String, &'static str), (usize, Rejection, &NodeState)> =
         BTreeMap::new();
     for (node, answer) in nodes.iter().zip(answers) {
@@ -207,18 +139,18 @@ fn groups(nodes: &[NodeState], answers: &[Answer]) -> Vec<RefusalView> {
     let mut groups: Vec<_> = groups.into_iter().collect();
     groups.sort_by_key(|(_, (_, rejection, _))| Reverse(rejection.closeness()));
     let view = |((pool, gpus, reason), (nodes, rejection, closest)): (
-        (&str, _, _),
+        (&str, String, &str),
         (_, Rejection, &NodeState),
     )| {
-        RefusalView {
+        Refusal {
             pool: pool.to_owned(),
             gpus,
-            lacks: rejection.lack(),
-            reason,
+            lacks: rejection.lack().to_owned(),
+            reason: reason.to_owned(),
             nodes,
             closest_node: closest.name().to_string(),
             missing: rejection.missing(),
-            curable_by_room: rejection.is_curable_by_room(),
+            fits_if_pods_end: rejection.is_curable_by_room(),
         }
     };
     groups.into_iter().map(view).collect()
@@ -241,8 +173,8 @@ fn gpus(node: &NodeState) -> String {
 fn unknown(state: &WaitingState, nodes: &[NodeState]) -> Vec<String> {
     let mut unknown = Vec::new();
     for (of, what) in [
-        (NodeReporting::NeverReported, "have no report of an agent since the extender started"),
-        (NodeReporting::Silent, "are silent: what is free there now is not known"),
+        (NodeReporting::NeverReported, "have not reported since the extender started"),
+        (NodeReporting::Silent, "have stopped reporting: what is free there now is not known"),
     ] {
         let of_state = nodes.iter().filter(|node| node.state() == of);
         let names: Vec<&str> = of_state.map(|node| node.name().as_str()).collect();
@@ -255,13 +187,13 @@ fn unknown(state: &WaitingState, nodes: &[NodeState]) -> Vec<String> {
     let devices = nodes.iter().flat_map(|node| node.devices());
     let unread = devices.filter(|books| books.is_placeable() && books.used().is_none()).count();
     if unread > 0 {
-        unknown.push(format!("of {unread} GPUs nobody can say how much memory is in use"));
+        unknown.push(format!("{unread} GPUs do not report how much memory is in use"));
     }
     let asked: usize = state.refused.iter().flatten().map(|(_, nodes)| *nodes).sum();
     if asked > 0 && asked < nodes.len() {
         unknown.push(format!(
             "kube-scheduler asked about {asked} of {} nodes: its own filters (taints, affinity, CPU) \
-             refuse the others, and may refuse where a mend would help",
+             refuse the others, and may also refuse nodes that the suggestions name",
             nodes.len()
         ));
     }

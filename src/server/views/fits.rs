@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
-
+use crate::api::fit::{Fit, Fragmentation};
+use crate::api::kind::{ApiVersion, FitKind, FragmentationKind};
 use crate::config::requests::RequestRules;
 use crate::control::pods::wording::in_words;
 use crate::control::shared::app::App;
@@ -25,38 +25,27 @@ const MAX_VALUE: usize = 512;
 /// The keys of a query.
 const KEYS: &str = "`fraction`, `memory`, `count`, `model`, `isolation` and `mig`, or `pod` alone";
 
-/// Where a request fits.
-#[derive(Debug, Serialize)]
-pub(crate) struct Fits {
-    /// The request in words.
-    pub asks: String,
-    /// GPUs that it could get, wholly or in part; each that could be one of several.
-    pub gpus: usize,
-    /// Number of nodes that fit.
-    pub nodes: usize,
-    /// By node name: positions of these GPUs in the node's `gpus` of `/v1/summary`.
-    pub on: BTreeMap<String, Vec<usize>>,
-}
-
 /// Where the request in `query` fits now. Makes no hold and notes nothing.
 ///
 /// # Errors
 /// What is wrong with the query, and a suggestion.
-pub(crate) fn fits(app: &App, query: &BTreeMap<String, String>) -> Result<Fits, String> {
+pub(crate) fn fits(app: &App, query: &BTreeMap<String, String>) -> Result<Fit, String> {
     let request = match query.get("pod") {
         Some(pod) => waiting_request(app, query, pod)?,
         None => request(&app.request_rules, query)?,
     };
-    let asks = in_words(&request);
+    let words = in_words(&request);
     let policy = Strategy::Policy(app.config.policy);
     let (host, host_rule) = (HostAmount::ZERO, HostRule::Trusted);
     let question = PlacementRequest { gpu: Some(request), host, host_rule, strategy: policy };
     let found = app.ledger.fitting(&question);
-    Ok(Fits {
-        asks,
+    Ok(Fit {
+        api_version: ApiVersion::default(),
+        kind: FitKind::default(),
+        request: words,
         gpus: found.iter().map(|(_, gpus)| gpus.len()).sum(),
         nodes: found.len(),
-        on: found.into_iter().map(|(node, gpus)| (node.to_string(), gpus)).collect(),
+        gpus_by_node: found.into_iter().map(|(node, gpus)| (node.to_string(), gpus)).collect(),
     })
 }
 
@@ -67,14 +56,14 @@ fn waiting_request(
     pod: &str,
 ) -> Result<GpuRequest, String> {
     if query.len() > 1 {
-        return Err("`pod` is asked for alone: its own request is what counts".to_owned());
+        return Err("`pod` must be the only key: the request of that pod is what counts".to_owned());
     }
     let named =
         pod.split_once('/').and_then(|(namespace, name)| app.waiting.named(namespace, name));
     let request = named.and_then(|state| state.waiting.question.gpu);
     request.ok_or_else(|| {
         let shown: String = pod.chars().take(MAX_VALUE).collect();
-        format!("no pod `{shown}` waits for a GPU: say /v1/fit?pod=NAMESPACE/NAME")
+        format!("no pod `{shown}` waits for a GPU: use /v1/fit?pod=NAMESPACE/NAME")
     })
 }
 
@@ -103,7 +92,7 @@ fn request(rules: &RequestRules, query: &BTreeMap<String, String>) -> Result<Gpu
             }
             _ => {
                 let shown: String = key.chars().take(40).collect();
-                return Err(format!("`{shown}` cannot be asked for: there are {KEYS}"));
+                return Err(format!("`{shown}` is no key of this query: there are {KEYS}"));
             }
         };
         annotations.insert(annotation.to_owned(), value.clone());
@@ -114,16 +103,19 @@ fn request(rules: &RequestRules, query: &BTreeMap<String, String>) -> Result<Gpu
             Ok(GpuRequest { min_memory: rules.min_memory, ..request })
         }
         Ok(None) => Err(format!(
-            "say what is asked for, such as /v1/fit?fraction=0.25 or /v1/fit?memory=16Gi: there are {KEYS}"
+            "name a request, such as /v1/fit?fraction=0.25 or /v1/fit?memory=16Gi: the keys are {KEYS}"
         )),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// By node name: the free share that no typical request can use, in millionths of a GPU. Nodes
-/// without any are left out.
-pub(crate) fn fragmentation(app: &App) -> BTreeMap<String, u64> {
+/// The free share of each node that no typical request can use.
+pub(crate) fn fragmentation(app: &App) -> Fragmentation {
     let nodes = app.ledger.packing_by_node().into_iter();
     let fragmented = nodes.map(|(node, it)| (node.to_string(), it.fragmented_share().millionths()));
-    fragmented.filter(|(_, share)| *share > 0).collect()
+    Fragmentation {
+        api_version: ApiVersion::default(),
+        kind: FragmentationKind::default(),
+        share_millionths_by_node: fragmented.filter(|(_, share)| *share > 0).collect(),
+    }
 }

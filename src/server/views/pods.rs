@@ -1,57 +1,24 @@
 //! The pods of `/v1/state`: what each one requests or holds.
 
-use serde::Serialize;
-
+use crate::api::state::{HostAmount, Pod, PodState};
 use crate::control::shared::app::App;
 use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
-use crate::hardware::units::{HostAmount, MemMib, Share};
+use crate::hardware::units;
+use crate::hardware::units::{MemMib, Share};
 use crate::ledger::suggest::waiting::WaitingPod;
 use crate::model::node_state::NodeState;
 use crate::model::request::Amount;
 use crate::model::reservation::{Reservation, ReservationState};
 
-/// One pod: a placed one with what it holds, or a waiting one with its request.
-#[derive(Debug, Serialize)]
-pub struct PodView {
-    /// Its UID.
-    pub pod_uid: String,
-    /// `namespace/name`; empty if only the UID is known, as for pods without a GPU.
-    pub pod: String,
-    /// Its node; none while it waits.
-    pub node: Option<String>,
-    /// `assumed`, `confirmed`, `draining` or `waiting`.
-    pub state: &'static str,
-    /// CPU, in thousandths of a core.
-    pub cpu_milli: u64,
-    /// Host memory.
-    pub memory_mib: u64,
-    /// Number of devices.
-    pub devices: u32,
-    /// Compute share of each device; none if the request names none.
-    pub share_millionths: Option<u64>,
-    /// Memory of each device; none if the request names none.
-    pub device_memory_mib: Option<u64>,
-    /// MIG profile, if the devices are MIG instances.
-    pub mig_profile: Option<String>,
-    /// Models that a waiting pod accepts; empty for any. Empty for a placed pod, too.
-    pub models: Vec<String>,
-    /// Creation time in seconds since 1970; only of waiting pods.
-    pub created_unix_seconds: Option<i64>,
-    /// Why one of its containers cannot start, if its device is the cause.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub start_failure: Option<String>,
-}
-
-impl PodView {
+impl Pod {
     /// A pod of which only CPU and host memory matter.
-    fn bare(uid: &PodUid, state: &'static str, host: HostAmount) -> Self {
+    fn bare(uid: &PodUid, state: PodState, host: units::HostAmount) -> Self {
         Self {
             pod_uid: uid.to_string(),
             pod: String::new(),
             node: None,
             state,
-            cpu_milli: host.cpu.milli(),
-            memory_mib: host.memory.mib(),
+            host: host_amount(host),
             devices: 0,
             share_millionths: None,
             device_memory_mib: None,
@@ -81,8 +48,10 @@ impl PodView {
     fn waiting(waiting: &WaitingPod) -> Self {
         let bare = Self {
             pod: waiting.pod.name.to_string(),
-            created_unix_seconds: Some(waiting.created_unix_seconds).filter(|seconds| *seconds > 0),
-            ..Self::bare(&waiting.pod.uid, "waiting", waiting.question.host)
+            created_unix_seconds: u64::try_from(waiting.created_unix_seconds)
+                .ok()
+                .filter(|seconds| *seconds > 0),
+            ..Self::bare(&waiting.pod.uid, PodState::Waiting, waiting.question.host)
         };
         let Some(request) = &waiting.question.gpu else { return bare };
         let (share, memory, mig_profile) = match &request.amount {
@@ -104,13 +73,18 @@ impl PodView {
     }
 }
 
-/// The JSON name of a reservation's state.
-pub(crate) fn reservation_state(held: &Reservation) -> &'static str {
+/// The state of a reservation.
+pub(crate) fn reservation_state(held: &Reservation) -> PodState {
     match held.state {
-        ReservationState::Assumed { .. } => "assumed",
-        ReservationState::Confirmed => "confirmed",
-        ReservationState::Draining { .. } => "draining",
+        ReservationState::Assumed { .. } => PodState::Assumed,
+        ReservationState::Confirmed => PodState::Confirmed,
+        ReservationState::Draining { .. } => PodState::Draining,
     }
+}
+
+/// CPU and host memory.
+pub(crate) fn host_amount(host: units::HostAmount) -> HostAmount {
+    HostAmount { cpu_milli: host.cpu.milli(), memory_mib: host.memory.mib() }
 }
 
 fn profile(node: &NodeState, id: &DeviceId) -> Option<String> {
@@ -126,19 +100,19 @@ fn count(devices: usize) -> u32 {
 }
 
 /// The pods on a node, by UID, those without a GPU last.
-pub(crate) fn on(app: &App, node: &NodeState) -> impl Iterator<Item = PodView> {
-    let placed = node.reservations().values().map(|held| PodView {
+pub(crate) fn on(app: &App, node: &NodeState) -> impl Iterator<Item = Pod> {
+    let placed = node.reservations().values().map(|held| Pod {
         start_failure: app.start_failures.get(&held.pod.uid).map(|failure| failure.to_string()),
-        ..PodView::placed(node, held)
+        ..Pod::placed(node, held)
     });
-    let others = node.others().iter().map(|(uid, host)| PodView {
+    let others = node.others().iter().map(|(uid, host)| Pod {
         node: Some(node.name().to_string()),
-        ..PodView::bare(uid, "confirmed", *host)
+        ..Pod::bare(uid, PodState::Confirmed, *host)
     });
     placed.chain(others)
 }
 
 /// Shows the waiting pods, by priority, then the oldest first.
-pub(crate) fn waiting(app: &App, show: impl FnMut(PodView)) {
-    app.waiting.all().iter().map(|state| PodView::waiting(&state.waiting)).for_each(show);
+pub(crate) fn waiting(app: &App, show: impl FnMut(Pod)) {
+    app.waiting.all().iter().map(|state| Pod::waiting(&state.waiting)).for_each(show);
 }

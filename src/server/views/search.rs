@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::Serialize;
-
+use crate::api::search::{FoundPod, SearchResults, SearchTotals};
 use crate::control::shared::app::App;
 use crate::model::reservation::PodRef;
 
@@ -12,30 +11,6 @@ pub(crate) const MAX_TEXT: usize = 63 + 1 + 253;
 
 /// Most results listed of each kind.
 const NAMED: usize = 20;
-
-/// The results by kind, each by name.
-#[derive(Debug, Default, Serialize)]
-pub(crate) struct Found {
-    /// Nodes whose name contains the text.
-    pub nodes: Vec<String>,
-    /// The same for namespaces of pods that hold a GPU or wait for one.
-    pub namespaces: Vec<String>,
-    /// The same for pods that hold a GPU or wait for one.
-    pub pods: Vec<FoundPod>,
-    /// Number of results of these three kinds, listed or not.
-    pub all: [usize; 3],
-}
-
-/// A pod in the results.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct FoundPod {
-    /// `namespace/name`.
-    pub pod: String,
-    /// Its node; none while it waits.
-    pub node: Option<String>,
-    /// Positions of its devices in the node's `gpus` of `/v1/summary`.
-    pub gpus: Vec<usize>,
-}
 
 /// The first results of a kind by name, and the number of all.
 struct First<T>(BTreeSet<T>, usize);
@@ -52,7 +27,7 @@ impl<T: Ord> First<T> {
 
 /// Everything with `text` in its name: O(pods). Kubernetes names are in lower case, so upper case
 /// in the text matches, too. Lists the first 20 of each kind.
-pub(crate) fn search(app: &App, text: &str) -> Found {
+pub(crate) fn search(app: &App, text: &str) -> SearchResults {
     let lower = text.to_lowercase();
     let is_it = |name: &str| name.contains(text) || name.contains(&lower);
     let mut nodes = First(BTreeSet::new(), 0);
@@ -86,10 +61,11 @@ pub(crate) fn search(app: &App, text: &str) -> Found {
             pods.see(FoundPod { pod: pod.to_string(), node: None, gpus: Vec::new() });
         }
     });
-    Found {
-        all: [nodes.1, namespaces.len(), pods.1],
+    SearchResults {
+        totals: SearchTotals { nodes: nodes.1, namespaces: namespaces.len(), pods: pods.1 },
         nodes: nodes.0.into_iter().collect(),
         namespaces: namespaces.into_iter().take(NAMED).collect(),
         pods: pods.0.into_iter().collect(),
+        ..SearchResults::default()
     }
 }

@@ -1,13 +1,14 @@
 //! `GET /v1/waiting`: the waiting pods, each with its request, the obstacle, a suggestion and its
-//! position in line.
+//! position in the queue.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
+use crate::api::kind::{ApiVersion, WaitingPodListKind};
+use crate::api::waiting;
+use crate::api::waiting::{QueuePosition, WaitingPodList, WaitingQuery};
 use crate::control::pods::wording;
 use crate::control::pods::wording::{
-    FITS_NOW, GATED, MEND_REQUEST, NOT_OURS, NOT_REFUSED, REQUEST,
+    FITS_NOW, GATED, NOT_OURS, NOT_REFUSED, REQUEST, SUGGESTION_REQUEST,
 };
 use crate::control::shared::app::App;
 use crate::kube_api::pod::seen_pod::SeenPod;
@@ -20,76 +21,21 @@ use crate::model::request::GpuRequest;
 /// Pods in the list if the query names no limit.
 const DEFAULT_LIMIT: usize = 500;
 
-/// Most pods in the list and in all lines: those with the highest priority, then the oldest.
+/// Most pods in the list and in all queues: those with the highest priority, then the oldest.
 const MOST: usize = 10_000;
 
 /// Most different requests that one list evaluates, those of the most important pods first.
 const MOST_REQUESTS: usize = 20;
 
-/// The query.
-#[derive(Debug, Default, Deserialize)]
-pub struct WaitingQuery {
-    /// Only pods of this namespace.
-    pub namespace: Option<String>,
-    /// Most pods in the list.
-    pub limit: Option<usize>,
-}
-
-/// The waiting pods.
-#[derive(Debug, Serialize)]
-pub struct WaitingList {
-    /// Number of waiting pods that match the query.
-    pub waiting: usize,
-    /// Number of those that are not in the list.
-    pub left_out: usize,
-    /// The others: first pods whose request is refused, then by priority and age, and last those
-    /// with scheduling gates.
-    pub pods: Vec<WaitingView>,
-}
-
-/// A waiting pod.
-#[derive(Debug, Serialize)]
-pub struct WaitingView {
-    /// `namespace/name`.
-    pub pod: String,
-    /// Its request, in words.
-    pub asks: String,
-    /// The closest obstacle, as kube-scheduler shows it.
-    pub reason: &'static str,
-    /// What is lacking, in a word, as in an explanation.
-    pub blocked_by: &'static str,
-    /// What the closest node lacks, with its amount.
-    pub missing: String,
-    /// Nodes with that obstacle.
-    pub nodes: usize,
-    /// Seconds since its creation.
-    pub seconds: u64,
-    /// Its priority.
-    pub priority: i32,
-    /// The cheapest change that would help now; none if none is known. An explanation has more.
-    pub mend: Option<String>,
-    /// Its position in line; none for a pod that does not wait for room.
-    pub line: Option<LineView>,
-}
-
-/// A position in line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct LineView {
-    /// The position; the first is 1.
-    pub place: usize,
-    /// Pods in the line; of more than 10,000 waiting pods the first 10,000 count.
-    pub of: usize,
-}
-
-/// The pods that fit on no node, by the devices that they wait for. Pods in two lines with a common
-/// device class compete.
-pub(crate) struct Lines {
+/// The pods that fit on no node, by the devices that they wait for. Pods in two queues with a
+/// common device class compete.
+pub(crate) struct Queues {
     pods: Vec<WaitingState>,
     classes: BTreeMap<GpuRequest, BTreeSet<usize>>,
 }
 
-impl Lines {
-    /// The current lines.
+impl Queues {
+    /// The current queues.
     pub(crate) fn of(app: &App) -> Self {
         let mut pods = app.waiting.all();
         pods.retain(|state| state.refused.is_some());
@@ -111,14 +57,14 @@ impl Lines {
         self.classes.get(&waiting.question.gpu.as_ref()?.shape())
     }
 
-    /// The position of one pod; `None` if no device could ever take it, or it is in no line.
-    pub(crate) fn place(&self, waiting: &WaitingPod) -> Option<LineView> {
+    /// The position of one pod; `None` if no device could ever take it, or it is in no queue.
+    pub(crate) fn position(&self, waiting: &WaitingPod) -> Option<QueuePosition> {
         let at = self.pods.iter().position(|state| state.waiting.pod.uid == waiting.pod.uid)?;
         self.places(at..=at).pop().flatten()
     }
 
     /// The positions of the first pods.
-    pub(crate) fn first(&self, count: usize) -> Vec<Option<LineView>> {
+    pub(crate) fn first(&self, count: usize) -> Vec<Option<QueuePosition>> {
         match count.min(self.pods.len()) {
             0 => Vec::new(),
             count => self.places(0..=count - 1),
@@ -126,7 +72,7 @@ impl Lines {
     }
 
     /// The positions of some pods: O(pods × different sets of devices).
-    fn places(&self, wanted: std::ops::RangeInclusive<usize>) -> Vec<Option<LineView>> {
+    fn places(&self, wanted: std::ops::RangeInclusive<usize>) -> Vec<Option<QueuePosition>> {
         let mut counts: BTreeMap<&BTreeSet<usize>, usize> = BTreeMap::new();
         let beside = |counts: &BTreeMap<&BTreeSet<usize>, usize>, own: &BTreeSet<usize>| {
             let in_the_way = counts.iter().filter(|(other, _)| !other.is_disjoint(own));
@@ -145,35 +91,35 @@ impl Lines {
             }
             *counts.entry(own).or_default() += 1;
         }
-        let place = |(own, place)| LineView { place, of: beside(&counts, own) };
+        let place = |(own, position)| QueuePosition { position, length: beside(&counts, own) };
         ahead.into_iter().map(|one| one.map(place)).collect()
     }
 }
 
 /// The first pods that fit on no node, for the page.
-pub(crate) fn refused(app: &App, most: usize) -> Vec<WaitingView> {
-    let lines = Lines::of(app);
+pub(crate) fn refused(app: &App, most: usize) -> Vec<waiting::WaitingPod> {
+    let lines = Queues::of(app);
     let now = app.clock.unix_seconds();
     let places = lines.first(most);
     let pods = lines.pods().iter().zip(places);
-    pods.map(|(state, line)| {
+    pods.map(|(state, queue)| {
         let question = &state.waiting.question;
-        let mend = app
+        let suggestion = app
             .reasons
             .known(&app.ledger, question)
             .and_then(|known| suggestions_of(state, &known));
-        WaitingView { mend, line, ..view(state, false, now) }
+        waiting::WaitingPod { suggestion, queue, ..view(state, false, now) }
     })
     .collect()
 }
 
 /// All waiting pods, whatever they wait for. Checks every node for some requests: tens of
 /// milliseconds each in a large cluster.
-pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
+pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingPodList {
     let is_asked = |namespace: &str| query.namespace.as_deref().is_none_or(|of| of == namespace);
     let limit = query.limit.unwrap_or(DEFAULT_LIMIT).min(MOST);
     let now = app.clock.unix_seconds();
-    let mut pods: Vec<WaitingView> = Vec::new();
+    let mut pods: Vec<waiting::WaitingPod> = Vec::new();
     let mut gated: Vec<WaitingPod> = Vec::new();
     let pending = app.pending.iter().chain(app.gated.iter());
     for pending in pending.filter(|pending| is_asked(&pending.namespace)) {
@@ -185,7 +131,7 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
     }
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));
     gated.sort_by(|a, b| a.pod.name.cmp(&b.pod.name));
-    let lines = Lines::of(app);
+    let lines = Queues::of(app);
     let places: BTreeMap<_, _> = lines
         .pods()
         .iter()
@@ -194,7 +140,7 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
         .collect();
     let all = app.waiting.all().into_iter();
     let all: Vec<WaitingState> = all.filter(|state| is_asked(&state.waiting.namespace)).collect();
-    let waiting = pods.len() + all.len() + gated.len();
+    let total = pods.len() + all.len() + gated.len();
     let mut looked: BTreeMap<&PlacementRequest, bool> = BTreeMap::new();
     pods.truncate(limit);
     for state in all.iter().take(limit - pods.len()) {
@@ -207,26 +153,32 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingList {
             Some(false) => Some(app.reasons.recent(&app.ledger, question, app.clock.now())),
             None => app.reasons.known(&app.ledger, question),
         };
-        let mend = known.and_then(|known| suggestions_of(state, &known));
-        let line = places.get(&state.waiting.pod.uid).copied().flatten();
+        let suggestion = known.and_then(|known| suggestions_of(state, &known));
+        let queue = places.get(&state.waiting.pod.uid).copied().flatten();
         let fits = looked.get(question) == Some(&true);
-        pods.push(WaitingView { mend, line, ..view(state, fits, now) });
+        pods.push(waiting::WaitingPod { suggestion, queue, ..view(state, fits, now) });
     }
     for gated in gated.into_iter().take(limit - pods.len()) {
         let state = WaitingState::unasked(gated, app.clock.now());
-        pods.push(WaitingView { reason: GATED, ..view(&state, true, now) });
+        pods.push(waiting::WaitingPod { reason: GATED.to_owned(), ..view(&state, true, now) });
     }
-    WaitingList { waiting, left_out: waiting - pods.len(), pods }
+    WaitingPodList {
+        api_version: ApiVersion::default(),
+        kind: WaitingPodListKind::default(),
+        total,
+        omitted: total - pods.len(),
+        items: pods,
+    }
 }
 
 /// The first suggestion for a pod that fits on no node.
 fn suggestions_of(state: &WaitingState, known: &[Suggestion]) -> Option<String> {
     let rejections = state.refused.as_ref()?.keys().copied();
-    wording::mends(&state.waiting.question, known, rejections).into_iter().next()
+    wording::suggestions(&state.waiting.question, known, rejections).into_iter().next()
 }
 
 /// A pod as at its last refusal, or as one that `fits` now.
-fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> WaitingView {
+fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> waiting::WaitingPod {
     let waiting = &state.waiting;
     let closest = state.closest().filter(|_| !fits);
     let (reason, blocked_by) = match closest {
@@ -234,32 +186,40 @@ fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> WaitingView 
         None if fits => (FITS_NOW, NOT_OURS),
         None => (NOT_REFUSED, NOT_OURS),
     };
-    WaitingView {
+    waiting::WaitingPod {
         pod: waiting.pod.to_string(),
-        asks: waiting.question.gpu.as_ref().map_or_else(|| "no GPU".to_owned(), wording::in_words),
-        reason,
-        blocked_by,
+        request: waiting
+            .question
+            .gpu
+            .as_ref()
+            .map_or_else(|| "no GPU".to_owned(), wording::in_words),
+        reason: reason.to_owned(),
+        blocked_by: blocked_by.to_owned(),
         missing: closest.map(|(rejection, _)| rejection.missing()).unwrap_or_default(),
         nodes: closest.map_or(0, |(_, nodes)| nodes),
-        seconds: since(waiting.created_unix_seconds, now_unix_seconds),
+        age_seconds: since(waiting.created_unix_seconds, now_unix_seconds),
         priority: waiting.priority,
-        mend: None,
-        line: None,
+        suggestion: None,
+        queue: None,
     }
 }
 
-fn refused_request(pod: &SeenPod, fault: &RequestError, now_unix_seconds: u64) -> WaitingView {
-    WaitingView {
+fn refused_request(
+    pod: &SeenPod,
+    fault: &RequestError,
+    now_unix_seconds: u64,
+) -> waiting::WaitingPod {
+    waiting::WaitingPod {
         pod: pod.pod.to_string(),
-        asks: String::new(),
-        reason: fault.reason(),
-        blocked_by: REQUEST,
+        request: String::new(),
+        reason: fault.reason().to_owned(),
+        blocked_by: REQUEST.to_owned(),
         missing: fault.to_string(),
         nodes: 0,
-        seconds: since(pod.created_unix_seconds, now_unix_seconds),
+        age_seconds: since(pod.created_unix_seconds, now_unix_seconds),
         priority: pod.priority,
-        mend: Some(MEND_REQUEST.to_owned()),
-        line: None,
+        suggestion: Some(SUGGESTION_REQUEST.to_owned()),
+        queue: None,
     }
 }
 

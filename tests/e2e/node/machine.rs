@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use gpupack::api::state::{IsolationMode, State, Tenant};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
@@ -186,7 +187,7 @@ impl Machine {
     /// The tenants of a GPU in `/v1/state`: names of pods.
     pub(crate) async fn tenants(&self, uuid: &str) -> Vec<String> {
         let tenants = self.tenant_views(uuid).await;
-        tenants.iter().filter_map(|it| it["pod"].as_str().map(str::to_owned)).collect()
+        tenants.into_iter().map(|it| it.pod).collect()
     }
 
     /// Waits until `/v1/state` tells how much of the GPU the pod uses; in MiB.
@@ -195,8 +196,8 @@ impl Machine {
         let started = clock::now();
         loop {
             let tenants = self.tenant_views(uuid).await;
-            let mut of_pod = tenants.iter().filter(|it| it["pod"] == *full_name);
-            match of_pod.next().and_then(|it| it["used_mib"].as_u64()) {
+            let mut of_pod = tenants.iter().filter(|it| it.pod == full_name);
+            match of_pod.next().and_then(|it| it.used_mib) {
                 Some(used) if used > 0 => return used,
                 _ => {}
             }
@@ -205,22 +206,19 @@ impl Machine {
         }
     }
 
-    /// What `/v1/state` says is intended to hold the pod to its memory on the GPU, and what is verified to.
-    pub(crate) async fn protection(&self, uuid: &str, name: &str) -> (String, String) {
+    /// What `/v1/state` says limits the memory of the pod on the GPU: configured, and verified.
+    pub(crate) async fn isolation(&self, uuid: &str, name: &str) -> (IsolationMode, IsolationMode) {
         let full_name = format!("{}/{name}", self.cluster.namespace);
         let tenants = self.tenant_views(uuid).await;
-        let tenant = tenants.iter().find(|it| it["pod"] == *full_name).expect("a tenant");
-        let word = |key: &str| tenant[key].as_str().expect("a word").to_owned();
-        (word("intended"), word("verified"))
+        let tenant = tenants.iter().find(|it| it.pod == full_name).expect("a tenant");
+        (tenant.isolation.configured, tenant.isolation.verified)
     }
 
-    async fn tenant_views(&self, uuid: &str) -> Vec<Value> {
-        let state: Value =
-            serde_json::from_str(&self.extender.page("/v1/state").await).expect("JSON");
-        let nodes = state["nodes"].as_array().expect("a list of nodes");
-        let mut devices = nodes.iter().flat_map(|node| node["devices"].as_array().expect("a list"));
-        let device = devices.find(|device| device["id"] == uuid).expect("a GPU of the node");
-        device["tenants"].as_array().expect("a list of tenants").clone()
+    async fn tenant_views(&self, uuid: &str) -> Vec<Tenant> {
+        let state: State =
+            serde_json::from_str(&self.extender.page("/v1/state").await).expect("a state");
+        let mut devices = state.nodes.into_iter().flat_map(|node| node.devices);
+        devices.find(|device| device.id == uuid).expect("a GPU of the node").tenants
     }
 
     /// What a container says of itself in its `life`, counted from 0; waits until it has.

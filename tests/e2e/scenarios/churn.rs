@@ -74,5 +74,5 @@ async fn wave(stage: &Stage, numbers: Range<usize>) {
     stage.watching.forget_gone();
     stage.until_books_agree().await;
     let waiting: Value = serde_json::from_str(&stage.extender.page("/v1/waiting").await).unwrap();
-    assert_eq!(waiting["waiting"], 0, "{waiting}");
+    assert_eq!(waiting["total"], 0, "{waiting}");
 }

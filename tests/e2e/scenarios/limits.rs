@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gpupack::api::state::IsolationMode;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
@@ -94,13 +95,13 @@ async fn verified(node: &Machine, placed: &str, process: u32) {
     assert_eq!(node.until_used(placed, "limited").await, 1_000);
     let started = clock::now();
     loop {
-        let (intended, verified) = node.protection(placed, "limited").await;
-        assert_eq!(intended, "driver");
-        if verified == "driver" {
+        let (configured, verified) = node.isolation(placed, "limited").await;
+        assert_eq!(configured, IsolationMode::Driver);
+        if verified == IsolationMode::Driver {
             break;
         }
-        assert!(started.elapsed() < LIMIT, "the limit is not read back: {verified}");
+        assert!(started.elapsed() < LIMIT, "the limit is not read back: {verified:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    node.figure("the agent read the limit back: intended `driver`, verified `driver`");
+    node.figure("the agent read the limit back: configured `Driver`, verified `Driver`");
 }

@@ -96,7 +96,7 @@ fn kube_scheduler_counts_the_resources_that_gpupack_does_not() {
             .await;
         for (name, part) in [
             ("network", "Insufficient nvidia.com/hostdev"),
-            ("instance", "node has no device of the kind asked for"),
+            ("instance", "node has no device of the requested kind"),
             ("hami", "Insufficient nvidia.com/gpumem"),
         ] {
             until_said(&stage, name, part).await;

@@ -195,7 +195,7 @@ pub(crate) async fn until_explained(node: &Machine, name: &str) -> String {
     }
 }
 
-/// The event on the pod, and the explanation, name the mend.
+/// The event on the pod, and the explanation, name the suggestion.
 async fn explained(node: &Machine, name: &str) {
     let started = clock::now();
     let note = until_explained(node, name).await;
@@ -206,7 +206,7 @@ async fn explained(node: &Machine, name: &str) {
         assert!(note.contains(part) && explanation.contains(part), "{note}\n{explanation}");
     }
     let state = node.extender.page("/v1/state").await;
-    assert!(state.contains("\"start_failure\":\"container `main`"), "{state}");
+    assert!(state.contains("\"startFailure\":\"container `main`"), "{state}");
     node.figure(&format!("the event `GpuStartFailed`, {took} ms after kubelet told of it: {note}"));
 }
 

@@ -1,5 +1,5 @@
-//! One pod that waits, from its event to its mend, as its owner walks: what `kubectl describe` shows,
-//! `gpupack explain` through the API server's service proxy with rights to that alone, the mend, and the
+//! One pod that waits, from its event to its suggestion, as its owner walks: what `kubectl describe` shows,
+//! `gpupack explain` through the API server's service proxy with rights to that alone, the suggestion, and the
 //! pod runs.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -24,7 +24,7 @@ use crate::watching::is_bound;
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
-fn a_waiting_pod_is_walked_from_its_event_to_its_mend() {
+fn a_waiting_pod_is_walked_from_its_event_to_its_suggestion() {
     scenario("walk", |bed| async move {
         let plane = bed.plane;
         let stage = bed.stage(Setup::of(Fleet::new().with("walk", 1, (1, A100)))).await;
@@ -32,14 +32,14 @@ fn a_waiting_pod_is_walked_from_its_event_to_its_mend() {
         stage.watching.until("the first is bound", LIMIT, |pods| is_bound(pods, "first")).await;
         stage.cluster.add_pods(&[PodPlan::fraction("second", "0.5")]).await;
         let smaller =
-            "ask for `gpu-fraction: \"0.4\"` in place of 0.5 GPU: it fits on node walk-00 now";
+            "request `gpu-fraction: \"0.4\"` instead of 0.5 GPU: it fits on node walk-00 now";
         let end = "end walk/first (0.6 GPU): it fits on node walk-00 then";
         let message = told(&stage, "second").await;
         assert!(
             message.starts_with("none of 1 nodes fits; 1: no single GPU has enough free"),
             "{message}"
         );
-        assert!(message.contains(&format!("; mend: {smaller}; or: {end}")), "{message}");
+        assert!(message.contains(&format!("; suggestion: {smaller}; or: {end}")), "{message}");
         stage.figure(&format!("the event says: {message}"));
 
         let jane = plane.kubeconfig(Identity::Jane);
@@ -63,7 +63,7 @@ fn a_waiting_pod_is_walked_from_its_event_to_its_mend() {
             direct.1
         );
 
-        // The first mend, in a pod of its own, as requests may not change; then the second.
+        // The first suggestion, in a pod of its own, as requests may not change; then the second.
         stage.cluster.add_pods(&[PodPlan::fraction("smaller", "0.4")]).await;
         let took = stage
             .watching
@@ -98,7 +98,7 @@ async fn told(stage: &Stage, pod: &str) -> String {
     }
 }
 
-async fn through_the_api_server(stage: &Stage, jane: &Path, mends: [&str; 2]) {
+async fn through_the_api_server(stage: &Stage, jane: &Path, suggestions: [&str; 2]) {
     let jane = jane.to_str().expect("the target folder is UTF-8");
     let of_jane = ["explain", "-n", "walk", "second", "--kubeconfig", jane];
     let (code, line) = asked(&of_jane).await;
@@ -119,8 +119,8 @@ async fn through_the_api_server(stage: &Stage, jane: &Path, mends: [&str; 2]) {
         tokio::time::sleep(Duration::from_millis(200)).await;
     };
     let joined = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    for mend in mends {
-        assert!(joined.contains(mend), "{mend} in {text}");
+    for suggestion in suggestions {
+        assert!(joined.contains(suggestion), "{suggestion} in {text}");
     }
     let (code, line) = asked(&["explain", "-n", "walk", "nobody", "--kubeconfig", jane]).await;
     assert!(code == Some(5) && line.contains("`walk/nobody` is not known"), "{line}");

@@ -104,7 +104,7 @@ impl Extender {
 
     /// The node as `/v1/state` shows it.
     pub(crate) fn node(&self) -> Value {
-        serde_json::to_value(inspect::node(&self.app, "n").unwrap()).unwrap()
+        serde_json::to_value(&inspect::state_of(&self.app, "n").unwrap().nodes[0]).unwrap()
     }
 
     /// The sum of the series whose line starts so, a whole number.
@@ -146,8 +146,8 @@ impl Extender {
     pub(crate) fn until_fault(&self, fault: Option<&str>) {
         self.until(&format!("the fault {fault:?}"), |node| {
             let device = node["devices"].get(0)?;
-            let is_it = device["ailment"].as_str() == fault
-                && device["healthy"].as_bool() == Some(fault.is_none());
+            let is_it = device["fault"].as_str() == fault
+                && (device["health"] == "Healthy") == fault.is_none();
             is_it.then_some(())
         });
     }

@@ -283,8 +283,8 @@ async fn no_room_is_held_for_a_pod_with_scheduling_gates() {
     let explained = bed.send("GET", "/v1/explain?pod=team-a/infer", &Value::Null).await;
     assert!(explained["verdict"].as_str().unwrap().starts_with(gated), "{explained}");
     let listed = bed.send("GET", "/v1/waiting", &Value::Null).await;
-    assert_eq!((&listed["waiting"], listed["pods"].as_array().unwrap().len()), (&json!(1), 1));
-    assert!(listed["pods"][0]["reason"].as_str().unwrap().starts_with(gated), "{listed}");
+    assert_eq!((&listed["total"], listed["items"].as_array().unwrap().len()), (&json!(1), 1));
+    assert!(listed["items"][0]["reason"].as_str().unwrap().starts_with(gated), "{listed}");
     // The gate is taken away: what was asked before the watch said so counts.
     fake.world(|world| {
         let pod = world.pod.as_mut().unwrap();

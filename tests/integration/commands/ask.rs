@@ -7,10 +7,14 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-use crate::harness::extender::{Bed, pod, read};
+use crate::harness::extender::{Bed, is_declared, pod, read};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
 use axum::{Json, Router};
+use gpupack::api::advice::Advice;
+use gpupack::api::explain::Explanation;
+use gpupack::api::top::{DeviceList, NodeList, TenantList};
+use gpupack::api::waiting::WaitingPodList;
 use gpupack::hardware::device::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use serde_json::{Value, json};
@@ -84,15 +88,6 @@ fn fits_80_columns(text: &str) {
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
-/// The keys of the first object in `text`, an item of a list where there are items, in their order.
-fn keys(text: &str, indent: usize) -> Vec<&str> {
-    let start = " ".repeat(indent) + "\"";
-    let lines = text.lines().skip_while(|line| !line.starts_with(&start));
-    let object = lines.take_while(|line| line.len() - line.trim_start().len() >= indent);
-    let own = object.filter_map(|line| line.strip_prefix(&start));
-    own.filter_map(|rest| rest.split('"').next()).collect()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn top_shows_nodes_gpus_and_tenants_and_hides_none() {
     let bed = busy().await;
@@ -110,7 +105,7 @@ async fn top_shows_nodes_gpus_and_tenants_and_hides_none() {
             vec!["gpu-a", "T4", "1", "0", "50%", "50%", "0%", "0.50", "1", "ok"],
             vec!["gpu-b", "A100-SXM4-80GB", "2", "1", "13%", "13%", "0%", "1.00", "1", "ok"],
             vec!["gpu-c", "L4", "1", "1", "0%", "0%", "0%", "1.00", "0", "ok"],
-            vec!["gpu-late", "-", "0", "0", "-", "-", "-", "0", "0", "never_reported"],
+            vec!["gpu-late", "-", "0", "0", "-", "-", "-", "0", "0", "NeverReported"],
         ],
         "{nodes}"
     );
@@ -133,64 +128,30 @@ async fn top_shows_nodes_gpus_and_tenants_and_hides_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn json_has_a_kind_whole_numbers_and_the_documented_keys_in_order() {
+async fn json_is_that_of_the_declared_types_in_whole_numbers() {
     let bed = busy().await;
     let url = format!("http://{}", served(bed.router()).await);
-    for (what, kind, expected) in [
-        (
-            "nodes",
-            "NodeList",
-            "name pool state models gpus empty_gpus unhealthy_gpus overbooked_gpus tenants \
-             capacity_mib booked_mib booked_share_millionths used_mib largest_free_share_millionths \
-             largest_free_mib",
-        ),
-        (
-            "gpus",
-            "GpuList",
-            "node node_state pool index id model kind profile state protection capacity_mib \
-             booked_mib booked_share_millionths free_mib free_share_millionths used_mib tenants",
-        ),
-        (
-            "tenants",
-            "TenantList",
-            "namespace pod pod_uid node gpu_index gpu_id state share_millionths memory_mib used_mib \
-             protection_intended protection_verified",
-        ),
-    ] {
-        let text = printed(&["top", what, "-o", "json", "--server", &url]);
-        assert_eq!(keys(&text, 2), ["apiVersion", "kind", "items"], "{text}");
-        assert_eq!(keys(&text, 6), documented(expected), "{text}");
-        assert_is_whole(&read(text.as_bytes()), kind);
-    }
-    let text = printed(&["waiting", "-o", "json", "--server", &url]);
-    assert_eq!(keys(&text, 2), ["apiVersion", "kind", "waiting", "left_out", "items"], "{text}");
-    let expected = "pod asks seconds priority line blocked_by reason missing nodes mend";
-    assert_eq!(keys(&text, 6), documented(expected), "{text}");
-    assert_is_whole(&read(text.as_bytes()), "WaitingPodList");
-    let text = printed(&["explain", "-n", "team", "whole", "-o", "json", "--server", &url]);
-    let expected = "apiVersion kind pod verdict asks blocked_by seconds line fitting_nodes fits_on \
-        refusals mends moves unknown";
-    assert_eq!(keys(&text, 2), documented(expected), "{text}");
-    let expected = "nodes lacks reason missing closest_node pool gpus curable_by_room";
-    assert_eq!(keys(&text, 6), documented(expected), "{text}");
-    assert_is_whole(&read(text.as_bytes()), "Explanation");
+    let json = |arguments: &[&str]| {
+        let text = printed(&[arguments, &["-o", "json", "--server", &url]].concat());
+        assert_is_whole(&read(text.as_bytes()));
+        text.into_bytes()
+    };
+    let nodes: NodeList = is_declared(&json(&["top", "nodes"]));
+    assert_eq!(nodes.items.len(), 4);
+    let gpus: DeviceList = is_declared(&json(&["top", "gpus", "--sort-by", "share"]));
+    let first = &gpus.items[0];
+    assert_eq!((first.node.as_str(), gpus.items.len()), ("gpu-a", 4), "{first:?}");
+    let tenants: TenantList = is_declared(&json(&["top", "tenants"]));
+    assert_eq!(tenants.items.len(), 2);
+    let list: WaitingPodList = is_declared(&json(&["waiting"]));
+    assert_eq!(list.items.len(), 2);
+    let explanation: Explanation = is_declared(&json(&["explain", "-n", "team", "whole"]));
+    assert_eq!(explanation.pod, "team/whole");
+    is_declared::<Advice>(&json(&["advise"]));
 }
 
-/// The keys of a text, each of which `docs/cli.md` must name.
-fn documented(keys: &str) -> Vec<&str> {
-    let document = include_str!("../../../docs/cli.md");
-    let keys: Vec<&str> = keys.split_whitespace().collect();
-    for key in &keys {
-        assert!(document.contains(&format!("`{key}`")), "docs/cli.md does not name `{key}`");
-    }
-    keys
-}
-
-fn assert_is_whole(value: &Value, kind: &str) {
-    assert_eq!(
-        (&value["apiVersion"], &value["kind"]),
-        (&json!("gpupack.dev/v1alpha1"), &json!(kind))
-    );
+fn assert_is_whole(value: &Value) {
+    assert_eq!(value["apiVersion"], "gpupack.dev/v1alpha1");
     let mut open = vec![value];
     while let Some(next) = open.pop() {
         assert!(!next.is_f64(), "{next} in {value}");
@@ -205,8 +166,8 @@ async fn a_pod_that_waits_is_listed_and_explained_in_the_same_words() {
     let url = format!("http://{}", served(bed.router()).await);
     let list = printed(&["waiting", "--server", &url]);
     fits_80_columns(&list);
-    let mend = "end team/half (0.5 GPU): it fits on node gpu-a then";
-    let size = "ask for `gpu-fraction: \"0.5\"` in place of 1 whole GPU: it fits on node gpu-a now";
+    let end = "end team/half (0.5 GPU): it fits on node gpu-a then";
+    let size = "request `gpu-fraction: \"0.5\"` instead of 1 whole GPU: it fits on node gpu-a now";
     let joined = list.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
         joined.contains(&format!("team/whole 0s 1/1 memory 1 whole GPU on T4 → {size}")),
@@ -217,18 +178,18 @@ async fn a_pod_that_waits_is_listed_and_explained_in_the_same_words() {
     let joined = told.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
         "team/whole: none of 4 nodes fits; the closest obstacle: no single GPU has enough free memory",
-        "asks for 1 whole GPU on T4; waits for 0s; place 1 of 1 in line; blocked by memory",
+        "requests 1 whole GPU on T4; waits for 0s; position 1 of 1 in the queue; blocked by memory",
         "1 memory 7680 MiB of GPU memory gpu-a of 1 × Tesla T4 (15360 MiB), pool gpu-a",
         "1 agent the node's gpupack agent has not reported yet gpu-late of no GPU, pool late",
         size,
-        mend,
-        "see to the gpupack agent of the nodes that do not report",
-        "1 nodes have no report of an agent since the extender started (gpu-late)",
+        end,
+        "check the gpupack agent on nodes that are not reporting",
+        "1 nodes have not reported since the extender started (gpu-late)",
     ] {
         assert!(joined.contains(part), "{part} in {told}");
     }
     let placed = printed(&["explain", "team/half", "--server", &url]);
-    assert!(placed.contains("placed on node gpu-a, GPU-gpu-a-0 (confirmed)"), "{placed}");
+    assert!(placed.contains("placed on node gpu-a, GPU-gpu-a-0 (Confirmed)"), "{placed}");
     let other = printed(&["waiting", "-n", "other", "--server", &url]);
     assert!(other.ends_with("(none)\n"), "{other}");
     let first = printed(&["waiting", "--limit", "1", "--server", &url]);
@@ -258,16 +219,20 @@ async fn a_hostile_name_reaches_no_terminal() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn absurd_figures_are_shown_and_stop_nothing() {
-    let tenant = json!({"pod_uid": "u", "pod": "no-namespace", "state": "confirmed",
-        "memory_mib": u64::MAX, "share_millionths": u64::MAX, "used_mib": u64::MAX,
-        "intended": "none", "verified": "none"});
-    let device = json!({"id": "GPU-a", "index": u32::MAX, "model": "", "kind": "gpu", "profile": null,
-        "protection": "none", "healthy": true, "ailment": null, "capacity_mib": u64::MAX,
-        "booked_mib": u64::MAX, "booked_share_millionths": u64::MAX, "free_mib": u64::MAX,
-        "free_share_millionths": u64::MAX, "used_mib": u64::MAX, "overbooked": true,
-        "tenants": [tenant, tenant]});
-    let node = json!({"name": "n", "pool": "", "state": "reporting", "devices": [device, device]});
-    let state = json!({"nodes": [node], "pods": []});
+    let most = || json!({"memoryMib": u64::MAX, "shareMillionths": u64::MAX});
+    let tenant = json!({"podUid": "u", "pod": "no-namespace", "state": "Confirmed",
+        "allocated": most(), "usedMib": u64::MAX,
+        "isolation": {"configured": "None", "verified": "None"}});
+    let device = json!({"id": "GPU-a", "index": u32::MAX, "model": "", "kind": "Gpu",
+        "isolation": {"configured": "None", "verification": "Pending"}, "health": "Healthy",
+        "canLimitMemory": false, "capacityMib": u64::MAX, "allocated": most(), "held": most(),
+        "free": most(), "usedMib": u64::MAX, "usedBeyondAllocatedMib": u64::MAX,
+        "untrackedMib": u64::MAX, "overallocated": true, "tenants": [tenant, tenant]});
+    let host = json!({"cpuMilli": u64::MAX, "memoryMib": u64::MAX});
+    let node = json!({"name": "n", "pool": "", "state": "Reporting", "capacity": host, "free": host,
+        "devices": [device, device]});
+    let state = json!({"apiVersion": "gpupack.dev/v1alpha1", "kind": "State", "nodes": [node],
+        "pods": []});
     let url = format!("http://{}", served(Router::new().fallback(|| async { Json(state) })).await);
     for what in ["nodes", "gpus", "tenants"] {
         for output in ["table", "json"] {
@@ -287,7 +252,7 @@ async fn each_way_to_fail_has_its_line_and_exit_code() {
     refused(2, &["explain", "a/b", "-n", "c", "--server", &url]);
     let line = refused(2, &["waiting", "--server", "https://127.0.0.1:1"]);
     assert!(line.contains("http://HOST:PORT"), "{line}");
-    assert_eq!(gpupack(&["top", "nodes", "--sort-by", "colour"]).status.code(), Some(2));
+    assert_eq!(gpupack(&["top", "nodes", "--sort-by", "color"]).status.code(), Some(2));
     let line = refused(4, &["top", "nodes", "--server", "http://127.0.0.1:1"]);
     assert!(line.contains("cannot reach the extender at http://127.0.0.1:1"), "{line}");
     let line = refused(1, &["waiting", "--kubeconfig", "/nowhere/kubeconfig"]);
@@ -403,7 +368,7 @@ impl Drop for Running {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_is_appended_where_there_is_no_terminal_and_colours_are_asked_for() {
+async fn a_watch_is_appended_where_there_is_no_terminal_and_colors_are_requested() {
     let bed = busy().await;
     let url = format!("http://{}", served(bed.router()).await);
     let child = Command::new(env!("CARGO_BIN_EXE_gpupack"))
@@ -417,7 +382,7 @@ async fn a_watch_is_appended_where_there_is_no_terminal_and_colours_are_asked_fo
     assert!(!twice.concat().contains('\u{1b}'), "{twice:?}");
     let plain = printed(&["top", "nodes", "--server", &url]);
     let coloured = printed(&["top", "nodes", "--color", "always", "--server", &url]);
-    assert!(coloured.contains("\u{1b}[33mnever_reported\u{1b}[0m"), "{coloured:?}");
+    assert!(coloured.contains("\u{1b}[33mNeverReported\u{1b}[0m"), "{coloured:?}");
     let without = coloured.replace("\u{1b}[33m", "").replace("\u{1b}[0m", "");
     assert_eq!(without, plain, "the same columns");
 }
@@ -464,34 +429,36 @@ async fn advise_names_who_holds_without_need() {
     let bed = busy().await;
     let url = format!("http://{}", served(bed.router()).await);
     let early = printed(&["advise", "--server", &url]);
-    assert_eq!(early, "No pod has been watched for 10m yet: come back then.\n");
+    assert_eq!(early, "No pod has been watched for 10m yet: try again then.\n");
     let pod = |name: &str, is_idle: bool| {
-        json!({"pod": name, "node": "gpu-a", "booked_mib": 8192, "share_millionths": 500_000,
-            "peak_mib": 1000, "median_use_millionths": 62_500, "p95_use_millionths": 125_000,
-            "mean_load_millionths": if is_idle { json!(31_000) } else { Value::Null },
-            "watched_seconds": 7200, "idle_seconds": 3700, "is_idle": is_idle, "enough_mib": 1280,
-            "reclaimable_mib": if is_idle { 8192 } else { 6912 }})
+        let mut pod = json!({"pod": name, "node": "gpu-a", "gpus": [0],
+            "allocated": {"memoryMib": 8192, "shareMillionths": 500_000}, "peakMib": 1000,
+            "medianUseMillionths": 62_500, "p95UseMillionths": 125_000, "watchedSeconds": 7200,
+            "idleSeconds": 3700, "idle": is_idle, "sufficientMib": 1280,
+            "reclaimableMib": if is_idle { 8192 } else { 6912 }});
+        if is_idle {
+            pod["meanLoadMillionths"] = json!(31_000);
+        }
+        pod
     };
-    let pool = json!({"pool": "a\u{1b}[2J", "tenants": 3, "bearable_replicas": 4,
-        "replicas_by_memory": 64, "replicas_by_load": 4, "limited_by": "load"});
-    let answer = json!({"watched_pods": 3, "idle_pods": 1, "watched_for_seconds": 600,
-        "idle_after_seconds": 600, "reclaimable_mib": 15_104, "reclaimable_share_millionths": 920_000,
+    let pool = json!({"pool": "a\u{1b}[2J", "tenants": 3, "replicas": 4,
+        "replicasByMemory": 64, "replicasByLoad": 4, "limitedBy": "Load"});
+    let answer = json!({"apiVersion": "gpupack.dev/v1alpha1", "kind": "Advice", "watchedPods": 3,
+        "idlePods": 1, "watchedForSeconds": 600, "idleAfterSeconds": 600,
+        "reclaimable": {"memoryMib": 15_104, "shareMillionths": 920_000}, "wastefulPods": 2,
         "pods": [pod("team/idle", true), pod("team/small\u{1b}[31m", false)], "pools": [pool]});
+    let expected = answer.clone();
     let router = Router::new().route("/v1/advise", get(move || async { Json(answer) }));
     let url = format!("http://{}", served(router).await);
     let table = printed(&["advise", "-n", "team", "--server", &url]);
     let joined = table.split_whitespace().collect::<Vec<_>>().join(" ");
     let sums = "idle (for 10m and more); 14.7Gi of memory and 0.92 GPUs could be given back.";
-    for part in [sums, "8.0Gi 0.9Gi 12% 3% 61m nothing", "12% ? - 1280Mi", "3 4 64 4 load"] {
+    for part in [sums, "8.0Gi 0.9Gi 12% 3% 61m nothing", "12% ? - 1280Mi", "3 4 64 4 Load"] {
         assert!(joined.contains(part), "{part} in {table}");
     }
     assert!(!table.contains('\u{1b}'), "{table}");
     fits_80_columns(&table);
     let text = printed(&["advise", "-o", "json", "--server", &url]);
-    let known = fs::read_to_string("docs/cli.md").expect("the reference is there");
-    for key in [keys(&text, 2), keys(&text, 6)].concat() {
-        let is_known = ["apiVersion", "kind"].contains(&key) || known.contains(&format!("`{key}`"));
-        assert!(is_known, "docs/cli.md lacks `{key}`");
-    }
+    assert_eq!(read(text.as_bytes()), expected, "as it came");
     refused(2, &["advise", "-n", "no/name", "--server", &url]);
 }

@@ -19,7 +19,7 @@ fn summary(line: &str) -> Value {
     assert_eq!(output.status.code(), Some(0), "{errors}");
     let mut summary: Value = serde_json::from_slice(&output.stdout).unwrap();
     let mut time = |name| summary.as_object_mut().unwrap().remove(name).unwrap().as_u64();
-    assert!(time("filled_after_ms") <= time("ended_after_ms"));
+    assert!(time("filledAfterMs") <= time("endedAfterMs"));
     summary
 }
 
@@ -32,12 +32,12 @@ fn once_places_everything_and_twice_the_same() {
     let pods = |name: &str| pods[name].as_u64().unwrap();
     assert!(pods("placed") > 30, "{first}");
     assert_eq!(pods("arrived"), pods("placed") + pods("waiting") + pods("refused"));
-    assert_eq!(pods("placed_without_http"), 0);
+    assert_eq!(pods("placedWithoutHttp"), 0);
     assert_eq!(packing["devices"], 16);
-    assert_eq!((&packing["overbooked"], &first["overbooked_max"]), (&0.into(), &0.into()));
-    assert!(packing["allocation_millionths"].as_u64() >= Some(750_000), "{packing}");
+    assert_eq!((&packing["overallocated"], &first["overallocatedMax"]), (&0.into(), &0.into()));
+    assert!(packing["allocationMillionths"].as_u64() >= Some(750_000), "{packing}");
     assert_eq!(first["faults"], serde_json::json!([]));
-    let reasons = first["not_placed"].as_array().unwrap();
+    let reasons = first["notPlaced"].as_array().unwrap();
     let unplaced: u64 = reasons.iter().map(|entry| entry["pods"].as_u64().unwrap()).sum();
     assert_eq!(unplaced, pods("waiting") + pods("refused"));
     let other = summary(&line.replace("--seed 7", "--seed 8"));
@@ -48,9 +48,9 @@ fn once_places_everything_and_twice_the_same() {
 fn the_base_load_of_a_large_fleet_goes_straight_into_the_books() {
     let line = "--once --nodes 201 --gpus-per-node 1 --fill 0.2 --pods 5 --output json";
     let first = summary(line);
-    let direct = first["pods"]["placed_without_http"].as_u64().unwrap();
+    let direct = first["pods"]["placedWithoutHttp"].as_u64().unwrap();
     assert!(direct > 40, "{first}");
-    assert!(first["packing"]["allocation_millionths"].as_u64() >= Some(200_000));
+    assert!(first["packing"]["allocationMillionths"].as_u64() >= Some(200_000));
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn slots_and_instances_are_placed_too() {
     assert_eq!(first, summary(line), "the same seed gives the same placements");
     assert_eq!(first["packing"]["devices"], 3 * 2 + 2 * 4, "three nodes of GPUs, one of instances");
     assert_eq!(
-        (&first["packing"]["overbooked"], &first["faults"]),
+        (&first["packing"]["overallocated"], &first["faults"]),
         (&0.into(), &serde_json::json!([]))
     );
     assert!(first["pods"]["placed"].as_u64() > Some(30), "{first}");

@@ -244,7 +244,8 @@ async fn a_bad_source_is_named() {
     let elsewhere = served(Router::new()).await;
     let old = Router::new().route("/v1/state", get(async || Json(json!({"nodes": []}))));
     let old = served(old).await;
-    let empty = json!({"nodes": [], "pods": []});
+    let empty =
+        json!({"apiVersion": "gpupack.dev/v1alpha1", "kind": "State", "nodes": [], "pods": []});
     let empty = served(Router::new().route("/v1/state", get(async || Json(empty)))).await;
     for (from, part) in [
         ("", "--from `` does not begin with `http://`"),

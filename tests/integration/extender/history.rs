@@ -107,7 +107,7 @@ async fn a_prometheus_that_lies_or_fails_costs_its_own_knowledge_alone() {
         let said: String = body.chars().take(60).collect();
         let (advice, asked) = advised_after(move || (status, body.clone())).await;
         assert_eq!(
-            (advice["watched_pods"].as_u64(), asked <= 2),
+            (advice["watchedPods"].as_u64(), asked <= 2),
             (Some(0), true),
             "{status} {said}"
         );
@@ -358,7 +358,7 @@ fn advice(of: Ports) -> Value {
 /// What is advised as soon as Prometheus has told: what happened before the process began.
 fn knows_what_was(ports: Ports) {
     let advice =
-        until("history is known", || Some(advice(ports)).filter(|it| it["watched_pods"] == 2));
+        until("history is known", || Some(advice(ports)).filter(|it| it["watchedPods"] == 2));
     let of = |name: &str| {
         let pods = advice["pods"].as_array().unwrap();
         pods.iter()
@@ -368,38 +368,30 @@ fn knows_what_was(ports: Ports) {
     let figure =
         |pod: &Value, key: &str| pod[key].as_u64().unwrap_or_else(|| panic!("{key}: {pod}"));
     let steady = of("steady");
-    assert_eq!((figure(steady, "peak_mib"), &steady["is_idle"]), (6_000, &json!(true)), "{steady}");
-    assert!((6_600..7_800).contains(&figure(steady, "idle_seconds")), "{steady}");
-    assert!((20_000..22_200).contains(&figure(steady, "watched_seconds")), "{steady}");
+    assert_eq!((figure(steady, "peakMib"), &steady["idle"]), (6_000, &json!(true)), "{steady}");
+    assert!((6_600..7_800).contains(&figure(steady, "idleSeconds")), "{steady}");
+    assert!((20_000..22_200).contains(&figure(steady, "watchedSeconds")), "{steady}");
     assert!(
-        (250_000..285_000).contains(&figure(steady, "mean_load_millionths")),
+        (250_000..285_000).contains(&figure(steady, "meanLoadMillionths")),
         "40 % for two thirds: {steady}"
     );
-    assert_eq!(
-        figure(steady, "median_use_millionths"),
-        187_500,
-        "1,000 of 7,680 MiB in sixteenths"
-    );
+    assert_eq!(figure(steady, "medianUseMillionths"), 187_500, "1,000 of 7,680 MiB in sixteenths");
     let web = of("web-0");
     assert_eq!(
-        (figure(web, "peak_mib"), &web["is_idle"]),
+        (figure(web, "peakMib"), &web["idle"]),
         (900, &json!(false)),
         "not its predecessor's: {web}"
     );
-    assert!((1_200..2_200).contains(&figure(web, "watched_seconds")), "{web}");
-    assert_eq!(figure(web, "mean_load_millionths"), 200_000, "{web}");
+    assert!((1_200..2_200).contains(&figure(web, "watchedSeconds")), "{web}");
+    assert_eq!(figure(web, "meanLoadMillionths"), 200_000, "{web}");
     let pool = &advice["pools"][0];
     assert_eq!((&pool["pool"], &pool["tenants"]), (&json!("p"), &json!(2)), "{pool}");
     assert_eq!(
-        (&pool["replicas_by_memory"], &pool["replicas_by_load"]),
+        (&pool["replicasByMemory"], &pool["replicasByLoad"]),
         (&json!(2), &json!(3)),
         "{pool}"
     );
-    assert_eq!(
-        (&pool["bearable_replicas"], &pool["limited_by"]),
-        (&json!(2), &json!("memory")),
-        "{pool}"
-    );
+    assert_eq!((&pool["replicas"], &pool["limitedBy"]), (&json!(2), &json!("Memory")), "{pool}");
     let metrics = exchange(ports.port, "GET", "/metrics", "").unwrap().1;
     for line in [
         "gpupack_bearable_replicas{limit=\"memory\",pool=\"p\"} 2",
@@ -441,7 +433,7 @@ fn an_extender_that_was_killed_knows_at_once_what_prometheus_knows() {
     let (_running, extender) = extender(folder.path(), port);
     let log = || fs::read_to_string(folder.path().join("gpupack.log")).unwrap();
     until("the log names it", || log().contains("it is asked again").then_some(()));
-    assert_eq!(advice(extender)["watched_pods"], 0, "all else goes on");
+    assert_eq!(advice(extender)["watchedPods"], 0, "all else goes on");
     let _running_again = prometheus(folder.path(), port);
     knows_what_was(extender);
     until("the log tells it", || log().contains("Prometheus told what pods used").then_some(()));

@@ -1,9 +1,10 @@
 //! The verbs over HTTP as kube-scheduler meets them, with good and bad input. The books themselves are
 //! the truth here, so nothing of Kubernetes is needed.
 
-use crate::harness::extender::{Bed, data, hello, pod, read};
+use crate::harness::extender::{Bed, data, hello, is_declared, pod, read};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
+use gpupack::api::error::Error;
 use gpupack::hardware::device::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use serde_json::{Value, json};
@@ -283,7 +284,8 @@ async fn what_is_not_there_is_404_and_a_wrong_method_405() {
     let bed = Bed::warm().await;
     let (status, answer) = bed.post("/v1/preempt-everything", "{}").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    assert!(answer["error"].as_str().unwrap().contains("`preempt-everything` is unknown"));
+    let error: Error = is_declared(answer.to_string().as_bytes());
+    assert!(error.error.contains("`preempt-everything` is unknown"), "{error:?}");
     assert_eq!(bed.get("/nowhere").await.0, StatusCode::NOT_FOUND);
     for (method, path) in [
         (Method::GET, "/v1/filter"),
@@ -421,7 +423,7 @@ async fn before_it_is_ready_it_says_error_and_nothing_else() {
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{refusal}");
     assert_eq!(bed.get("/readyz").await.0, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(bed.get("/healthz").await, (StatusCode::OK, "ok\n".to_owned()));
-    assert!(bed.get("/v1/summary").await.1.contains(r#""readiness":"not_listed""#));
+    assert!(bed.get("/v1/summary").await.1.contains(r#""readiness":"NotListed""#));
 }
 
 #[tokio::test]

@@ -1,8 +1,17 @@
 //! The other routes as agents, operators and browsers meet them: reports, state, explain, metrics, page.
 
-use crate::harness::extender::{Bed, data, hello, pod, read};
+use crate::harness::extender::{Bed, data, hello, is_declared, pod, read};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
+use gpupack::api::advice::Advice;
+use gpupack::api::error::Error;
+use gpupack::api::explain::Explanation;
+use gpupack::api::fit::{Fit, Fragmentation};
+use gpupack::api::moves::MoveProposals;
+use gpupack::api::page::Summary;
+use gpupack::api::search::SearchResults;
+use gpupack::api::state::State;
+use gpupack::api::waiting::WaitingPodList;
 use gpupack::control::pods::teams::account;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
@@ -14,6 +23,9 @@ use tokio::net::TcpStream;
 use tower::ServiceExt;
 
 mod page;
+
+/// A body for `/v1/log-level`.
+const DEBUG: &str = r#"{"level": "debug"}"#;
 
 /// What is changed in a good hello of `gpu-a` (a JSON pointer and the new value), the status of the
 /// answer, and part of its text.
@@ -95,44 +107,45 @@ async fn a_waiting_pod_is_listed_and_explained() {
     bed.filter(pod("huge", json!({"gpu-memory": "90000"})), &nodes).await;
     let (status, text) = bed.get("/v1/explain?pod=team/huge").await;
     let explanation = read(text.as_bytes());
-    assert_eq!((status, &explanation["fitting_nodes"]), (StatusCode::OK, &json!(0)));
+    assert_eq!((status, &explanation["fittingNodes"]), (StatusCode::OK, &json!(0)));
     let refusals = explanation["refusals"].as_array().unwrap();
     assert_eq!(refusals.len(), 3, "each node is of another kind");
     let closest = json!({
         "pool": "gpu-b", "gpus": "2 × NVIDIA A100-SXM4-80GB (81920 MiB)", "lacks": "memory",
         "reason": "request exceeds the memory of every GPU of the node", "nodes": 1,
-        "closest_node": "gpu-b", "missing": "8080 MiB more than the largest GPU has",
-        "curable_by_room": false,
+        "closestNode": "gpu-b", "missing": "8080 MiB more than the largest GPU has",
+        "fitsIfPodsEnd": false,
     });
     assert_eq!(refusals[0], closest);
     assert_eq!(
-        explanation["mends"],
-        json!([
-            r#"ask for `gpu-memory: "81920"` in place of 90000 MiB: it fits on node gpu-b now"#
-        ])
+        explanation["suggestions"],
+        json!([r#"request `gpu-memory: "81920"` instead of 90000 MiB: it fits on node gpu-b now"#])
     );
     assert_eq!(
-        (&explanation["blocked_by"], &explanation["asks"]),
+        (&explanation["blockedBy"], &explanation["request"]),
         (&json!("memory"), &json!("90000 MiB"))
     );
     let (_, list) = bed.get("/v1/waiting").await;
     let list = read(list.as_bytes());
-    assert_eq!((&list["waiting"], &list["left_out"]), (&json!(1), &json!(0)));
-    assert_eq!(list["pods"][0]["mend"], explanation["mends"][0]);
+    assert_eq!((&list["total"], &list["omitted"]), (&json!(1), &json!(0)));
+    assert_eq!(list["items"][0]["suggestion"], explanation["suggestions"][0]);
     let (_, none) = bed.get("/v1/waiting?limit=0").await;
-    assert_eq!(read(none.as_bytes()), json!({"waiting": 1, "left_out": 1, "pods": []}));
+    let expected = json!({"apiVersion": "gpupack.dev/v1alpha1", "kind": "WaitingPodList",
+        "total": 1, "omitted": 1, "items": []});
+    assert_eq!(read(none.as_bytes()), expected);
     let (_, none) = bed.get("/v1/waiting?namespace=other").await;
-    assert_eq!(read(none.as_bytes())["waiting"], 0);
+    assert_eq!(read(none.as_bytes())["total"], 0);
     let summary = read(bed.get("/v1/summary").await.1.as_bytes());
-    assert_eq!(summary["waiting"], 1);
-    let waits = &summary["waiting_pods"][0];
-    assert_eq!((&waits["pod"], &waits["asks"]), (&json!("team/huge"), &json!("90000 MiB")));
+    let figures = &summary["figures"];
+    assert_eq!(figures["waiting"], 1);
+    let waits = &figures["waitingPods"][0];
+    assert_eq!((&waits["pod"], &waits["request"]), (&json!("team/huge"), &json!("90000 MiB")));
     assert_eq!(waits["reason"], "request exceeds the memory of every GPU of the node");
     assert_eq!(
-        (&waits["blocked_by"], &waits["mend"]),
-        (&json!("memory"), &explanation["mends"][0])
+        (&waits["blockedBy"], &waits["suggestion"]),
+        (&json!("memory"), &explanation["suggestions"][0])
     );
-    assert_eq!(waits["line"], Value::Null, "no GPU could ever take it");
+    assert_eq!(waits["queue"], Value::Null, "no GPU could ever take it");
     for (path, status) in [
         ("/v1/explain", StatusCode::BAD_REQUEST),
         ("/v1/explain?pod=huge", StatusCode::BAD_REQUEST),
@@ -147,8 +160,8 @@ async fn a_waiting_pod_is_listed_and_explained() {
     bed.post("/v1/bind", data("bind.json")).await;
     let (_, text) = bed.get("/v1/explain?pod=team-a/infer-7f9c6d5b8-x2kqz").await;
     assert!(text.contains("placed on node gpu-b"), "{text}");
-    let node = read(bed.get("/v1/state?node=gpu-b").await.1.as_bytes());
-    assert_eq!(node["devices"].as_array().unwrap().len(), 2);
+    let state = read(bed.get("/v1/state?node=gpu-b").await.1.as_bytes());
+    assert_eq!(state["nodes"][0]["devices"].as_array().unwrap().len(), 2);
 }
 
 #[tokio::test]
@@ -156,7 +169,7 @@ async fn a_container_that_cannot_start_is_explained_until_it_runs() {
     let bed = Bed::warm().await;
     bed.post("/v1/filter", data("filter.json")).await;
     bed.post("/v1/bind", data("bind.json")).await;
-    let uid = read(bed.get("/v1/state").await.1.as_bytes())["pods"][0]["pod_uid"].take();
+    let uid = read(bed.get("/v1/state").await.1.as_bytes())["pods"][0]["podUid"].take();
     let told = |state: Value, phase: &str| {
         let mut pod = pod("x", json!({}));
         pod["metadata"]["uid"] = uid.clone();
@@ -186,9 +199,9 @@ async fn a_container_that_cannot_start_is_explained_until_it_runs() {
         let explanation = read(bed.get(path).await.1.as_bytes());
         let verdict = explanation["verdict"].as_str().unwrap();
         assert_eq!(verdict.contains("; container `main` cannot start: the driver"), is_told);
-        assert_eq!(explanation["mends"].as_array().unwrap().len(), usize::from(is_told));
+        assert_eq!(explanation["suggestions"].as_array().unwrap().len(), usize::from(is_told));
         let state = read(bed.get("/v1/state").await.1.as_bytes());
-        assert_eq!(state["pods"][0]["start_failure"].is_string(), is_told, "{state}");
+        assert_eq!(state["pods"][0]["startFailure"].is_string(), is_told, "{state}");
     }
 }
 
@@ -210,7 +223,7 @@ async fn operators_see_readiness_metrics_page_and_set_the_log_level() {
     let (status, page) = bed.get("/").await;
     assert!(status.is_success() && page.contains("page/main.js"));
     assert_eq!(bed.get("/page/main.js").await.0, StatusCode::OK);
-    let (status, body) = bed.send(Method::PUT, "/v1/log-level", "\"debug\"").await;
+    let (status, body) = bed.send(Method::PUT, "/v1/log-level", DEBUG).await;
     assert_eq!(status, StatusCode::FORBIDDEN, "it is not known where that comes from");
     assert!(String::from_utf8(body).unwrap().contains("loopback"));
 }
@@ -269,12 +282,13 @@ async fn verbs_and_page_are_apart_and_only_this_machine_changes_the_log_level() 
         assert_eq!(ask(verbs, "POST", "/v1/filter", &question).await, 200);
         assert_eq!(ask(page, "POST", "/v1/filter", &question).await, 404);
         assert_eq!(ask(page, "PUT", "/v1/nodes/gpu-a/report", "{}").await, 404);
-        assert_eq!(ask(page, "PUT", "/v1/log-level", "\"debug\"").await, 404);
-        assert_eq!(ask(verbs, "PUT", "/v1/log-level", "\"debug\"").await, debug, "{config}");
+        assert_eq!(ask(page, "PUT", "/v1/log-level", DEBUG).await, 404);
+        assert_eq!(ask(verbs, "PUT", "/v1/log-level", DEBUG).await, debug, "{config}");
         if debug == 200 {
             assert_eq!(ask(verbs, "PUT", "/v1/log-level", "debug").await, 400, "no JSON");
             let (status, text) =
-                exchange((verbs, "localhost"), "PUT", "/v1/log-level", "\"loud\"").await;
+                exchange((verbs, "localhost"), "PUT", "/v1/log-level", r#"{"level": "loud"}"#)
+                    .await;
             assert!(status == 422 && text.contains("`loud`"), "{text}");
         }
         stop.send_replace(true);
@@ -344,6 +358,49 @@ async fn the_page_loads_nothing_from_elsewhere_and_has_no_script_in_it() {
 }
 
 #[tokio::test]
+async fn every_body_is_the_declared_one() {
+    let bed = Bed::warm_with("pools: {gpu-a: {replicas: 4}, gpu-b: {protection: mps}}").await;
+    let nodes = ["gpu-a", "gpu-b", "gpu-c"];
+    for (name, annotations, node) in [
+        ("half", json!({"gpu-fraction": "0.5"}), "gpu-b"),
+        ("other", json!({"gpu-memory": "4096"}), "gpu-c"),
+    ] {
+        bed.filter(pod(name, annotations), &[node]).await;
+        let bind = json!({"PodName": name, "PodNamespace": "team", "PodUID": name, "Node": node});
+        assert_eq!(bed.post("/v1/bind", bind.to_string()).await.1, json!({"Error": ""}));
+    }
+    let text = async |path: &str| bed.get(path).await.1.into_bytes();
+    let moves: MoveProposals = is_declared(&text("/v1/moves").await);
+    assert_eq!(moves.to_empty.len(), 1, "{moves:?}");
+    bed.filter(pod("whole", json!({"gpu-fraction": "1", "gpupack.dev/gpu-model": "L4"})), &nodes)
+        .await;
+    let moves: MoveProposals = is_declared(&text("/v1/moves").await);
+    assert_eq!(moves.to_place.len(), 1, "{moves:?}");
+    let state: State = is_declared(&text("/v1/state").await);
+    assert_eq!((state.nodes.len(), state.pods.len()), (3, 3));
+    assert!(state.packing.is_some_and(|packing| packing.occupied == 2));
+    let one: State = is_declared(&text("/v1/state?node=gpu-c").await);
+    assert_eq!((one.nodes.as_slice(), one.pods.len()), (&state.nodes[2..], 1));
+    let explanation: Explanation = is_declared(&text("/v1/explain?pod=team/whole").await);
+    assert_eq!((explanation.refusals.len(), explanation.moves.len()), (3, 1), "{explanation:?}");
+    let list: WaitingPodList = is_declared(&text("/v1/waiting").await);
+    assert_eq!((list.total, list.items[0].queue), (1, explanation.queue));
+    let summary: Summary<'_> = is_declared(&text("/v1/summary").await);
+    assert_eq!((summary.nodes.len(), summary.figures.waiting_pods.len()), (3, 1));
+    let fit: Fit = is_declared(&text("/v1/fit?fraction=0.5").await);
+    assert_eq!((fit.gpus, fit.nodes), (3, 2), "{fit:?}");
+    let found: SearchResults = is_declared(&text("/v1/search?q=half").await);
+    assert_eq!((found.pods.len(), found.totals.pods), (1, 1));
+    is_declared::<Fragmentation>(&text("/v1/fragmentation").await);
+    is_declared::<Advice>(&text("/v1/advise").await);
+    for path in ["/v1/state?node=x", "/v1/explain", "/v1/fit", "/v1/search", "/v1/waiting?limit=x"]
+    {
+        let error: Error = is_declared(&text(path).await);
+        assert!(!error.error.is_empty(), "{path}");
+    }
+}
+
+#[tokio::test]
 async fn moves_that_would_help_are_proposed() {
     let bed = Bed::warm().await;
     let place = async |name: &str, fraction: &str, node: &str| {
@@ -356,14 +413,14 @@ async fn moves_that_would_help_are_proposed() {
     place("a", "0.6", "gpu-b").await;
     place("b", "0.6", "gpu-b").await;
     let proposals = read(bed.get("/v1/moves").await.1.as_bytes());
-    assert_eq!(proposals["to_place"], json!([]));
+    assert_eq!(proposals["toPlace"], json!([]));
     place("c", "0.3", "gpu-c").await;
     place("d", "0.4", "gpu-a").await;
     let nodes = ["gpu-a", "gpu-b", "gpu-c"];
     bed.filter(pod("whole", json!({"gpu-fraction": "1"})), &nodes).await;
     let proposals = read(bed.get("/v1/moves").await.1.as_bytes());
-    assert_eq!(proposals["to_empty"], json!([]), "a pod waits");
-    let proposal = &proposals["to_place"][0];
+    assert_eq!(proposals["toEmpty"], json!([]), "a pod waits");
+    let proposal = &proposals["toPlace"][0];
     assert_eq!((&proposal["pod"], &proposal["pods"]), (&json!("team/whole"), &json!(1)));
     assert_eq!(proposal["moves"][0]["pod"], "team/c", "the smallest tenant moves");
     assert_eq!(proposal["to"]["node"], "gpu-c");
@@ -459,6 +516,6 @@ async fn advice_waits_until_a_pod_was_watched() {
     let (status, text) = bed.get("/v1/advise?namespace=%22%3Cb%3E").await;
     let advice = read(text.as_bytes());
     assert_eq!(status, StatusCode::OK);
-    assert_eq!((&advice["watched_pods"], &advice["pods"]), (&json!(0), &json!([])));
-    assert_eq!(advice["watched_for_seconds"], 600);
+    assert_eq!((&advice["watchedPods"], &advice["pods"]), (&json!(0), &json!([])));
+    assert_eq!(advice["watchedForSeconds"], 600);
 }

@@ -1,9 +1,11 @@
 // The fleet as the server sends it: a snapshot, then deltas. Figures that the server has are not
 // calculated again here; this file only sorts and selects.
 
-export const UNHEALTHY = 1, OVERBOOKED = 2, MIG_PARENT = 4, KUBELET = 8;
-export const ENDED = 1, UNHELD = 2;
-const TEAM_COLOURS = 10;
+import { words } from "./words.js";
+
+export const UNHEALTHY = 1, OVERALLOCATED = 2, MIG_PARENT = 4, KUBELET = 8;
+export const ENDED = 1, UNLIMITED = 2;
+const TEAM_COLORS = 10;
 
 export const fleet = {
   at: "", loaded: 0, version: "", figures: null, figuresAt: 0, heardAt: 0, trend: [], models: [], namespaces: [], nodes: new Map(),
@@ -23,7 +25,7 @@ export function load(snapshot) {
   fleet.trend = snapshot.trend;
   fleet.ranks.clear();
   fleet.loaded += 1;
-  note(snapshot.at, snapshot);
+  note(snapshot.at, snapshot.figures);
 }
 
 // Takes in a delta. Returns the names of the changed nodes, and whether nodes or GPUs came or went.
@@ -68,19 +70,19 @@ function hash(text) {
 function team(name) {
   if (fleet.teams.has(name)) return;
   const taken = new Set(fleet.teams.values());
-  for (let step = 0; step < TEAM_COLOURS; step += 1) {
-    const place = (hash(name) + step) % TEAM_COLOURS;
+  for (let step = 0; step < TEAM_COLORS; step += 1) {
+    const place = (hash(name) + step) % TEAM_COLORS;
     if (!taken.has(place)) { fleet.teams.set(name, place); return; }
   }
   fleet.teams.set(name, -1);
 }
 
-export function teamColour(position) {
+export function teamColor(position) {
   const place = fleet.teams.get(fleet.namespaces[position]) ?? -1;
   return place < 0 ? "--other" : "--team" + place;
 }
 
-export function booked(gpu) {
+export function allocated(gpu) {
   let share = 0, memory = 0;
   for (const tenant of gpu[4]) { share += tenant[1]; memory += tenant[2]; }
   return { share, memory, fullness: Math.max(share, memory) };
@@ -88,18 +90,18 @@ export function booked(gpu) {
 
 // Memory that is allocated and not in use, in thousandths; null if its use is unknown.
 export function idle(gpu) {
-  return gpu[5] === null || gpu[5] === undefined ? null : Math.max(0, booked(gpu).memory - gpu[5]);
+  return gpu[5] === null || gpu[5] === undefined ? null : Math.max(0, allocated(gpu).memory - gpu[5]);
 }
 
 const group = (node) => (node.gpus.length ? fleet.models[node.gpus[0][0]] : "No GPU reported");
 const sum = (node, of) => node.gpus.reduce((all, gpu) => all + of(gpu), 0);
-const trouble = (node) => (node.state === "reporting" ? 0 : 1) + sum(node, (gpu) => (gpu[2] & OVERBOOKED ? 3 : gpu[2] & UNHEALTHY ? 2 : 0));
+const trouble = (node) => (node.state === "Reporting" ? 0 : 1) + sum(node, (gpu) => (gpu[2] & OVERALLOCATED ? 3 : gpu[2] & UNHEALTHY ? 2 : 0));
 
 // The smallest value first; equal ones by name.
 export const SORTS = {
   name: ["by name", () => 0],
-  empty: ["emptiest first", (node) => sum(node, (gpu) => Math.min(1000, booked(gpu).fullness)) / Math.max(1, node.gpus.length)],
-  full: ["fullest first", (node) => -sum(node, (gpu) => Math.min(1000, booked(gpu).fullness)) / Math.max(1, node.gpus.length)],
+  empty: ["emptiest first", (node) => sum(node, (gpu) => Math.min(1000, allocated(gpu).fullness)) / Math.max(1, node.gpus.length)],
+  full: ["fullest first", (node) => -sum(node, (gpu) => Math.min(1000, allocated(gpu).fullness)) / Math.max(1, node.gpus.length)],
   fragmented: ["most fragmented first", (node) => -(fleet.fragmented[node.name] || 0)],
   idle: ["most idle memory first", (node) => -sum(node, (gpu) => (idle(gpu) || 0) * gpu[1])],
   fits: ["fitting first", (node) => -((fleet.fits && fleet.fits[node.name]) || []).length],
@@ -138,14 +140,14 @@ export function isFitting(node, index) {
 }
 
 // The faults of a GPU, in words.
-export function ailments(node, gpu) {
-  const words = [];
-  if (node.state !== "reporting") words.push("its node: " + node.state.replace("_", " "));
-  if (gpu[2] & OVERBOOKED) words.push("overbooked");
-  if (gpu[2] & UNHEALTHY) words.push("unhealthy");
-  if (gpu[2] & KUBELET) words.push("handed out by kubelet");
-  if (gpu[2] & MIG_PARENT) words.push("cut into MIG instances");
-  if (gpu[3] > 0) words.push((gpu[3] / 10).toFixed(0) + " % of memory in unmanaged use");
-  if (gpu[4].some((tenant) => tenant[3] & ENDED)) words.push("draining");
-  return words;
+export function faults(node, gpu) {
+  const found = [];
+  if (node.state !== "Reporting") found.push("its node: " + words(node.state));
+  if (gpu[2] & OVERALLOCATED) found.push("overallocated");
+  if (gpu[2] & UNHEALTHY) found.push("unhealthy");
+  if (gpu[2] & KUBELET) found.push("allocated by kubelet");
+  if (gpu[2] & MIG_PARENT) found.push("divided into MIG instances");
+  if (gpu[3] > 0) found.push((gpu[3] / 10).toFixed(0) + " % of memory in use and not allocated");
+  if (gpu[4].some((tenant) => tenant[3] & ENDED)) found.push("draining");
+  return found;
 }

@@ -1,6 +1,6 @@
 // The text parts: the headline, the waiting pods, the table of GPUs, the search results.
-import { ask, because, button, by, clock, count, gib, gpus, make, number, percent, share, span, tell } from "./words.js";
-import { ailments, booked, fleet, isFitting } from "./fleet.js";
+import { ask, because, button, by, clock, count, gib, gpus, make, number, percent, share, span, setText } from "./words.js";
+import { allocated, faults, fleet, isFitting } from "./fleet.js";
 import { reclaimable } from "./waste.js";
 
 const ROWS = 50;
@@ -10,16 +10,16 @@ const ROWS = 50;
 function tileTexts(figures) {
   const packing = figures.packing, none = packing.devices === 0;
   const empty = packing.devices - packing.occupied, part = none ? 0 : empty / packing.devices;
-  const wait = figures.waiting ? "the longest for " + span(figures.longest_wait_seconds + (Date.now() - fleet.figuresAt) / 1000) : "every pod has a place";
+  const wait = figures.waiting ? "the longest for " + span(figures.longestWaitSeconds + (Date.now() - fleet.figuresAt) / 1000) : "every pod is placed";
   const tiles = [
-    ["Packing efficiency", packing.occupied === 0 ? "–" : share(packing.efficiency_millionths), packing.occupied ? "mean fullness of the " + count(packing.occupied, "GPU", "GPUs") + " in use; " + share(packing.allocation_millionths) + " of all compute is booked" : "no GPU is in use"],
-    ["Stranded", none ? "–" : gpus(figures.fragmented_share_millionths) + " GPUs", none ? "no GPU is known" : share(packing.fragmentation_millionths) + " of the free compute is of no use to typical requests", "", "sort=fragmented"],
+    ["Packing efficiency", packing.occupied === 0 ? "–" : share(packing.efficiencyMillionths), packing.occupied ? "mean fullness of the " + count(packing.occupied, "GPU", "GPUs") + " in use; " + share(packing.allocationMillionths) + " of all compute is allocated" : "no GPU is in use"],
+    ["Stranded", none ? "–" : gpus(figures.fragmentedShareMillionths) + " GPUs", none ? "no GPU is known" : share(packing.fragmentationMillionths) + " of the free compute cannot be used by typical requests", "", "sort=fragmented"],
     ["GPUs empty", none ? "–" : number.format(empty), none ? "no GPU is known" : "of " + number.format(packing.devices) + " (" + (part * 100).toFixed(0) + " %): free for whole-GPU pods", "", "sort=empty"],
     ["Pods waiting", number.format(figures.waiting), wait, "", "#waiting-title"],
   ];
   const wasted = reclaimable();
-  if (wasted) tiles.push(["Held without need", gpus(wasted.reclaimable_share_millionths) + " GPUs", "of compute and " + gib(wasted.reclaimable_mib) + " of memory; " + count(wasted.idle_pods, "pod is", "pods are") + " idle", "", "#waste-title"]);
-  if (packing.overbooked) tiles.push(["GPUs overbooked", number.format(packing.overbooked), "hold more than they have: nothing more is placed there", "bad", "sort=trouble"]);
+  if (wasted) tiles.push(["Held without need", gpus(wasted.reclaimable.shareMillionths) + " GPUs", "of compute and " + gib(wasted.reclaimable.memoryMib) + " of memory; " + count(wasted.idlePods, "pod is", "pods are") + " idle", "", "#waste-title"]);
+  if (packing.overallocated) tiles.push(["GPUs overallocated", number.format(packing.overallocated), "more is allocated than they have: nothing more is placed there", "bad", "sort=trouble"]);
   return tiles;
 }
 
@@ -49,8 +49,8 @@ export function showTiles(sort) {
   }
   texts.forEach(([, figure, sentence, mood], at) => {
     const [, shown, said] = box.children[at].children;
-    tell(shown.firstChild, figure);
-    tell(said, sentence);
+    setText(shown.firstChild, figure);
+    setText(said, sentence);
     shown.className = "number " + (mood || "");
   });
 }
@@ -62,29 +62,29 @@ let waitingKey = "";
 // `open` is called with a chosen pod.
 export function showWaiting(open) {
   const figures = fleet.figures, passed = (Date.now() - fleet.figuresAt) / 1000, table = by("waiting");
-  const key = JSON.stringify(figures.waiting_pods.map((pod) => [pod.pod, pod.asks, pod.reason, pod.nodes, pod.mend]));
+  const key = JSON.stringify(figures.waitingPods.map((pod) => [pod.pod, pod.request, pod.reason, pod.nodes, pod.suggestion]));
   if (key !== waitingKey) {
     waitingKey = key;
     const held = document.activeElement && document.activeElement.dataset.pod;
-    table.tBodies[0].replaceChildren(...figures.waiting_pods.map((pod) => {
+    table.tBodies[0].replaceChildren(...figures.waitingPods.map((pod) => {
       const row = make("tr"), name = make("td", undefined, "wide"), why = make("td", pod.reason, "wide");
       const choose = button(pod.pod, () => open(pod.pod), "plain");
       choose.dataset.pod = pod.pod;
       name.append(choose);
       why.append(make("span", " (" + count(pod.nodes, "node", "nodes") + ")", "soft"));
-      if (typeof pod.mend === "string" && pod.mend) why.append(make("span", pod.mend, "mend"));
-      row.append(name, make("td", pod.asks, "wide"), make("td", "", "n"), why);
+      if (typeof pod.suggestion === "string" && pod.suggestion) why.append(make("span", pod.suggestion, "suggestion"));
+      row.append(name, make("td", pod.request, "wide"), make("td", "", "n"), why);
       return row;
     }));
     if (held) [...table.querySelectorAll("button")].find((it) => it.dataset.pod === held)?.focus();
   }
-  figures.waiting_pods.forEach((pod, at) => tell(table.tBodies[0].rows[at].cells[2], span(pod.seconds + passed)));
-  table.hidden = figures.waiting_pods.length === 0;
+  figures.waitingPods.forEach((pod, at) => setText(table.tBodies[0].rows[at].cells[2], span(pod.ageSeconds + passed)));
+  table.hidden = figures.waitingPods.length === 0;
   by("waiting-scroll").tabIndex = table.hidden ? -1 : 0;
   by("nobody").hidden = !table.hidden;
-  tell(by("nobody"), figures.readiness === "ready" ? "No pod waits for a GPU." : "Who waits is not known yet: gpupack is starting.");
-  const unnamed = figures.waiting - figures.waiting_pods.length;
-  tell(by("waiting-note"), unnamed > 0 ? "the first " + figures.waiting_pods.length + " of " + number.format(figures.waiting) + " by priority and age" : "by priority, then age");
+  setText(by("nobody"), figures.readiness === "Ready" ? "No pod waits for a GPU." : "It is not known yet which pods wait: gpupack is starting.");
+  const unnamed = figures.waiting - figures.waitingPods.length;
+  setText(by("waiting-note"), unnamed > 0 ? "the first " + figures.waitingPods.length + " of " + number.format(figures.waiting) + " by priority and age" : "by priority, then age");
 }
 
 // --- the table of GPUs ------------------------------------------------------------------------
@@ -103,7 +103,7 @@ export function showTable(nodes, namespace, open) {
   const held = document.activeElement && document.activeElement.dataset.gpu;
   const body = by("gpus").tBodies[0];
   body.replaceChildren(...all.slice(rows.from, rows.from + ROWS).map(([node, gpu, index]) => {
-    const row = make("tr"), name = make("td"), { share: compute, memory } = booked(gpu);
+    const row = make("tr"), name = make("td"), { share: compute, memory } = allocated(gpu);
     const choose = button(node.name, () => open(node.name, index), "plain");
     choose.dataset.gpu = node.name + "/" + index;
     choose.setAttribute("aria-label", node.name + ", GPU " + index);
@@ -111,15 +111,15 @@ export function showTable(nodes, namespace, open) {
     row.className = isFitting(node, index) ? "fits" : "";
     const tenants = gpu[4].map((tenant) => fleet.namespaces[tenant[0]] || "unknown");
     const counted = [...new Set(tenants)].map((team) => team + (tenants.filter((it) => it === team).length > 1 ? " × " + tenants.filter((it) => it === team).length : ""));
-    const state = ailments(node, gpu);
+    const state = faults(node, gpu);
     if (isFitting(node, index)) state.unshift("would take your request");
     row.append(name, make("td", String(index)), make("td", fleet.models[gpu[0]]), make("td", percent(compute), "n"), make("td", percent(memory), "n"),
       make("td", gpu[5] === null || gpu[5] === undefined ? "unknown" : "about " + (gpu[5] / 10).toFixed(0) + " %", "n"),
-      make("td", counted.join(", ") || "none"), make("td", state.join(", ") || "well"));
+      make("td", counted.join(", ") || "none"), make("td", state.join(", ") || "ok"));
     return row;
   }));
   if (held) [...body.querySelectorAll("button")].find((it) => it.dataset.gpu === held)?.focus();
-  tell(by("rows"), all.length ? number.format(rows.from + 1) + " to " + number.format(Math.min(all.length, rows.from + ROWS)) + " of " + count(all.length, "GPU", "GPUs") : "No GPU is like that.");
+  setText(by("rows"), all.length ? number.format(rows.from + 1) + " to " + number.format(Math.min(all.length, rows.from + ROWS)) + " of " + count(all.length, "GPU", "GPUs") : "No GPU matches.");
   by("before").disabled = rows.from === 0;
   by("after").disabled = rows.from + ROWS >= all.length;
 }
@@ -149,13 +149,13 @@ export function startSearch(choose) {
       const found = await ask("v1/search?q=" + encodeURIComponent(text));
       if (turn !== asked) return;
       box.replaceChildren(
-        ...part("Namespaces", found.all[1], found.namespaces.map((name) => item(name, "", () => choose.namespace(name)))),
-        ...part("Nodes", found.all[0], found.nodes.map((name) => item(name, "", () => choose.node(name)))),
-        ...part("Pods", found.all[2], found.pods.map((pod) => item(pod.pod, pod.node || "waits", () => choose.pod(pod)))),
+        ...part("Namespaces", found.totals.namespaces, found.namespaces.map((name) => item(name, "", () => choose.namespace(name)))),
+        ...part("Nodes", found.totals.nodes, found.nodes.map((name) => item(name, "", () => choose.node(name)))),
+        ...part("Pods", found.totals.pods, found.pods.map((pod) => item(pod.pod, pod.node || "waits", () => choose.pod(pod)))),
       );
-      const all = found.all.reduce((sum, one) => sum + one, 0);
+      const all = found.totals.namespaces + found.totals.nodes + found.totals.pods;
       if (!all) box.replaceChildren(make("p", "Nothing has “" + text + "” in its name.", "soft"));
-      tell(by("search-note"), count(all, "result", "results"));
+      setText(by("search-note"), count(all, "result", "results"));
     } catch (error) {
       if (turn !== asked) return;
       box.replaceChildren(make("p", "No search: " + because(error), "bad"));

@@ -1,5 +1,5 @@
 // The page: the user's choices (kept in the address, so that it can be shared), and who draws them.
-import { ask, because, by, count, make, number, tell } from "./words.js";
+import { ask, because, by, count, make, number, setText } from "./words.js";
 import { apply, fleet, groups, load, SORTS, titles } from "./fleet.js";
 import { listen } from "./stream.js";
 import * as map from "./map.js";
@@ -8,7 +8,7 @@ import * as drawer from "./drawer.js";
 import { showTrend, start as startTrend } from "./trend.js";
 import * as waste from "./waste.js";
 
-const CHOICES = { sort: "name", colours: "", model: "", namespace: "", request: "", view: "map", open: "" };
+const CHOICES = { sort: "name", colors: "", model: "", namespace: "", request: "", view: "map", open: "" };
 const chosen = { ...CHOICES };
 const typing = { timer: 0 }; // runs while a typed request is not applied yet
 
@@ -18,7 +18,7 @@ function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
   for (const name of Object.keys(CHOICES)) chosen[name] = given.get(name) ?? CHOICES[name];
   if (!Object.hasOwn(SORTS, chosen.sort)) chosen.sort = CHOICES.sort;
-  if (!Object.hasOwn(map.COLOURS, chosen.colours)) chosen.colours = "";
+  if (!Object.hasOwn(map.COLORS, chosen.colors)) chosen.colors = "";
 }
 
 function writeAddress() {
@@ -51,13 +51,13 @@ function fillSelect(select, options, value) {
 
 function showControls() {
   fillSelect(by("sort"), Object.entries(SORTS).map(([name, [text]]) => [name, text]), chosen.sort);
-  fillSelect(by("colours"), [["", "to suit the size"], ...Object.entries(map.COLOURS)], chosen.colours);
+  fillSelect(by("colors"), [["", "to suit the size"], ...Object.entries(map.COLORS)], chosen.colors);
   fillSelect(by("model"), [["", "all models"], ...titles().map((title) => [title, title])], chosen.model);
   if (!typing.timer && document.activeElement !== by("request")) by("request").value = chosen.request;
   by("namespace").hidden = chosen.namespace === "";
-  tell(by("namespace-name"), "Only namespace " + chosen.namespace);
+  setText(by("namespace-name"), "Only namespace " + chosen.namespace);
   const isTable = chosen.view === "table";
-  tell(by("view"), isTable ? "Show as map" : "Show as table");
+  setText(by("view"), isTable ? "Show as map" : "Show as table");
   by("view").setAttribute("aria-pressed", String(isTable));
   by("map-box").hidden = by("pointed").hidden = by("legend").hidden = isTable;
   by("table-box").hidden = !isTable;
@@ -73,13 +73,13 @@ function showFleet() {
   if (!fleet.figures) return;
   const shown = groups(chosen.sort, chosen.model), gpus = shown.reduce((sum, group) => sum + group.nodes.reduce((s, node) => s + node.gpus.length, 0), 0);
   const nodes = shown.reduce((sum, group) => sum + group.nodes.length, 0);
-  const colours = chosen.colours || (isBig() ? "full" : "team");
+  const colors = chosen.colors || (isBig() ? "full" : "team");
   if (chosen.view === "table") lists.showTable(shown.flatMap((group) => group.nodes), chosen.namespace, openGpu);
   else {
-    map.layOut(shown, colours, chosen.namespace);
+    map.layOut(shown, colors, chosen.namespace);
     map.showLegend((namespace) => choose({ namespace }));
   }
-  tell(by("fleet-note"), !nodes ? "No node with GPUs is known" + (fleet.figures.readiness === "ready" ? ": nodes appear here once their agent reports." : " yet.")
+  setText(by("fleet-note"), !nodes ? "No node with GPUs is known" + (fleet.figures.readiness === "Ready" ? ": nodes appear here once their agent reports." : " yet.")
     : count(nodes, "node", "nodes") + ", " + count(gpus, "GPU", "GPUs") + ". " + (chosen.view === "table" ? ""
       : map.isCells() ? "A cell is a GPU, a block a node." : "A bar is a GPU: left half compute, right half memory. Taller ones have more memory."));
 }
@@ -110,7 +110,7 @@ const fit = { turn: 0, asked: 0, timer: 0 };
 // The open pod, if it waits.
 function waiting(open) {
   const named = fleet.figures && open.startsWith("pod:") ? open.slice(4) : "";
-  return named && fleet.figures.waiting_pods.some((pod) => pod.pod === named) ? named : "";
+  return named && fleet.figures.waitingPods.some((pod) => pod.pod === named) ? named : "";
 }
 
 // The query for /v1/fit: the typed request, or else that of the open waiting pod.
@@ -135,10 +135,10 @@ async function askFit() {
     const found = await ask("v1/fit?" + search);
     if (turn !== fit.turn) return;
     // Node names may be any text, so no prototype. For a pod that fits nowhere nothing is dimmed.
-    fleet.fits = isTyped || found.gpus ? Object.assign(Object.create(null), found.on) : null;
+    fleet.fits = isTyped || found.gpus ? Object.assign(Object.create(null), found.gpusByNode) : null;
     note.className = "small";
-    tell(note, found.gpus ? found.asks + (isTyped ? "" : ", as " + waiting(chosen.open) + " asks,") + " would fit now on " + count(found.gpus, "GPU", "GPUs") + " of " + count(found.nodes, "node", "nodes") + ": they are lit."
-      : found.asks + " fits nowhere now.");
+    setText(note, found.gpus ? found.request + (isTyped ? "" : ", as " + waiting(chosen.open) + " requests,") + " would fit now on " + count(found.gpus, "GPU", "GPUs") + " of " + count(found.nodes, "node", "nodes") + ": they are lit."
+      : found.request + " fits nowhere now.");
     by("request").classList.remove("refused");
     by("request").removeAttribute("aria-invalid");
   } catch (error) {
@@ -146,7 +146,7 @@ async function askFit() {
     fleet.fits = null;
     if (!isTyped) { note.textContent = ""; return showFleet(); } // the pod no longer waits
     note.className = "small bad";
-    tell(note, because(error));
+    setText(note, because(error));
     by("request").classList.add("refused");
     by("request").setAttribute("aria-invalid", "true");
   }
@@ -155,7 +155,7 @@ async function askFit() {
 
 async function askFragmentation() {
   try {
-    fleet.fragmented = await ask("v1/fragmentation");
+    fleet.fragmented = (await ask("v1/fragmentation")).shareMillionthsByNode;
     showFleet();
   } catch { /* the next round tries again; the page shows the connection elsewhere */ }
 }
@@ -208,14 +208,14 @@ const showSorted = (sort) => choose({ sort, view: "map" });
 
 function showState(kind, words, fault) {
   by("live").className = "live " + kind;
-  tell(by("live"), words + (kind === "good" ? ", version " + fleet.version : ""));
+  setText(by("live"), words + (kind === "good" ? ", version " + fleet.version : ""));
   by("page").classList.toggle("stale", kind === "bad" && fleet.loaded > 0);
-  const readiness = fleet.figures ? fleet.figures.readiness : "ready";
+  const readiness = fleet.figures ? fleet.figures.readiness : "Ready";
   const text = fault
-    ? "gpupack cannot be reached (" + fault + "). " + (fleet.loaded ? "What you see is of " + lists.asOf(fleet.heardAt) + " and no longer true." : "There are no figures yet.") + " Trying again."
-    : readiness === "not_listed" ? "gpupack is starting: pods and nodes are not listed yet, nothing is placed."
-    : readiness === "awaiting_reports" ? "gpupack is starting: " + count(fleet.figures.awaited_nodes, "node that holds pods has", "nodes that hold pods have") + " not reported yet." : "";
-  tell(by("alarm"), text);
+    ? "gpupack cannot be reached (" + fault + "). " + (fleet.loaded ? "What you see is as of " + lists.asOf(fleet.heardAt) + " and no longer true." : "There are no figures yet.") + " Trying again."
+    : readiness === "NotListed" ? "gpupack is starting: pods and nodes are not listed yet, nothing is placed."
+    : readiness === "AwaitingReports" ? "gpupack is starting: " + count(fleet.figures.awaitedNodes, "node that holds pods has", "nodes that hold pods have") + " not reported yet." : "";
+  setText(by("alarm"), text);
   by("alarm").classList.toggle("shown", text !== "");
   if (fleet.figures) {
     lists.showTiles(showSorted);
@@ -281,10 +281,10 @@ drawer.start(() => choose({ open: "" }));
 lists.startSearch({
   node: openNode,
   namespace: (namespace) => choose({ namespace }),
-  pod: (pod) => (pod.node === null ? openPod(pod.pod) : openGpu(pod.node, pod.gpus[0] ?? 0)),
+  pod: (pod) => (pod.node === undefined ? openPod(pod.pod) : openGpu(pod.node, pod.gpus[0] ?? 0)),
 });
 by("sort").addEventListener("change", (event) => choose({ sort: event.target.value }));
-by("colours").addEventListener("change", (event) => choose({ colours: event.target.value }));
+by("colors").addEventListener("change", (event) => choose({ colors: event.target.value }));
 by("model").addEventListener("change", (event) => choose({ model: event.target.value }));
 by("namespace-off").addEventListener("click", () => choose({ namespace: "" }));
 by("view").addEventListener("click", () => choose({ view: chosen.view === "table" ? "map" : "table" }));
@@ -310,4 +310,4 @@ new ResizeObserver(([entry]) => {
   wide = entry.contentRect.width;
   showFleet();
 }).observe(by("map-box"));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { map.forgetColours(); showFleet(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { map.forgetColors(); showFleet(); });

@@ -1,7 +1,7 @@
 // The map: all GPUs on one canvas. Few GPUs are bars of their tenants; many are cells, drawn into a
 // pixel buffer. All positions are calculated, never looked up, so drawing and pointing agree.
-import { by, colour, count, gib, make, number, percent } from "./words.js";
-import { booked, fleet, idle, ailments, isFitting, teamColour, ENDED, KUBELET, MIG_PARENT, OVERBOOKED, UNHEALTHY, UNHELD } from "./fleet.js";
+import { by, color, count, gib, make, number, percent, words } from "./words.js";
+import { allocated, fleet, idle, faults, isFitting, teamColor, ENDED, KUBELET, MIG_PARENT, OVERALLOCATED, UNHEALTHY, UNLIMITED } from "./fleet.js";
 
 export const CELLS_ABOVE = 1600;          // with more GPUs each is a cell
 const CELL_SIZES = [14, 12, 10, 8, 7, 6, 5, 4];
@@ -9,21 +9,21 @@ const BAR_SIZES = [30, 26, 22, 18, 15];
 const CELLS_HIGH = 620, BARS_HIGH = 560; // preferred largest height of a map, in pixels
 const TITLE = 26, GAP = 26;
 
-export const COLOURS = { team: "by namespace", full: "by how full", idle: "by idle memory" };
+export const COLORS = { team: "by namespace", full: "by how full", idle: "by idle memory" };
 
-const map = { groups: [], cells: false, shape: null, pointed: null, places: new Map(), image: null, colours: "team", namespace: "", onOpen: () => {} };
+const map = { groups: [], cells: false, shape: null, pointed: null, places: new Map(), image: null, colors: "team", namespace: "", onOpen: () => {} };
 
 export const pointed = () => map.pointed;
 export const order = () => map.groups.flatMap((group) => group.nodes);
 
 // --- positions --------------------------------------------------------------------------------
 
-export function layOut(groups, colours, namespace) {
+export function layOut(groups, colors, namespace) {
   const gpus = groups.reduce((sum, group) => sum + group.nodes.reduce((s, node) => s + node.gpus.length, 0), 0);
   map.groups = groups;
   map.namespace = namespace;
   map.cells = gpus > CELLS_ABOVE;
-  map.colours = colours;
+  map.colors = colors;
   const room = by("map-box").clientWidth || 1200;
   const [sizes, most] = map.cells ? [CELL_SIZES, CELLS_HIGH] : [BAR_SIZES, BARS_HIGH];
   const largest = groups.reduce((most, group) => group.nodes.reduce((m, node) => node.gpus.reduce((k, gpu) => Math.max(k, gpu[1]), m), most), 1);
@@ -42,7 +42,7 @@ export function layOut(groups, colours, namespace) {
   }
   map.places = new Map();
   groups.forEach((group, at) => group.nodes.forEach((node, index) => map.places.set(node.name, [at, index])));
-  const silent = groups.reduce((sum, group) => sum + group.nodes.filter((node) => node.state !== "reporting").length, 0);
+  const silent = groups.reduce((sum, group) => sum + group.nodes.filter((node) => node.state !== "Reporting").length, 0);
   canvas.setAttribute("aria-label", "Map of " + count(gpus, "GPU", "GPUs") + " on " + count(map.places.size, "node", "nodes") +
     (silent ? ", " + number.format(silent) + " of which do not report" : "") + ". Arrow keys walk through them, Enter opens one, T shows a table.");
   draw();
@@ -126,27 +126,27 @@ function pixel(name, dim) {
   const key = name + dim;
   if (!parsed.has(key)) {
     const pen = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
-    pen.fillStyle = colour("--card");
+    pen.fillStyle = color("--card");
     pen.fillRect(0, 0, 1, 1);
     pen.globalAlpha = dim ? 0.28 : 1;
-    pen.fillStyle = colour(name);
+    pen.fillStyle = color(name);
     pen.fillRect(0, 0, 1, 1);
     parsed.set(key, new Uint32Array(pen.getImageData(0, 0, 1, 1).data.buffer)[0]);
   }
   return parsed.get(key);
 }
 
-export function forgetColours() { parsed.clear(); }
+export function forgetColors() { parsed.clear(); }
 
 const ramp = (name, part) => (part <= 0 ? "--track" : "--" + name + Math.min(5, Math.max(1, Math.ceil(part / 200))));
 
-function cellColour(node, gpu) {
-  if (gpu[2] & OVERBOOKED) return "--bad";
-  if (gpu[2] & (UNHEALTHY | KUBELET) || node.state !== "reporting") return "--edge";
-  if (map.colours === "idle") return ramp("idle", idle(gpu) || 0);
-  if (map.colours === "full") return ramp("fill", booked(gpu).fullness);
+function cellColor(node, gpu) {
+  if (gpu[2] & OVERALLOCATED) return "--bad";
+  if (gpu[2] & (UNHEALTHY | KUBELET) || node.state !== "Reporting") return "--edge";
+  if (map.colors === "idle") return ramp("idle", idle(gpu) || 0);
+  if (map.colors === "full") return ramp("fill", allocated(gpu).fullness);
   const first = gpu[4].reduce((most, tenant) => (!most || tenant[2] > most[2] ? tenant : most), null);
-  return first ? teamColour(first[0]) : "--track";
+  return first ? teamColor(first[0]) : "--track";
 }
 
 const isDim = (node, gpu, index) =>
@@ -174,7 +174,7 @@ function drawCells(pen, scale, changed) {
   const fill = (group, node, at) => node.gpus.forEach((gpu, index) => {
     const { x, y } = place(group, at, index), shape = group.shape;
     const lit = fit && isFitting(node, index);
-    const ink = lit ? pixel("--fit", false) : pixel(cellColour(node, gpu), isDim(node, gpu, index));
+    const ink = lit ? pixel("--fit", false) : pixel(cellColor(node, gpu), isDim(node, gpu, index));
     const [left, right] = [Math.round(x * scale), Math.round((x + shape.w) * scale)];
     for (let line = Math.round(y * scale); line < Math.round((y + shape.h) * scale); line += 1) pixels.fill(ink, line * wide + left, line * wide + right);
   });
@@ -193,18 +193,18 @@ function drawTitles(pen) {
   pen.textBaseline = "top";
   for (const group of map.groups) {
     pen.font = BOLD;
-    pen.fillStyle = colour("--ink");
+    pen.fillStyle = color("--ink");
     pen.fillText(group.title, group.x, group.y - TITLE + 4);
     const wide = pen.measureText(group.title).width;
     pen.font = PLAIN;
-    pen.fillStyle = colour("--soft");
+    pen.fillStyle = color("--soft");
     pen.fillText(subtitle(group), group.x + wide + 10, group.y - TITLE + 5);
   }
 }
 
 function drawBars(pen) {
-  const ink = Object.fromEntries(["track", "edge", "soft", "bad", "hatch", "fit", "card"].map((name) => [name, colour("--" + name)]));
-  const teams = fleet.namespaces.map((_, position) => colour(teamColour(position)));
+  const ink = Object.fromEntries(["track", "edge", "soft", "bad", "hatch", "fit", "card"].map((name) => [name, color("--" + name)]));
+  const teams = fleet.namespaces.map((_, position) => color(teamColor(position)));
   for (const group of map.groups) {
     const shape = group.shape;
     group.nodes.forEach((node, at) => {
@@ -219,11 +219,11 @@ function drawBars(pen) {
           pen.strokeRect(spot.x - 1.2, spot.y - 1.2, shape.w + 2.4, shape.h + 2.4);
         }
       });
-      const { x, y } = place(group, at, 0), isWell = node.state === "reporting";
+      const { x, y } = place(group, at, 0), isWell = node.state === "Reporting";
       pen.font = "11px system-ui, 'DejaVu Sans', sans-serif";
       pen.textBaseline = "top";
       pen.fillStyle = isWell ? ink.soft : ink.bad;
-      pen.fillText(node.name + (isWell ? "" : " (" + node.state.replace("_", " ") + ")"), x, y + shape.h + 5, shape.stepX - 8);
+      pen.fillText(node.name + (isWell ? "" : " (" + words(node.state) + ")"), x, y + shape.h + 5, shape.stepX - 8);
     });
   }
 }
@@ -243,7 +243,7 @@ function hatch(pen, x, y, w, h, ink, step) {
 
 // Left half compute, right half memory, one segment per tenant.
 function drawBar(pen, shape, { x, y }, node, gpu, ink, teams) {
-  const half = shape.w / 2, alpha = pen.globalAlpha, { memory } = booked(gpu);
+  const half = shape.w / 2, alpha = pen.globalAlpha, { memory } = allocated(gpu);
   pen.fillStyle = ink.track;
   pen.fillRect(x, y, shape.w, shape.h);
   const top = [0, 0];
@@ -253,10 +253,10 @@ function drawBar(pen, shape, { x, y }, node, gpu, ink, teams) {
       top[side] += part;
       const to = y + shape.h * (1 - Math.min(1, top[side] / 1000)), high = Math.max(0, from - to - 1);
       pen.globalAlpha = alpha * (tenant[3] & ENDED ? 0.4 : 1);
-      pen.fillStyle = map.colours === "full" ? colour(ramp("fill", booked(gpu).fullness))
-        : map.colours === "idle" ? colour(ramp("idle", idle(gpu) || 0)) : teams[tenant[0]];
+      pen.fillStyle = map.colors === "full" ? color(ramp("fill", allocated(gpu).fullness))
+        : map.colors === "idle" ? color(ramp("idle", idle(gpu) || 0)) : teams[tenant[0]];
       pen.fillRect(x + side * half, to + 1, half, high);
-      if (tenant[3] & UNHELD && side === 1) hatch(pen, x + half, to + 1, half, high, ink.hatch, 5);
+      if (tenant[3] & UNLIMITED && side === 1) hatch(pen, x + half, to + 1, half, high, ink.hatch, 5);
     });
   }
   pen.globalAlpha = alpha;
@@ -264,16 +264,16 @@ function drawBar(pen, shape, { x, y }, node, gpu, ink, teams) {
     const high = shape.h * Math.min(1, gpu[3] / 1000), from = y + shape.h * (1 - Math.min(1, memory / 1000));
     hatch(pen, x + half, Math.max(y, from - high), half, Math.min(high, from - y), ink.bad, 3);
   }
-  const isOut = node.state !== "reporting" || gpu[2] & (UNHEALTHY | KUBELET | MIG_PARENT);
+  const isOut = node.state !== "Reporting" || gpu[2] & (UNHEALTHY | KUBELET | MIG_PARENT);
   if (isOut) {
-    pen.strokeStyle = gpu[2] & UNHEALTHY || node.state !== "reporting" ? ink.bad : ink.edge;
+    pen.strokeStyle = gpu[2] & UNHEALTHY || node.state !== "Reporting" ? ink.bad : ink.edge;
     pen.lineWidth = 1.5;
     pen.beginPath();
     pen.moveTo(x, y); pen.lineTo(x + shape.w, y + shape.h);
     pen.moveTo(x + shape.w, y); pen.lineTo(x, y + shape.h);
     pen.stroke();
   }
-  if (gpu[2] & OVERBOOKED) {
+  if (gpu[2] & OVERALLOCATED) {
     pen.strokeStyle = ink.bad;
     pen.lineWidth = 2;
     pen.strokeRect(x, y, shape.w, shape.h);
@@ -289,11 +289,11 @@ export function showLegend(pick) {
   const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
   const named = [...fleet.namespaces].sort().filter((name) => (fleet.teams.get(name) ?? -1) >= 0);
   const ramps = (name, word) => [["--track", "nothing " + word], ["--" + name + 1, "up to 20 %"], ["--" + name + 3, "60 %"], ["--" + name + 5, "100 % " + word]];
-  const entries = map.colours === "idle" ? ramps("idle", "idle") : map.colours === "full" ? ramps("fill", "booked")
+  const entries = map.colors === "idle" ? ramps("idle", "idle") : map.colors === "full" ? ramps("fill", "allocated")
     : [...named.map((name) => ["--team" + fleet.teams.get(name), name || "unknown", name]),
       ...(fleet.namespaces.length > named.length ? [["--other", count(fleet.namespaces.length - named.length, "other namespace", "other namespaces")]] : []), ["--track", "free"]];
-  entries.push(...(map.cells ? [["--edge", "takes no tenants"], ["--bad", "overbooked"]]
-    : [["hatch", "hatched: nothing known holds it to its memory"], ["foreign", "memory in use that nobody booked"], ["pale", "pale: draining"]]));
+  entries.push(...(map.cells ? [["--edge", "takes no tenants"], ["--bad", "overallocated"]]
+    : [["hatch", "hatched: nothing is known to limit its memory"], ["untracked", "memory in use that is not allocated"], ["pale", "pale: draining"]]));
   const key = JSON.stringify(entries) + isDark;
   if (key === legend) return;
   legend = key;
@@ -303,10 +303,10 @@ export function showLegend(pick) {
     swatch.setAttribute("aria-hidden", "true");
     const pen = swatch.getContext("2d"), isMark = !name.startsWith("--");
     pen.globalAlpha = name === "pale" ? 0.4 : 1;
-    pen.fillStyle = colour(name === "foreign" ? "--track" : isMark ? "--team8" : name);
+    pen.fillStyle = color(name === "untracked" ? "--track" : isMark ? "--team8" : name);
     pen.fillRect(0, 0, 14, 14);
-    if (name === "hatch") hatch(pen, 0, 0, 14, 14, colour("--hatch"), 5);
-    if (name === "foreign") hatch(pen, 0, 0, 14, 14, colour("--bad"), 3);
+    if (name === "hatch") hatch(pen, 0, 0, 14, 14, color("--hatch"), 5);
+    if (name === "untracked") hatch(pen, 0, 0, 14, 14, color("--bad"), 3);
     item.append(swatch);
     if (namespace) {
       const choose = make("button", text, "plain");
@@ -323,12 +323,12 @@ export const isCells = () => map.cells;
 // --- pointing ---------------------------------------------------------------------------------
 
 export function describe(node, index) {
-  const gpu = node.gpus[index], { share, memory } = booked(gpu), wrong = ailments(node, gpu);
+  const gpu = node.gpus[index], { share, memory } = allocated(gpu), wrong = faults(node, gpu);
   const tenants = gpu[4].map((tenant) => (fleet.namespaces[tenant[0]] || "unknown") + " " + percent(tenant[1]) +
     (Math.abs(tenant[2] - tenant[1]) > 5 ? " and " + percent(tenant[2]) + " of memory" : ""));
-  return node.name + ", GPU " + index + ", " + fleet.models[gpu[0]] + ", " + gib(gpu[1]) + ": compute " + percent(share) + ", memory " + percent(memory) + " booked" +
+  return node.name + ", GPU " + index + ", " + fleet.models[gpu[0]] + ", " + gib(gpu[1]) + ": compute " + percent(share) + ", memory " + percent(memory) + " allocated" +
     (gpu[5] === null || gpu[5] === undefined ? "" : ", about " + (gpu[5] / 10).toFixed(0) + " % in use") + ". " +
-    (wrong.length ? "Mind: " + wrong.join(", ") + ". " : "") + (isFitting(node, index) ? "It would take your request. " : "") +
+    (wrong.length ? "Note: " + wrong.join(", ") + ". " : "") + (isFitting(node, index) ? "It would take your request. " : "") +
     (tenants.length ? count(tenants.length, "tenant", "tenants") + ": " + tenants.join("; ") + "." : "Empty.");
 }
 

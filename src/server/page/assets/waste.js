@@ -1,22 +1,22 @@
 // Waste: which pods hold GPU memory without need, what would have been enough, how finely pools could
 // be shared. Loaded after the page is usable, and again periodically while it is visible.
-import { ask, because, button, by, clock, count, gib, gpus, make, number, share, span, tell } from "./words.js";
+import { ask, because, button, by, clock, count, gib, gpus, make, number, share, span, setText } from "./words.js";
 import { fleet } from "./fleet.js";
 
 const NAMED = 50, EVERY_MS = 30000;
-const waste = { told: null, namespace: "", turn: 0, key: "", open: null, changed: () => {} };
+const waste = { advice: null, namespace: "", turn: 0, key: "", open: null, changed: () => {} };
 
 // The sum for the headline; null before it is known, and if a namespace is selected.
-export const reclaimable = () => (waste.told && waste.told.watched_pods && !waste.namespace ? waste.told : null);
+export const reclaimable = () => (waste.advice && waste.advice.watchedPods && !waste.namespace ? waste.advice : null);
 
-function said(told) {
+function said(advice) {
   const whose = waste.namespace ? " of namespace " + waste.namespace : "";
-  if (!told.watched_pods) return "No pod" + whose + " has been watched for " + span(told.watched_for_seconds) + " yet: until then nothing is said.";
+  if (!advice.watchedPods) return "No pod" + whose + " has been watched for " + span(advice.watchedForSeconds) + " yet. Until then there is no advice.";
   const of = fleet.figures ? fleet.figures.packing.devices : 0;
-  const part = of ? " (" + share(told.reclaimable_share_millionths / of) + " of the fleet)" : "";
-  const idle = told.idle_pods ? count(told.idle_pods, "is", "are") + " idle: no GPU of theirs has been busy for " + span(told.idle_after_seconds) + " or more." : "none is idle.";
-  return "Of " + count(told.watched_pods, "pod", "pods") + whose + " that " + (told.watched_pods === 1 ? "was" : "were") + " watched, " + idle + " " +
-    (told.wasteful_pods ? gib(told.reclaimable_mib) + " of GPU memory and " + gpus(told.reclaimable_share_millionths) + " GPUs of compute" + part + " could be given back." : "Nobody holds much more than is used.");
+  const part = of ? " (" + share(advice.reclaimable.shareMillionths / of) + " of the fleet)" : "";
+  const idle = advice.idlePods ? count(advice.idlePods, "is", "are") + " idle: no GPU of theirs has been busy for " + span(advice.idleAfterSeconds) + " or more." : "none is idle.";
+  return "Of " + count(advice.watchedPods, "pod", "pods") + whose + " that " + (advice.watchedPods === 1 ? "was" : "were") + " watched, " + idle + " " +
+    (advice.wastefulPods ? gib(advice.reclaimable.memoryMib) + " of GPU memory and " + gpus(advice.reclaimable.shareMillionths) + " GPUs of compute" + part + " could be given back." : "No pod holds much more than it uses.");
 }
 
 function drawing(rects) {
@@ -33,8 +33,8 @@ function drawing(rects) {
 
 // Held memory as a pale bar, its highest use as a dark bar in it, and a line at what would be enough.
 function bar(pod, most) {
-  const wide = (mib) => 100 * Math.min(mib, pod.booked_mib) / most, rects = [["held", 0, wide(pod.booked_mib), 0, 10], ["used", 0, wide(pod.peak_mib), 3, 4]];
-  if (!pod.is_idle) rects.push(["enough", wide(pod.enough_mib) - 1.5, 1.5, 0, 10]);
+  const wide = (mib) => 100 * Math.min(mib, pod.allocated.memoryMib) / most, rects = [["held", 0, wide(pod.allocated.memoryMib), 0, 10], ["used", 0, wide(pod.peakMib), 3, 4]];
+  if (!pod.idle) rects.push(["enough", wide(pod.sufficientMib) - 1.5, 1.5, 0, 10]);
   return drawing(rects);
 }
 
@@ -57,17 +57,17 @@ function podRow(pod, most) {
   name.append(choose);
   place.append(find);
   drawn.append(bar(pod, most));
-  const load = pod.mean_load_millionths;
-  row.append(name, place, make("td", gib(pod.booked_mib), "n"), make("td", gib(pod.peak_mib), "n"), drawn, make("td", Math.round(pod.p95_use_millionths / 10000) + " %", "n"),
-    make("td", load === null ? "not told" : share(load), "n"), make("td", pod.is_idle ? "nothing" : gib(pod.enough_mib), "n"),
-    make("td", gib(pod.reclaimable_mib), "n"), make("td", pod.is_idle ? "idle for " + span(pod.idle_seconds) : "asks for too much", pod.is_idle ? "warn" : ""));
+  const load = pod.meanLoadMillionths;
+  row.append(name, place, make("td", gib(pod.allocated.memoryMib), "n"), make("td", gib(pod.peakMib), "n"), drawn, make("td", Math.round(pod.p95UseMillionths / 10000) + " %", "n"),
+    make("td", load === undefined ? "not reported" : share(load), "n"), make("td", pod.idle ? "nothing" : gib(pod.sufficientMib), "n"),
+    make("td", gib(pod.reclaimableMib), "n"), make("td", pod.idle ? "idle for " + span(pod.idleSeconds) : "requests too much", pod.idle ? "warn" : ""));
   return row;
 }
 
 function poolRow(pool) {
-  const row = make("tr"), of = (slots) => (slots === null ? "not told" : number.format(slots));
-  row.append(make("td", pool.pool || "no pool", "wide"), make("td", number.format(pool.tenants), "n"), make("td", number.format(pool.bearable_replicas), "n"),
-    make("td", of(pool.replicas_by_memory), "n"), make("td", of(pool.replicas_by_load), "n"), make("td", pool.limited_by || "nothing: no GPU is cut finer"));
+  const row = make("tr"), of = (slots) => (slots === undefined ? "not reported" : number.format(slots));
+  row.append(make("td", pool.pool || "no pool", "wide"), make("td", number.format(pool.tenants), "n"), make("td", number.format(pool.replicas), "n"),
+    make("td", of(pool.replicasByMemory), "n"), make("td", of(pool.replicasByLoad), "n"), make("td", pool.limitedBy || "nothing: no GPU can be divided further"));
   return row;
 }
 
@@ -79,43 +79,43 @@ function fill(table, rows) {
 }
 
 function show() {
-  const told = waste.told;
-  if (!told) return;
-  tell(by("waste-said"), said(told));
-  tell(by("waste-note"), "as of " + clock(waste.at / 1000) + (told.wasteful_pods > told.pods.length ? "; the first " + told.pods.length + " of " + number.format(told.wasteful_pods) + " pods" : ""));
-  by("waste").hidden = by("waste-legend").hidden = told.pods.length === 0;
+  const advice = waste.advice;
+  if (!advice) return;
+  setText(by("waste-said"), said(advice));
+  setText(by("waste-note"), "as of " + clock(waste.at / 1000) + (advice.wastefulPods > advice.pods.length ? "; the first " + advice.pods.length + " of " + number.format(advice.wastefulPods) + " pods" : ""));
+  by("waste").hidden = by("waste-legend").hidden = advice.pods.length === 0;
   if (!by("waste-legend").children.length) by("waste-legend").replaceChildren(...legend());
-  by("waste-scroll").tabIndex = told.pods.length ? 0 : -1;
-  by("sharing").hidden = told.pools.length === 0;
-  by("sharing-scroll").tabIndex = told.pools.length ? 0 : -1;
-  const key = JSON.stringify([told.pods, told.pools]);
+  by("waste-scroll").tabIndex = advice.pods.length ? 0 : -1;
+  by("sharing").hidden = advice.pools.length === 0;
+  by("sharing-scroll").tabIndex = advice.pools.length ? 0 : -1;
+  const key = JSON.stringify([advice.pods, advice.pools]);
   if (key === waste.key) return;
   waste.key = key;
-  const most = Math.max(1, ...told.pods.map((pod) => pod.booked_mib));
-  fill(by("waste"), told.pods.map((pod) => podRow(pod, most)));
-  fill(by("pools"), told.pools.map(poolRow));
+  const most = Math.max(1, ...advice.pods.map((pod) => pod.allocated.memoryMib));
+  fill(by("waste"), advice.pods.map((pod) => podRow(pod, most)));
+  fill(by("pools"), advice.pools.map(poolRow));
 }
 
 export async function look() {
   const turn = (waste.turn += 1), namespace = waste.namespace;
   try {
-    const told = await ask("v1/advise?limit=" + NAMED + (namespace ? "&namespace=" + encodeURIComponent(namespace) : ""));
+    const advice = await ask("v1/advise?limit=" + NAMED + (namespace ? "&namespace=" + encodeURIComponent(namespace) : ""));
     if (turn !== waste.turn) return;
-    Object.assign(waste, { told, at: Date.now() });
+    Object.assign(waste, { advice, at: Date.now() });
     by("waste-said").classList.remove("bad");
     show();
     waste.changed();
   } catch (error) {
     if (turn !== waste.turn) return;
     by("waste-said").classList.add("bad");
-    tell(by("waste-said"), "Who holds without need is not known: " + because(error) + (waste.told ? ". What you see is of " + clock(waste.at / 1000) + "." : "."));
+    setText(by("waste-said"), "Which pods hold GPUs without need is not known: " + because(error) + (waste.advice ? ". What you see is of " + clock(waste.at / 1000) + "." : "."));
   }
 }
 
 // Selects the pods of this namespace, or all.
 export function choose(namespace) {
   if (namespace === waste.namespace) return;
-  Object.assign(waste, { namespace, told: null });
+  Object.assign(waste, { namespace, advice: null });
   if (waste.open) look();
 }
 

@@ -18,7 +18,7 @@ export function button(text, does, className) {
 }
 
 // Writes a text if it differs: screen readers do not repeat what has not changed.
-export function tell(element, text) {
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
@@ -53,9 +53,12 @@ export function because(error) {
   return error.name === "TimeoutError" ? "no answer in time" : error.message;
 }
 
-export function colour(name) {
+export function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
+
+// A name such as `NeverReported` in plain words.
+export const words = (name) => name.replace(/(?<=[a-z])(?=[A-Z])|_/g, " ").toLowerCase();
 
 // The command for the same query on a terminal, with a button that copies it.
 export function command(pod) {

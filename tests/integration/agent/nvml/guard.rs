@@ -39,7 +39,7 @@ fn stage() -> (World, Extender, Loops) {
     extender.book(POD, "GPU-a", 20_000);
     extender.book(NEIGHBOUR, "GPU-a", 20_000);
     let loops = Loops::start(&world, &extender, PERIOD);
-    let uses = |node: &Value| node["devices"][0]["tenants"][1]["used_mib"].as_u64();
+    let uses = |node: &Value| node["devices"][0]["tenants"][1]["usedMib"].as_u64();
     extender.until("the first list", |node| (uses(node) == Some(1_000)).then_some(()));
     assert_eq!(extender.metric("gpupack_over_users"), 0);
     (world, extender, loops)
@@ -64,18 +64,18 @@ fn an_over_user_is_in_books_state_and_metrics_within_two_seconds() {
     // Within the books as a whole: the neighbour's idle share would hide it.
     let hidden = timed((&world, &extender), &[(10, 25_000), (11, 1_000)], |node, extender| {
         let device = &node["devices"][0];
-        let over = &device["over_users"][0];
+        let over = &device["overLimitPods"][0];
         over["pod_uid"] == POD
-            && over["used_mib"] == 25_000
+            && over["usedMib"] == 25_000
             && over["allowed_mib"] == 20_000
-            && device["unbooked_mib"] == 5_000
+            && device["usedBeyondAllocatedMib"] == 5_000
             && extender.metric("gpupack_over_users") == 1
             && extender.metric("gpupack_memory_outside_books_bytes{kind=\"overuse\"}")
                 == 5_000 << 20
     });
     // More than all that is booked.
     let open = timed((&world, &extender), &[(10, 70_000), (11, 1_000)], |node, extender| {
-        node["devices"][0]["unbooked_mib"] == 50_000
+        node["devices"][0]["usedBeyondAllocatedMib"] == 50_000
             && extender.metric("gpupack_memory_outside_books_bytes{kind=\"overuse\"}")
                 == 50_000 << 20
     });
@@ -89,7 +89,8 @@ fn an_over_user_is_in_books_state_and_metrics_within_two_seconds() {
     // Back within its share: forgotten with the next list.
     world.play(&scenario(&[(10, 20_000), (11, 1_000)]));
     extender.until("it is within its share", |node| {
-        (node["devices"][0]["over_users"].is_null() && extender.metric("gpupack_over_users") == 0)
+        (node["devices"][0]["overLimitPods"].is_null()
+            && extender.metric("gpupack_over_users") == 0)
             .then_some(())
     });
 }
@@ -101,9 +102,9 @@ fn a_foreign_tenant_is_in_books_state_and_metrics_within_two_seconds() {
     let processes = [(10, 1_000), (11, 1_000), (12, 30_000)];
     let took = timed((&world, &extender), &processes, |node, extender| {
         let device = &node["devices"][0];
-        device["foreign_mib"] == 30_000
-            && device["unbooked_mib"] == 30_000
-            && device["over_users"].is_null()
+        device["untrackedMib"] == 30_000
+            && device["usedBeyondAllocatedMib"] == 30_000
+            && device["overLimitPods"].is_null()
             && extender.metric("gpupack_memory_outside_books_bytes{kind=\"foreign\"}")
                 == 30_000 << 20
     });

@@ -135,6 +135,6 @@ fn the_extender_places_nobody_on_a_device_of_kubelets() {
     let extender = Extender::start();
     let agent = AgentProcess::start(&world, &extender);
     extender.until_fault(Some("KubeletOwned"));
-    assert_eq!(extender.node()["state"], "reporting");
+    assert_eq!(extender.node()["state"], "Reporting");
     assert!(agent.end().success());
 }

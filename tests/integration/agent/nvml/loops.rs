@@ -66,7 +66,7 @@ fn what_happens_to_the_hardware_reaches_the_extender_and_the_metrics() {
     assert_eq!((&node["driver"], &node["cuda"]), (&json!("580.95.05"), &json!("13.0")));
     let device = &node["devices"][0];
     assert_eq!((&device["id"], &device["minor"]), (&json!("GPU-a"), &json!(4)));
-    assert_eq!(device["unbooked_mib"], 4_000, "5000 are used, and the pod holds 1000");
+    assert_eq!(device["usedBeyondAllocatedMib"], 4_000, "5000 are used, and the pod holds 1000");
     // The books come with the reply, and reach the metrics with the next sample.
     let memory = |kind: &str| {
         let kind = format!("kind=\"{kind}\"");
@@ -87,7 +87,7 @@ fn what_happens_to_the_hardware_reaches_the_extender_and_the_metrics() {
     play(&|it| it["events"] = xid.clone());
     extender.until_fault(Some("Xid"));
     let device = extender.node()["devices"][0].take();
-    assert_eq!((&device["last_xid"], &device["healthy"]), (&json!(79), &json!(false)));
+    assert_eq!((&device["lastXid"], &device["health"]), (&json!(79), &json!("Unhealthy")));
     let series = ["gpupack_gpu_xid_errors_total{", "GPU-a", "class=\"device\""];
     assert_eq!(agent.metric(&series).unwrap(), "1");
 
@@ -97,10 +97,10 @@ fn what_happens_to_the_hardware_reaches_the_extender_and_the_metrics() {
         play(&|it| (it["events"], it["failures"]) = (xid.clone(), codes(code)));
         extender.until_fault(Some("DriverAway"));
         let node = extender.node();
-        assert_eq!(node["state"], "reporting");
+        assert_eq!(node["state"], "Reporting");
         assert_eq!(node["devices"].as_array().unwrap().len(), 2, "nobody vanishes");
-        assert_eq!(node["devices"][0]["tenants"][0]["pod_uid"], POD, "what is booked stays");
-        assert_eq!(node["devices"][1]["healthy"], false);
+        assert_eq!(node["devices"][0]["tenants"][0]["podUid"], POD, "what is allocated stays");
+        assert_eq!(node["devices"][1]["health"], "Unhealthy");
     }
     play(&|it| (it["events"], it["driver"]) = (xid.clone(), json!("590.1")));
     extender.until_fault(None);
@@ -148,7 +148,7 @@ fn memory_is_read_each_period_and_processes_rarely_unless_use_departs_from_the_b
     assert!(lists >= 2 && lists <= 2 + memory / 10, "{memory} samples, {lists} lists");
     // Within the books, whatever comes or goes.
     world.play(&scenario(1_000));
-    extender.until("the sample", |node| (node["devices"][0]["used_mib"] == 1_000).then_some(()));
+    extender.until("the sample", |node| (node["devices"][0]["usedMib"] == 1_000).then_some(()));
     let [memory_calm, lists_calm] = counts(&world, [MEMORY, LISTS]);
     assert!(lists_calm <= lists + 1 + (memory_calm - memory) / 10);
     // Beyond the books: at once, and once.
@@ -164,6 +164,6 @@ fn memory_is_read_each_period_and_processes_rarely_unless_use_departs_from_the_b
     assert!(lists_after <= most, "{lists_after} lists, at most {most}");
     extender.until("it is taken off", |node| {
         // No process of the pod is listed: nothing of it is the pod's.
-        (node["devices"][0]["unbooked_mib"] == 3_000).then_some(())
+        (node["devices"][0]["usedBeyondAllocatedMib"] == 3_000).then_some(())
     });
 }

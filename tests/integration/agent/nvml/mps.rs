@@ -280,18 +280,18 @@ fn the_extender_shows_a_client_as_held_only_while_its_daemon_serves() {
         extender.until(&format!("{daemon}, {verified}"), |shown| {
             let device = &shown["devices"][0];
             let tenant = &device["tenants"][0];
-            let is_it = device["mps"] == daemon && tenant["intended"] == "mps";
-            (is_it && tenant["verified"] == verified).then_some(())
+            let is_it = device["mps"] == daemon && tenant["isolation"]["configured"] == "Mps";
+            (is_it && tenant["isolation"]["verified"] == verified).then_some(())
         });
     };
-    wait("Serving", "mps");
+    wait("Serving", "Mps");
     // A server that lost its GPU vanishes, and its clients go on without limits.
     node.write("GPU-a", "servers", "");
-    wait("Idle", "none");
+    wait("Idle", "None");
     node.write("GPU-a", "servers", "70\n");
-    wait("Serving", "mps");
+    wait("Serving", "Mps");
     node.client(11, "GPU-a", &[PIPE, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=501M"]);
-    wait("Serving", "none");
+    wait("Serving", "None");
 }
 
 #[test]

@@ -94,7 +94,11 @@ fn the_extender_shows_what_is_verified_beside_what_is_intended() {
     let wait = |intended: &str, verified: &str| {
         extender.until(&format!("{intended}, {verified}"), |node| {
             let tenant = &node["devices"][0]["tenants"][0];
-            (tenant["intended"] == intended && tenant["verified"] == verified).then_some(())
+            let is = |key: &str, mode: &str| {
+                let shown = tenant["isolation"][key].as_str();
+                shown.is_some_and(|shown| shown.eq_ignore_ascii_case(mode))
+            };
+            (is("configured", intended) && is("verified", verified)).then_some(())
         });
         let count = |standing: &str, mode: &str| {
             let labels = format!("{{protection=\"{mode}\",standing=\"{standing}\"}}");
@@ -103,7 +107,7 @@ fn the_extender_shows_what_is_verified_beside_what_is_intended() {
         assert_eq!((count("intended", intended), count("verified", verified)), (1, 1));
     };
     wait("driver", "driver");
-    assert_eq!(extender.node()["devices"][0]["can_limit_memory"], true);
+    assert_eq!(extender.node()["devices"][0]["canLimitMemory"], true);
     // A limit that was widened below us no longer holds anybody to his share.
     world.play(&scenario("compute", &[(SCOPE, 1_001)]));
     wait("none", "none");

@@ -30,11 +30,11 @@ async fn explain(bed: &Bed, uid: &str) -> String {
 /// The device at a position of a node.
 async fn device(bed: &Bed, node: &str, at: usize) -> Value {
     let text = bed.get(&format!("/v1/state?node={node}")).await.1;
-    read(text.as_bytes())["devices"][at].take()
+    read(text.as_bytes())["nodes"][0]["devices"][at].take()
 }
 
 #[tokio::test]
-async fn slots_are_given_out_one_by_one_and_refused_with_the_mend() {
+async fn slots_are_given_out_one_by_one_and_refused_with_a_suggestion() {
     let bed = Bed::warm_with(POOLS).await;
     for at in 0..4 {
         let uid = format!("slot-{at}");
@@ -43,11 +43,15 @@ async fn slots_are_given_out_one_by_one_and_refused_with_the_mend() {
         assert_eq!(answer["NodeNames"], json!(["gpu-a"]), "{answer}");
         let refused = &answer["FailedAndUnresolvableNodes"]["gpu-b"];
         assert_eq!(refused, "node's pool has no replica slots");
-        assert_eq!(device(&bed, "gpu-a", 0).await["slots"], json!({"all": 4, "free": 3 - at}));
+        assert_eq!(device(&bed, "gpu-a", 0).await["slots"], json!({"total": 4, "free": 3 - at}));
         assert_eq!(bind(&bed, &uid, "gpu-a").await, "");
         let held = device(&bed, "gpu-a", 0).await;
-        assert_eq!(held["slots"], json!({"all": 4, "free": 3 - at}), "the claim became a booking");
-        assert_eq!(held["tenants"][at]["memory_mib"], 3_840);
+        assert_eq!(
+            held["slots"],
+            json!({"total": 4, "free": 3 - at}),
+            "the claim became a booking"
+        );
+        assert_eq!(held["tenants"][at]["allocated"]["memoryMib"], 3_840);
     }
     let fifth = with_limits("fifth", json!({}), json!({"nvidia.com/gpu.shared": "1"}));
     let answer = bed.filter(fifth, &NODES).await;
@@ -59,7 +63,7 @@ async fn slots_are_given_out_one_by_one_and_refused_with_the_mend() {
     {
         assert!(text.contains(part), "{part} in {text}");
     }
-    assert_eq!(bed.books().await[0]["devices"][0]["overbooked"], false);
+    assert_eq!(bed.books().await[0]["devices"][0]["overallocated"], false);
 }
 
 #[tokio::test]
@@ -69,35 +73,35 @@ async fn a_fraction_takes_whole_slots_where_there_are_slots() {
         let answer = bed.filter(pod(node, json!({"gpu-fraction": "0.3"})), &[node]).await;
         assert_eq!(answer["NodeNames"], json!([node]));
         assert_eq!(bind(&bed, node, node).await, "");
-        assert_eq!(device(&bed, node, 0).await["booked_share_millionths"], share);
+        assert_eq!(device(&bed, node, 0).await["allocated"]["shareMillionths"], share);
     }
 }
 
 #[tokio::test]
-async fn isolation_is_honoured_or_refused_with_the_mend() {
+async fn isolation_is_honoured_or_refused_with_a_suggestion() {
     let bed = Bed::warm_with(POOLS).await;
     let guarded = json!({"gpu-fraction": "0.5", "gpupack.dev/isolation": "memory"});
     let answer = bed.filter(pod("guarded", guarded), &NODES).await;
     assert_eq!(answer["NodeNames"], json!(["gpu-b"]));
-    let unprotected = "node's pool holds no tenant of a shared GPU to its memory";
+    let unprotected = "node's pool does not limit the memory of tenants";
     for node in ["gpu-a", "gpu-c"] {
         assert_eq!(answer["FailedAndUnresolvableNodes"][node], unprotected);
     }
     assert_eq!(bind(&bed, "guarded", "gpu-b").await, "");
     let held = device(&bed, "gpu-b", 0).await;
     assert_eq!(
-        (&held["protection"], &held["tenants"][0]["intended"]),
-        (&json!("mps"), &json!("mps"))
+        (&held["isolation"]["configured"], &held["tenants"][0]["isolation"]["configured"]),
+        (&json!("Mps"), &json!("Mps"))
     );
-    assert_eq!(held["protection_evidence"], "intended", "nobody has looked");
+    assert_eq!(held["isolation"]["verification"], "Pending", "no agent has looked");
 
-    for (uid, isolation, reason, mend) in [
+    for (uid, isolation, reason, suggestion) in [
         ("small", "memory", unprotected, "configure the nodes' pool with `enforcement`"),
         (
             "part",
             "hardware",
             "part of a GPU has no isolation by hardware",
-            "`gpu-fraction: \\\"1\\\"` in place of 0.5 GPU: it fits on node gpu-a now",
+            "`gpu-fraction: \\\"1\\\"` instead of 0.5 GPU: it fits on node gpu-a now",
         ),
     ] {
         let annotations = json!({"gpu-fraction": "0.5", "gpupack.dev/isolation": isolation,
@@ -105,7 +109,7 @@ async fn isolation_is_honoured_or_refused_with_the_mend() {
         let answer = bed.filter(pod(uid, annotations), &NODES).await;
         assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-c"], reason, "{answer}");
         let text = explain(&bed, uid).await;
-        assert!(text.contains(reason) && text.contains(mend), "{text}");
+        assert!(text.contains(reason) && text.contains(suggestion), "{text}");
     }
 }
 
@@ -121,7 +125,7 @@ async fn memory_of_nobody_keeps_pods_away_that_want_isolation() {
     let annotations =
         |isolation| json!({"gpu-fraction": "0.5", "gpupack.dev/isolation": isolation});
     let answer = bed.filter(pod("wary", annotations("memory")), &["gpu-b"]).await;
-    let reason = "something on every protected GPU is not held to its memory";
+    let reason = "memory of every isolated GPU is used without a limit";
     assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-b"], reason);
     let answer = bed.filter(pod("trusting", annotations("none")), &["gpu-b"]).await;
     assert_eq!(answer["NodeNames"], json!(["gpu-b"]));
@@ -159,11 +163,17 @@ async fn slots_of_mig_instances_and_whole_ones_come_from_the_same_books() {
     let answer = bed.filter(whole("one-more"), &NODES[..1]).await;
     assert_eq!(answer["NodeNames"], json!([]), "both are in use: {answer}");
     let two = device(&bed, "gpu-a", 3).await;
-    assert_eq!((&two["profile"], &two["compute_millionths"]), (&json!("2g.12gb"), &json!(500_000)));
+    assert_eq!(
+        (&two["migProfile"], &two["computeMillionths"]),
+        (&json!("2g.12gb"), &json!(500_000))
+    );
     let booked: u64 = {
         let node = &bed.books().await[0];
         let devices = node["devices"].as_array().expect("a list").clone();
-        devices.iter().map(|device| device["booked_mib"].as_u64().expect("a number")).sum()
+        devices
+            .iter()
+            .map(|device| device["allocated"]["memoryMib"].as_u64().expect("a number"))
+            .sum()
     };
     assert_eq!(booked, 2 * 2_976 + 5_952);
 }
@@ -177,7 +187,7 @@ async fn instances_that_cannot_lie_on_their_gpu_take_nobody() {
         let asked = with_limits("p", json!({}), json!({"nvidia.com/mig-2g.12gb": "1"}));
         let answer = bed.filter(asked, &NODES[..1]).await;
         assert_eq!(answer["NodeNames"] == json!(["gpu-a"]), fits, "{profiles:?}: {answer}");
-        assert_eq!(device(&bed, "gpu-a", 1).await["healthy"], fits);
+        assert_eq!(device(&bed, "gpu-a", 1).await["health"] == "Healthy", fits);
         bed.app.settle_pod(&gpupack::hardware::device::PodUid::new("p"));
     }
 }
@@ -223,8 +233,8 @@ async fn a_device_of_kubelets_is_refused_by_its_own_name() {
     let bed = Bed::warm().await;
     let mut report = hello("gpu-a", "Tesla T4", 15_360, 1);
     (report["agent"], report["devices"][0]["healthy"]) = (json!("second"), json!(false));
-    for (fault, reason, mend) in [
-        ("KubeletOwned", "every suitable GPU is handed out by kubelet itself", "a device plugin"),
+    for (fault, reason, suggestion) in [
+        ("KubeletOwned", "every suitable GPU is allocated by kubelet", "a device plugin"),
         ("Xid", "every suitable GPU is unhealthy", "1 GPUs that would take it are unhealthy"),
     ] {
         report["devices"][0]["fault"] = json!(fault);
@@ -235,6 +245,6 @@ async fn a_device_of_kubelets_is_refused_by_its_own_name() {
         let answer = bed.filter(pod("half", half), &NODES).await;
         assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-a"], reason, "{answer}");
         let text = explain(&bed, "half").await;
-        assert!(text.contains(reason) && text.contains(mend), "{text}");
+        assert!(text.contains(reason) && text.contains(suggestion), "{text}");
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::Response;
+use gpupack::api::page::SummaryDelta;
 use gpupack::server::api::background;
 use gpupack::server::api::server::serve;
 use gpupack::server::page::live;
@@ -18,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
-use crate::harness::extender::{Bed, pod, read};
+use crate::harness::extender::{Bed, is_declared, pod, read};
 
 const NODES: [&str; 3] = ["gpu-a", "gpu-b", "gpu-c"];
 
@@ -102,7 +103,7 @@ async fn a_request_lights_up_where_filter_would_let_it_go() {
             let found = json_of(&bed, &path).await;
             assert_eq!(bed.books().await, books, "{path} changed the books");
             assert_eq!(bed.app.ledger.hold_count(), 0, "{path} claims");
-            let on = found["on"].as_object().unwrap();
+            let on = found["gpusByNode"].as_object().unwrap();
             let nodes: Vec<String> = on.keys().cloned().collect();
             assert_eq!(nodes, filtered(&bed, annotations.clone()).await, "{path} {annotations}");
             bed.app.ledger.drop_hold(&gpupack::hardware::device::PodUid::new("asks"));
@@ -114,8 +115,12 @@ async fn a_request_lights_up_where_filter_would_let_it_go() {
             for (node, gpus) in on {
                 let state = json_of(&bed, &format!("/v1/state?node={node}")).await;
                 for gpu in gpus.as_array().unwrap() {
-                    let device = &state["devices"][usize::try_from(gpu.as_u64().unwrap()).unwrap()];
-                    assert!(device["free_share_millionths"].as_u64() > Some(0), "{path} {device}");
+                    let device = &state["nodes"][0]["devices"]
+                        [usize::try_from(gpu.as_u64().unwrap()).unwrap()];
+                    assert!(
+                        device["free"]["shareMillionths"].as_u64() > Some(0),
+                        "{path} {device}"
+                    );
                 }
             }
         }
@@ -124,17 +129,17 @@ async fn a_request_lights_up_where_filter_would_let_it_go() {
 }
 
 #[tokio::test]
-async fn bad_questions_are_refused_with_their_mend() {
+async fn bad_queries_are_refused_with_a_suggestion() {
     let bed = Bed::warm().await;
     let long = format!("/v1/search?q={}", "x".repeat(318));
     let wide = format!("/v1/fit?model={}", "x".repeat(513));
     for (path, status, part) in [
-        ("/v1/fit", 400, "say what is asked for"),
+        ("/v1/fit", 400, "name a request"),
         ("/v1/fit?fraction=2", 400, "up to 1"),
         ("/v1/fit?pod=team/nobody", 400, "no pod `team/nobody` waits"),
         ("/v1/fit?pod=nobody", 400, "no pod `nobody` waits"),
-        ("/v1/fit?pod=team/nobody&count=2", 400, "alone"),
-        ("/v1/fit?fraction=0.25&fraktion=1", 400, "`fraktion` cannot be asked for"),
+        ("/v1/fit?pod=team/nobody&count=2", 400, "must be the only key"),
+        ("/v1/fit?fraction=0.25&fraktion=1", 400, "`fraktion` is no key"),
         ("/v1/fit?memory=16XB", 400, "16XB"),
         ("/v1/fit?memory=", 400, "gpu-memory"),
         ("/v1/fit?memory=18446744073709551616", 400, "gpu-memory"),
@@ -157,8 +162,8 @@ async fn bad_questions_are_refused_with_their_mend() {
         assert!(text.contains(part), "{path}: {text}");
     }
     assert_eq!(json_of(&bed, "/v1/fit?mig=1g.5gb").await["gpus"], 0);
-    assert_eq!(json_of(&bed, "/v1/fit?fraction=0.5").await["on"]["gpu-b"], json!([0, 1]));
-    assert_eq!(json_of(&bed, "/v1/fragmentation").await, json!({}));
+    assert_eq!(json_of(&bed, "/v1/fit?fraction=0.5").await["gpusByNode"]["gpu-b"], json!([0, 1]));
+    assert_eq!(json_of(&bed, "/v1/fragmentation").await["shareMillionthsByNode"], json!({}));
 }
 
 #[tokio::test]
@@ -171,15 +176,21 @@ async fn search_finds_pods_nodes_and_namespaces() {
     assert_eq!((&held["pod"], &held["node"]), (&json!("team/trainer"), &json!("gpu-b")));
     assert_eq!(held["gpus"].as_array().unwrap().len(), 1);
     let found = json_of(&bed, "/v1/search?q=team").await;
-    assert_eq!((&found["namespaces"], &found["all"]), (&json!(["team"]), &json!([0, 1, 2])));
+    assert_eq!(
+        (&found["namespaces"], &found["totals"]),
+        (&json!(["team"]), &json!({"nodes": 0, "namespaces": 1, "pods": 2}))
+    );
     let waits = found["pods"].as_array().unwrap().iter().find(|pod| pod["pod"] == "team/waiter");
-    assert_eq!(waits.unwrap()["node"], Value::Null);
+    assert_eq!(waits.unwrap().get("node"), None);
     assert_eq!(json_of(&bed, "/v1/search?q=gpu-").await["nodes"], json!(NODES));
     for name in 0..30 {
         bed.filter(pod(&format!("many-{name}"), json!({"gpu-memory": "90000"})), &NODES).await;
     }
     let found = json_of(&bed, "/v1/search?q=many").await;
-    assert_eq!((found["pods"].as_array().unwrap().len(), &found["all"][2]), (20, &json!(30)));
+    assert_eq!(
+        (found["pods"].as_array().unwrap().len(), &found["totals"]["pods"]),
+        (20, &json!(30))
+    );
 }
 
 #[tokio::test]
@@ -227,6 +238,9 @@ impl Listener {
                     event.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
                 };
                 if let (Some(name), Some(data)) = (field("event:"), field("data:")) {
+                    if name == "delta" {
+                        is_declared::<SummaryDelta<'_>>(data.as_bytes());
+                    }
                     return Some((name.to_owned(), read(data.as_bytes())));
                 }
                 continue;

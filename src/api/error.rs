@@ -1,0 +1,32 @@
+//! Errors, and the log level.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::api::kind::{ApiVersion, ErrorKind, LogLevelKind};
+
+/// The body of a refusal: what the path cannot answer, with a status of 400 and above.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Error {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `Error`.
+    pub kind: ErrorKind,
+    /// What is wrong and what to do, in one sentence.
+    pub error: String,
+}
+
+/// The log level.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LogLevel {
+    /// Version of this body; may be left out in a request.
+    #[serde(default)]
+    pub api_version: ApiVersion,
+    /// `LogLevel`; may be left out in a request.
+    #[serde(default)]
+    pub kind: LogLevelKind,
+    /// The filter, as in the configuration: `debug`, or `info,gpupack=trace`.
+    pub level: String,
+}

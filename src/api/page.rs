@@ -1,0 +1,140 @@
+//! `GET /v1/summary` and `GET /v1/events`: what the page shows, and what is new since.
+//!
+//! There are up to 40,000 GPUs, so the cells of the map are lists of numbers, not objects. The
+//! server keeps the cells of nodes as JSON and writes them as the `N` of [`Summary`].
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::api::kind::{ApiVersion, SummaryDeltaKind, SummaryKind};
+use crate::api::state::{NodeReporting, Packing};
+use crate::api::waiting::WaitingPod;
+
+/// The query of `/v1/events`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct EventsQuery {
+    /// The name (`at`) of the snapshot that the client has.
+    pub after: Option<String>,
+}
+
+/// Everything that the page shows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Summary<'a, N = NodeCell> {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `Summary`.
+    pub kind: SummaryKind,
+    /// Version of the extender.
+    pub version: Cow<'a, str>,
+    /// Name of this snapshot; deltas continue from it.
+    pub at: String,
+    /// Time in seconds since 1970.
+    pub unix_seconds: u64,
+    /// The figures.
+    pub figures: Cow<'a, Figures>,
+    /// The last hour, a point every 5 seconds, the oldest first.
+    pub trend: Vec<TrendPoint>,
+    /// Product names of GPUs; cells refer to them by position.
+    pub models: Vec<Cow<'a, str>>,
+    /// Namespaces of tenants; cells refer to them by position.
+    pub namespaces: Vec<Cow<'a, str>>,
+    /// The map: the nodes, by name.
+    pub nodes: Vec<N>,
+}
+
+/// What is newer than a snapshot. A part without news is left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SummaryDelta<'a, N = NodeCell> {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `SummaryDelta`.
+    pub kind: SummaryDeltaKind,
+    /// Name of the snapshot to which this leads.
+    pub at: String,
+    /// Time in seconds since 1970.
+    pub unix_seconds: u64,
+    /// All figures, if one changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub figures: Option<Cow<'a, Figures>>,
+    /// New points.
+    #[serde(default = "Vec::new", skip_serializing_if = "Vec::is_empty")]
+    pub trend: Vec<TrendPoint>,
+    /// New product names, each with its position.
+    #[serde(default = "Vec::new", skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<(usize, Cow<'a, str>)>,
+    /// New namespaces, each with its position.
+    #[serde(default = "Vec::new", skip_serializing_if = "Vec::is_empty")]
+    pub namespaces: Vec<(usize, Cow<'a, str>)>,
+    /// Nodes that are new or changed.
+    #[serde(default = "Vec::new", skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<N>,
+    /// Names of nodes that are gone.
+    #[serde(default = "Vec::new", skip_serializing_if = "Vec::is_empty")]
+    pub gone: Vec<Cow<'a, str>>,
+}
+
+/// The figures: how well the cluster is packed, and which pods wait.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Figures {
+    /// Whether the extender answers kube-scheduler.
+    pub readiness: Readiness,
+    /// Nodes that hold pods and have not reported, while the extender waits for them.
+    pub awaited_nodes: usize,
+    /// How full and fragmented the cluster is.
+    pub packing: Packing,
+    /// Free share that no typical request can use, in millionths of a GPU.
+    pub fragmented_share_millionths: u64,
+    /// Pods that fitted on no node at the last try.
+    pub waiting: usize,
+    /// Seconds since the oldest of them was created.
+    pub longest_wait_seconds: u64,
+    /// The first 100 of them, by priority, then the oldest first.
+    pub waiting_pods: Vec<WaitingPod>,
+}
+
+/// Whether the extender answers kube-scheduler.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum Readiness {
+    /// It does.
+    Ready,
+    /// Not yet: pods and nodes are not listed.
+    #[default]
+    NotListed,
+    /// Not yet: nodes that hold pods have not reported.
+    AwaitingReports,
+}
+
+/// A point of the last hour, as a list: seconds since 1970; packing efficiency, fragmentation and
+/// allocation in thousandths, `null` if there is none; waiting pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TrendPoint(pub (u64, Option<u64>, Option<u64>, Option<u64>, usize));
+
+/// One node of the map.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeCell {
+    /// Name of the node.
+    pub name: String,
+    /// Whether its agent reports.
+    pub state: NodeReporting,
+    /// Its devices, by index.
+    pub gpus: Vec<GpuCell>,
+}
+
+/// One device of the map, as a list: position of its model in `models`; capacity in MiB; flags
+/// (`1` unhealthy, `2` overallocated, `4` divided into MIG instances, `8` allocated by kubelet);
+/// memory in use beyond what is allocated, in thousandths; tenants; memory in use in thousandths,
+/// rounded down to 20, `null` if unknown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GpuCell(pub (usize, u64, u8, u64, Vec<TenantCell>, Option<u64>));
+
+/// One tenant of a device, as a list: position of its namespace in `namespaces`; compute share and
+/// memory in thousandths of the device; flags (`1` the pod has ended and its processes may still
+/// use the device, `2` no isolation of its memory is verified).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TenantCell(pub (usize, u64, u64, u8));

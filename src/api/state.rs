@@ -1,0 +1,358 @@
+//! `GET /v1/state`: nodes, their devices, the tenants of these, and all pods.
+
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::api::kind::{ApiVersion, StateKind};
+
+/// The query of `/v1/state`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct StateQuery {
+    /// Only this node, and the pods on it; without it all nodes and pods.
+    pub node: Option<String>,
+}
+
+/// The ledger at one time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct State {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `State`.
+    pub kind: StateKind,
+    /// How full and fragmented the cluster is; left out if one node was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packing: Option<Packing>,
+    /// The nodes, by name.
+    pub nodes: Vec<Node>,
+    /// The pods on these nodes; without a query also the waiting pods.
+    pub pods: Vec<Pod>,
+}
+
+/// How full and fragmented the cluster is. Ratios in millionths.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Packing {
+    /// Devices that can have tenants.
+    pub devices: u64,
+    /// Devices with at least one tenant.
+    pub occupied: u64,
+    /// Overallocated devices.
+    pub overallocated: u64,
+    /// Allocated share over capacity.
+    pub allocation_millionths: u64,
+    /// Mean fullness of the occupied devices.
+    pub efficiency_millionths: u64,
+    /// Part of the free share that no typical request can use.
+    pub fragmentation_millionths: u64,
+}
+
+/// CPU and host memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HostAmount {
+    /// CPU in thousandths of a core.
+    pub cpu_milli: u64,
+    /// Host memory.
+    pub memory_mib: u64,
+}
+
+/// A part of one device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceAmount {
+    /// Memory of the device.
+    pub memory_mib: u64,
+    /// Compute share in millionths of the device.
+    pub share_millionths: u64,
+}
+
+/// Whether the agent of a node reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum NodeReporting {
+    /// It has not reported since the extender started.
+    NeverReported,
+    /// It reports.
+    Reporting,
+    /// It has stopped reporting. The node takes no new GPU pods.
+    Silent,
+    /// The node was deleted; some of its pods may still run.
+    Gone,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Node {
+    /// Name of the node.
+    pub name: String,
+    /// Its pool; empty if it has none.
+    pub pool: String,
+    /// Whether its agent reports.
+    pub state: NodeReporting,
+    /// What it offers to pods.
+    pub capacity: HostAmount,
+    /// What is free of that.
+    pub free: HostAmount,
+    /// Version of its driver.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Newest CUDA version that its driver can run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<String>,
+    /// Its devices, by index.
+    pub devices: Vec<Device>,
+}
+
+/// What a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum DeviceKind {
+    /// A physical GPU.
+    Gpu,
+    /// A physical GPU that is divided into MIG instances, and has no tenants itself.
+    MigParent,
+    /// A MIG instance.
+    MigInstance,
+}
+
+/// Whether a device takes new tenants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum Health {
+    /// It does.
+    Healthy,
+    /// It does not, because of a fault.
+    Unhealthy,
+    /// It does not, because kubelet allocates it (a device plugin).
+    KubeletOwned,
+}
+
+/// A device: a GPU or a MIG instance. What is not known is left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Device {
+    /// UUID.
+    pub id: String,
+    /// NVML index.
+    pub index: u32,
+    /// Product name.
+    pub model: String,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// MIG profile of an instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig_profile: Option<String>,
+    /// Position of a MIG instance on its GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig_placement: Option<MigPlacement>,
+    /// Part of its GPU's compute that a MIG instance has, in millionths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute_millionths: Option<u64>,
+    /// Streaming multiprocessors of a MIG instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sm_count: Option<u32>,
+    /// Its slots, if its pool divides GPUs into slots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slots: Option<Slots>,
+    /// How its tenants are kept apart.
+    pub isolation: DeviceIsolation,
+    /// Whether it takes new tenants.
+    pub health: Health,
+    /// Why it takes none, as its agent names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
+    /// Number of the newest Xid since its agent's start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_xid: Option<u64>,
+    /// State of its MPS control daemon, as its agent names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mps: Option<String>,
+    /// Number of its device node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
+    /// NUMA node of the host that it is attached to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
+    /// GPUs that it reaches over NVLink.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub neighbors: Vec<Neighbor>,
+    /// Whether its driver can limit the memory of a container.
+    pub can_limit_memory: bool,
+    /// Schedulable memory.
+    pub capacity_mib: u64,
+    /// What its tenants hold.
+    pub allocated: DeviceAmount,
+    /// Room that is held for pods until they are bound.
+    pub held: DeviceAmount,
+    /// What is free for pods.
+    pub free: DeviceAmount,
+    /// Memory in use, as the agent saw it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_mib: Option<u64>,
+    /// Memory in use beyond what is allocated.
+    pub used_beyond_allocated_mib: u64,
+    /// Untracked memory: of no pod that gpupack placed there. As of the last list of processes.
+    pub untracked_mib: u64,
+    /// Over-limit pods, by UID; not all of them are tenants.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub over_limit_pods: Vec<OverLimitPod>,
+    /// Whether facts from outside put more on it than it has.
+    pub overallocated: bool,
+    /// Its tenants, by UID.
+    pub tenants: Vec<Tenant>,
+}
+
+/// Position of a MIG instance, in units of its GPU's axis, as NVML has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MigPlacement {
+    /// The first unit.
+    pub start: u32,
+    /// Number of units.
+    pub size: u32,
+}
+
+/// The slots of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Slots {
+    /// Number of slots.
+    pub total: u32,
+    /// Free slots.
+    pub free: u32,
+}
+
+/// A GPU that another one reaches over NVLink.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Neighbor {
+    /// UUID.
+    pub id: String,
+    /// Active links.
+    pub links: u32,
+}
+
+/// What limits the memory of tenants that share a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum IsolationMode {
+    /// Nothing.
+    None,
+    /// NVIDIA MPS. Its clients must cooperate.
+    Mps,
+    /// The driver.
+    Driver,
+    /// The hardware: it is a MIG instance.
+    Mig,
+    /// Nothing has to: the pod has the whole device.
+    Whole,
+}
+
+/// The isolation that the pool configures for a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeviceIsolation {
+    /// What the operator configured: `None`, `Mps` or `Driver`.
+    pub configured: IsolationMode,
+    /// Whether it is in force.
+    pub verification: Verification,
+}
+
+/// Whether the configured isolation of a device is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum Verification {
+    /// No agent has checked it.
+    Pending,
+    /// The agent verified it for every tenant that it saw.
+    Verified,
+    /// The agent saw that it is not in force.
+    Missing,
+}
+
+/// A pod that uses more of a device than it may.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct OverLimitPod {
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// `namespace/name`; empty if the node has no reservation of it.
+    pub pod: String,
+    /// Memory that it uses.
+    pub used_mib: u64,
+    /// Memory that it may use: what it holds, or its limit if that is more.
+    pub allowed_mib: u64,
+    /// How many usage samples in a row, up to the last, show this.
+    pub samples: u32,
+}
+
+/// The state of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum PodState {
+    /// It waits for a node.
+    Waiting,
+    /// *bind* has chosen; the outcome of its Binding is not known yet.
+    Assumed,
+    /// The API server has accepted its Binding.
+    Confirmed,
+    /// It has ended; its processes may still use the device.
+    Draining,
+}
+
+/// A tenant of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Tenant {
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// `namespace/name`.
+    pub pod: String,
+    /// The state of its reservation.
+    pub state: PodState,
+    /// What it holds of the device.
+    pub allocated: DeviceAmount,
+    /// Memory in use, as of the last list of processes; left out if the driver does not report it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_mib: Option<u64>,
+    /// What limits its memory.
+    pub isolation: TenantIsolation,
+}
+
+/// What limits the memory of one tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TenantIsolation {
+    /// What was requested or configured.
+    pub configured: IsolationMode,
+    /// What was read back on the node.
+    pub verified: IsolationMode,
+}
+
+/// A pod: a placed one with what it holds, or a waiting one with its request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Pod {
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// `namespace/name`; empty if only the UID is known, as for pods without a GPU.
+    pub pod: String,
+    /// Its node, once it is placed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Its state.
+    pub state: PodState,
+    /// CPU and host memory.
+    pub host: HostAmount,
+    /// Number of devices.
+    pub devices: u32,
+    /// Compute share of each device; left out if the request has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share_millionths: Option<u64>,
+    /// Memory of each device; left out if the request has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_memory_mib: Option<u64>,
+    /// MIG profile, if the devices are MIG instances.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig_profile: Option<String>,
+    /// Models that a waiting pod accepts; empty for any. Empty for a placed pod.
+    pub models: Vec<String>,
+    /// Creation time in seconds since 1970; only of waiting pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created_unix_seconds: Option<u64>,
+    /// Why one of its containers cannot start, if its device is the cause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_failure: Option<String>,
+}

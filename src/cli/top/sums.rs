@@ -1,0 +1,57 @@
+//! The sums of a node, for its row.
+
+use std::collections::BTreeSet;
+
+use crate::api::state::{Device, DeviceAmount, DeviceKind, Health, Node};
+
+/// Sums over the devices of a node.
+#[derive(Debug)]
+pub(crate) struct Sums {
+    pub(crate) models: BTreeSet<String>,
+    pub(crate) gpus: usize,
+    pub(crate) empty: usize,
+    pub(crate) unhealthy: usize,
+    pub(crate) overallocated: usize,
+    pub(crate) tenants: usize,
+    pub(crate) capacity_mib: u64,
+    pub(crate) allocated: DeviceAmount,
+    /// `None` if some device does not report it.
+    pub(crate) used_mib: Option<u64>,
+    /// Largest free share of one healthy device.
+    pub(crate) largest_free_share_millionths: u64,
+}
+
+/// The sum of numbers from a server, which may be out of range.
+fn total(amounts: impl Iterator<Item = u64>) -> u64 {
+    amounts.fold(0, u64::saturating_add)
+}
+
+impl Sums {
+    /// The sums of `node`.
+    pub(crate) fn of(node: &Node) -> Self {
+        let devices = || node.devices.iter();
+        let count = |is_it: &dyn Fn(&Device) -> bool| devices().filter(|it| is_it(it)).count();
+        let holding = || devices().filter(|device| device.kind != DeviceKind::MigParent);
+        let used: Option<Vec<u64>> = holding().map(|device| device.used_mib).collect();
+        let tenants = holding().flat_map(|device| &device.tenants);
+        let free = holding().filter(|device| device.health == Health::Healthy);
+        Self {
+            models: devices().map(|device| device.model.clone()).collect(),
+            gpus: count(&|device| device.kind != DeviceKind::MigInstance),
+            empty: holding().filter(|device| device.tenants.is_empty()).count(),
+            unhealthy: count(&|device| device.health != Health::Healthy),
+            overallocated: count(&|device| device.overallocated),
+            tenants: tenants.map(|tenant| tenant.pod_uid.as_str()).collect::<BTreeSet<_>>().len(),
+            capacity_mib: total(holding().map(|device| device.capacity_mib)),
+            allocated: DeviceAmount {
+                memory_mib: total(holding().map(|device| device.allocated.memory_mib)),
+                share_millionths: total(holding().map(|it| it.allocated.share_millionths)),
+            },
+            used_mib: used.map(|used| total(used.into_iter())),
+            largest_free_share_millionths: free
+                .map(|device| device.free.share_millionths)
+                .max()
+                .unwrap_or(0),
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The devices of `/v1/state`, with their tenants.
+
+use crate::api::state;
+use crate::api::state::{
+    Device, DeviceAmount, DeviceIsolation, IsolationMode, MigPlacement, Neighbor, PodState, Slots,
+    Tenant, TenantIsolation,
+};
+use crate::control::pods::memory_guard::over_limit_pods;
+use crate::hardware::device::{DeviceId, DeviceKind, Health};
+use crate::hardware::mig::Geometry;
+use crate::hardware::pool::Protection;
+use crate::hardware::units::Demand;
+use crate::model::device_state::{DeviceState, Verification};
+use crate::model::isolation::{DriverLimits, Mode};
+use crate::model::node_state::NodeState;
+use crate::server::views::pods::reservation_state;
+use crate::usage::node_details::NodeDetails;
+
+/// One device of a node.
+pub(crate) fn device(
+    (node, limits): (&NodeState, DriverLimits),
+    details: &NodeDetails,
+    found: &DeviceState,
+) -> Device {
+    let device = found.device();
+    let (kind, mig_profile) = match &device.kind {
+        DeviceKind::Gpu => (state::DeviceKind::Gpu, None),
+        DeviceKind::MigParent => (state::DeviceKind::MigParent, None),
+        DeviceKind::MigInstance { profile, .. } => {
+            (state::DeviceKind::MigInstance, Some(profile.to_string()))
+        }
+    };
+    let more = details.devices.get(&device.id).cloned().unwrap_or_default();
+    let condition = details.conditions.get(&device.id).copied().unwrap_or_default();
+    let neighbor = |(id, links): &(DeviceId, u32)| Neighbor { id: id.to_string(), links: *links };
+    let on = details.sightings.on(&device.id);
+    Device {
+        id: device.id.to_string(),
+        index: device.index.0,
+        model: device.model.to_string(),
+        kind,
+        mig_profile,
+        mig_placement: more.slot.map(|it| MigPlacement { start: it.start, size: it.size }),
+        compute_millionths: compute_of(node, found),
+        sm_count: more.sm_count,
+        slots: found.slots().map(|(total, free)| Slots { total, free }),
+        isolation: isolation(found),
+        health: match found.health() {
+            Health::Healthy => state::Health::Healthy,
+            Health::Unhealthy => state::Health::Unhealthy,
+            Health::KubeletOwned => state::Health::KubeletOwned,
+        },
+        fault: condition.ailment.map(str::to_owned),
+        last_xid: condition.last_xid,
+        mps: condition.mps.map(str::to_owned),
+        minor: more.minor,
+        numa_node: more.numa_node,
+        neighbors: more.neighbours.iter().map(neighbor).collect(),
+        can_limit_memory: more.can_limit_memory,
+        capacity_mib: device.capacity().mib(),
+        allocated: amount(found.booked()),
+        held: amount(found.on_hold()),
+        free: amount(found.free()),
+        used_mib: found.used().map(|used| used.mib()),
+        used_beyond_allocated_mib: found.unbooked().mib(),
+        untracked_mib: on.map_or(0, |on| on.foreign.mib()),
+        over_limit_pods: on.map(|on| over_limit_pods(node, on)).unwrap_or_default(),
+        overallocated: found.is_overbooked(),
+        tenants: tenants(node, details, found, limits),
+    }
+}
+
+fn amount(demand: Demand) -> DeviceAmount {
+    DeviceAmount { memory_mib: demand.memory.mib(), share_millionths: demand.share.millionths() }
+}
+
+/// The part of its GPU's compute that a MIG instance has, if the model is known.
+fn compute_of(node: &NodeState, found: &DeviceState) -> Option<u64> {
+    let DeviceKind::MigInstance { parent, profile } = &found.device().kind else { return None };
+    let parent = node.devices().iter().map(DeviceState::device).find(|it| it.id == *parent)?;
+    let share = Geometry::of(&parent.model, parent.total)?.compute_of(profile)?;
+    Some(share.millionths())
+}
+
+fn isolation(found: &DeviceState) -> DeviceIsolation {
+    DeviceIsolation {
+        configured: match found.promised_guard() {
+            Protection::None => IsolationMode::None,
+            Protection::Mps => IsolationMode::Mps,
+            Protection::Driver => IsolationMode::Driver,
+            Protection::Hardware => IsolationMode::Mig,
+        },
+        verification: match found.evidence() {
+            Verification::Intended => state::Verification::Pending,
+            Verification::Verified => state::Verification::Verified,
+            Verification::Missing => state::Verification::Missing,
+        },
+    }
+}
+
+fn mode(mode: Mode) -> IsolationMode {
+    match mode {
+        Mode::None => IsolationMode::None,
+        Mode::Mps => IsolationMode::Mps,
+        Mode::Driver => IsolationMode::Driver,
+        Mode::Mig => IsolationMode::Mig,
+        Mode::Whole => IsolationMode::Whole,
+    }
+}
+
+/// The tenants of a device, by UID.
+fn tenants(
+    node: &NodeState,
+    details: &NodeDetails,
+    found: &DeviceState,
+    limits: DriverLimits,
+) -> Vec<Tenant> {
+    let on = details.sightings.on(&found.device().id);
+    let tenants = found.tenants().iter().map(|(uid, held)| {
+        let reservation = node.reservation(uid);
+        let isolation = details.protections.of(found, (uid, *held), limits);
+        Tenant {
+            pod_uid: uid.to_string(),
+            pod: reservation.map(|held| held.pod.name.to_string()).unwrap_or_default(),
+            state: reservation.map_or(PodState::Confirmed, reservation_state),
+            allocated: amount(*held),
+            used_mib: on.and_then(|on| on.pods.get(uid)).map(|seen| seen.used.mib()),
+            isolation: TenantIsolation {
+                configured: mode(isolation.intended),
+                verified: mode(isolation.verified),
+            },
+        }
+    });
+    tenants.collect()
+}

@@ -388,7 +388,7 @@ async fn every_body_is_the_declared_one() {
     let summary: Summary<'_> = is_declared(&text("/v1/summary").await);
     assert_eq!((summary.nodes.len(), summary.figures.waiting_pods.len()), (3, 1));
     let fit: Fit = is_declared(&text("/v1/fit?fraction=0.5").await);
-    assert_eq!((fit.gpus, fit.nodes), (3, 2), "{fit:?}");
+    assert_eq!((fit.gpus, fit.nodes), (4, 3), "{fit:?}");
     let found: SearchResults = is_declared(&text("/v1/search?q=half").await);
     assert_eq!((found.pods.len(), found.totals.pods), (1, 1));
     is_declared::<Fragmentation>(&text("/v1/fragmentation").await);

@@ -194,31 +194,29 @@ impl Rejection {
                 Row::of(12, "devices", 10, "node has fewer suitable GPUs than requested")
                     .missing(Amount::Devices(suitable), "only {} suitable GPUs exist there")
             }
-            Self::Unprotected => Row::of(
-                9,
-                "isolation",
-                11,
-                "node's pool does not limit the memory of tenants",
-            )
-            .suggest("configure the nodes' pool with `enforcement`"),
-            Self::UnverifiedGuard => {
-                Row::of(10, "isolation", 12, "isolation of the node's GPUs is not in force").suggest(
-                    "see `isolation` of the node's devices in /v1/state: its driver is too old for \
-                    memory limits, or sets none for tenants that must have one",
-                )
+            Self::Unprotected => {
+                Row::of(9, "isolation", 11, "node's pool does not limit the memory of tenants")
+                    .suggest("configure the nodes' pool with `enforcement`")
             }
+            Self::UnverifiedGuard => Row::of(
+                10,
+                "isolation",
+                12,
+                "isolation of the node's GPUs is not in force",
+            )
+            .suggest(
+                "see `isolation` of the node's devices in /v1/state: its driver is too old for \
+                    memory limits, or sets none for tenants that must have one",
+            ),
             Self::Unhealthy => Row::of(13, "health", 13, "every suitable GPU is unhealthy"),
             Self::KubeletOwned => {
                 Row::of(14, "kubelet", 14, "every suitable GPU is allocated by kubelet")
             }
-            Self::UnheldTenant => Row::of(
-                15,
-                "isolation",
-                15,
-                "memory of every isolated GPU is used without a limit",
-            )
-            .suggest("wait until the processes without a memory limit have ended")
-            .curable_by_room(),
+            Self::UnheldTenant => {
+                Row::of(15, "isolation", 15, "memory of every isolated GPU is used without a limit")
+                    .suggest("wait until the processes without a memory limit have ended")
+                    .curable_by_room()
+            }
             Self::ProtectedTenant => Row::of(
                 16,
                 "isolation",

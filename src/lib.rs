@@ -137,6 +137,7 @@ pub mod ledger {
 
 pub mod causes;
 pub mod clock;
+pub(crate) mod http_client;
 
 /// The configuration file, checked.
 pub mod config {

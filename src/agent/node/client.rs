@@ -6,26 +6,17 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::Full;
 use hyper::header::{ACCEPT, CONTENT_TYPE};
 use hyper::{Request, StatusCode, Uri};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::sync::Semaphore;
 
 use crate::agent::node::session::Answer;
-use crate::causes::with_causes;
+use crate::http_client::HttpClient;
 use crate::report::wire::{API_VERSION, MAX_BODY_BYTES, Refusal, Reply, Report, report_path};
 
 /// Longest time from the first byte to the last. A slower extender counts as away.
 const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Longest time to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// How long an idle connection is kept: longer than any sensible period.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Concurrent reports to one extender, when one process plays many nodes.
 const REPORTS_IN_FLIGHT_MAX: usize = 64;
@@ -35,7 +26,7 @@ const REPORTS_IN_FLIGHT_MAX: usize = 64;
 pub struct ExtenderClient {
     /// Its address without a final slash.
     base: String,
-    http: Client<HttpConnector, Full<Bytes>>,
+    http: HttpClient,
     /// Limits the reports in flight. Each extender has its own, so that one that hangs does not
     /// delay the others.
     permits: Semaphore,
@@ -67,14 +58,7 @@ impl ExtenderClient {
         if address.query().is_some() || url.contains('#') {
             return Err(fault("it has a query or a fragment".to_owned()));
         }
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let http = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_max_idle_per_host(REPORTS_IN_FLIGHT_MAX)
-            .build(connector);
+        let http = HttpClient::new(TIMEOUT, MAX_BODY_BYTES);
         let base = url.trim_end_matches('/').to_owned();
         Ok(Self { base, http, permits: Semaphore::new(REPORTS_IN_FLIGHT_MAX) })
     }
@@ -89,26 +73,18 @@ impl ExtenderClient {
     pub async fn put(&self, node: &str, write: impl FnOnce() -> Report) -> Answer {
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
         let body = serde_json::to_vec(&write()).expect("a report has no map and cannot fail");
-        let away = |error: String| Answer::Away { error };
-        match tokio::time::timeout(TIMEOUT, self.exchange(node, body.into())).await {
-            Ok(Ok((status, body))) => read(status, &body),
-            Ok(Err(error)) => away(error),
-            Err(_) => away(format!("no answer within {} s", TIMEOUT.as_secs())),
-        }
-    }
-
-    /// One request and its whole answer.
-    async fn exchange(&self, node: &str, body: Bytes) -> Result<(StatusCode, Bytes), String> {
         let request = Request::put(format!("{}{}", self.base, report_path(node)))
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "application/json")
-            .body(Full::new(body))
-            .map_err(|error| error.to_string())?;
-        let answer = self.http.request(request).await.map_err(|error| with_causes(&error))?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
-        let body = body.map_err(|error| format!("the answer broke off: {error}"))?;
-        Ok((status, body.to_bytes()))
+            .body(Full::new(Bytes::from(body)));
+        let answered = match request {
+            Ok(request) => self.http.exchange(request).await,
+            Err(error) => Err(error.to_string()),
+        };
+        match answered {
+            Ok((status, body)) => read(status, &body),
+            Err(error) => Answer::Away { error },
+        }
     }
 }
 

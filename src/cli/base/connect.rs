@@ -6,18 +6,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use clap::Args;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::body::Body;
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Request, StatusCode, Uri};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::causes::with_causes;
 use crate::cli::base::failure::Failure;
+use crate::http_client::HttpClient;
 use crate::server::http::browser::CLIENT_HEADER;
 
 /// How requests identify the client.
@@ -25,6 +22,9 @@ const CLIENT: &str = concat!("gpupack/", env!("CARGO_PKG_VERSION"));
 
 /// Largest answer that is read; that of `/v1/state` for 5,000 nodes has about 40 MB.
 const MAX_BODY_BYTES: usize = 1 << 30;
+
+/// The longest time that a user can allow for an answer.
+const MAX_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// Flags with the address of the extender.
 #[derive(Clone, Debug, Args)]
@@ -189,7 +189,7 @@ impl Server {
         match &self.way {
             Way::Direct { base } => {
                 let address: Uri = format!("{base}{path}").parse().map_err(Failure::usage)?;
-                get(address).await.map_err(|error| away(with_causes(&*error)))
+                get(address).await.map_err(away)
             }
             Way::Proxy { client, base, .. } => {
                 let request = Request::get(format!("{base}{path}")).header(CLIENT_HEADER, CLIENT);
@@ -197,9 +197,9 @@ impl Server {
                 let answer =
                     client.send(request).await.map_err(|error| away(with_causes(&error)))?;
                 let status = answer.status();
-                let body =
-                    whole(answer.into_body()).await.map_err(|error| away(with_causes(&*error)))?;
-                Ok((status, body))
+                let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
+                let body = body.map_err(|error| away(with_causes(&*error)))?;
+                Ok((status, body.to_bytes()))
             }
         }
     }
@@ -240,27 +240,14 @@ impl Server {
     }
 }
 
-/// Status and body of a GET, whatever the status.
+/// Status and body of a GET, whatever the status. The caller limits its time.
 ///
 /// # Errors
 /// What failed on the way.
-pub(crate) async fn get(
-    address: Uri,
-) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
-    let http: Client<HttpConnector, Empty<Bytes>> =
-        Client::builder(TokioExecutor::new()).build_http();
-    let request = Request::get(address).header(CLIENT_HEADER, CLIENT).body(Empty::new())?;
-    let answer = http.request(request).await?;
-    let status = answer.status();
-    Ok((status, whole(answer.into_body()).await?))
-}
-
-async fn whole<B>(body: B) -> Result<Bytes, Box<dyn std::error::Error + Send + Sync>>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    Ok(Limited::new(body, MAX_BODY_BYTES).collect().await?.to_bytes())
+pub(crate) async fn get(address: Uri) -> Result<(StatusCode, Bytes), String> {
+    let request = Request::get(address).header(CLIENT_HEADER, CLIENT).body(Full::default());
+    let request = request.map_err(|error| error.to_string())?;
+    HttpClient::new(MAX_TIMEOUT, MAX_BODY_BYTES).exchange(request).await
 }
 
 /// Runs a conversation with a server to its end.

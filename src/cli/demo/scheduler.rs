@@ -8,23 +8,24 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper::Request;
 use hyper::header::CONTENT_TYPE;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::cli::demo::pods::DemoPod;
+use crate::http_client::HttpClient;
 
 /// Longest time for one call, like a usual `httpTimeout` of kube-scheduler.
 const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Largest answer that is read.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// The outcome for a pod.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ pub(crate) enum Verdict {
 
 /// The caller of the verbs.
 pub(crate) struct Scheduler {
-    http: Client<HttpConnector, Full<Bytes>>,
+    http: HttpClient,
     base: String,
     /// All node names, as a JSON list.
     all_nodes: String,
@@ -73,9 +74,7 @@ struct BindAnswer {
 impl Scheduler {
     /// A scheduler of these nodes that calls the extender at `base`.
     pub(crate) fn new(base: String, nodes: &[String], seed: u64) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        let http = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector);
+        let http = HttpClient::new(TIMEOUT, MAX_ANSWER_BYTES);
         let all_nodes = serde_json::to_string(nodes).expect("a list of texts cannot fail");
         Self { http, base, all_nodes, random: ChaCha8Rng::seed_from_u64(seed) }
     }
@@ -132,16 +131,9 @@ impl Scheduler {
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
             .context("the call cannot be made")?;
-        let exchange = async {
-            let answer = self.http.request(request).await?;
-            let status = answer.status();
-            let body = answer.into_body().collect().await?.to_bytes();
-            anyhow::Ok((status, body))
-        };
-        let (status, body) = tokio::time::timeout(TIMEOUT, exchange)
-            .await
-            .with_context(|| format!("{verb} does not answer"))?
-            .with_context(|| format!("{verb} cannot be called"))?;
+        let answered = self.http.exchange(request).await;
+        let (status, body) =
+            answered.map_err(|error| anyhow!("{verb} cannot be called: {error}"))?;
         if !status.is_success() {
             bail!("{verb} answers with {status}: {}", String::from_utf8_lossy(&body));
         }

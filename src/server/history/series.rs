@@ -6,16 +6,10 @@ use std::time::Duration;
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{Request, StatusCode};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use http_body_util::Full;
 use serde::Deserialize;
 
-use crate::causes::with_causes;
-
-/// Limit for a connection to open.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::http_client::HttpClient;
 
 /// Limit for one answer, also sent to Prometheus as its own timeout.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -69,16 +63,13 @@ pub(crate) struct Told {
 #[derive(Debug)]
 pub(crate) struct Prometheus {
     address: String,
-    http: Client<HttpConnector, Full<Bytes>>,
+    http: HttpClient,
 }
 
 impl Prometheus {
     /// The Prometheus at an address without a final slash. It connects at the first query.
     pub(crate) fn new(address: &str) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let http = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector);
-        Self { address: address.to_owned(), http }
+        Self { address: address.to_owned(), http: HttpClient::new(TIMEOUT, MAX_ANSWER_BYTES) }
     }
 
     /// The body of the answer to an expression at all timestamps.
@@ -100,21 +91,7 @@ impl Prometheus {
             .header(ACCEPT, "application/json")
             .body(Full::new(Bytes::from(pairs.join("&"))))
             .map_err(|error| error.to_string())?;
-        match tokio::time::timeout(TIMEOUT, self.exchange(request)).await {
-            Ok(answered) => answered,
-            Err(_) => Err(format!("no answer within {} s", TIMEOUT.as_secs())),
-        }
-    }
-
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Bytes, String> {
-        let answer = self.http.request(request).await.map_err(|error| with_causes(&error))?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect().await;
-        let body = body
-            .map_err(|error| {
-                format!("the answer broke off or exceeds {MAX_ANSWER_BYTES} bytes: {error}")
-            })?
-            .to_bytes();
+        let (status, body) = self.http.exchange(request).await?;
         if status == StatusCode::OK {
             return Ok(body);
         }

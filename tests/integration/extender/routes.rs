@@ -359,7 +359,7 @@ async fn the_page_loads_nothing_from_elsewhere_and_has_no_script_in_it() {
 
 #[tokio::test]
 async fn every_body_is_the_declared_one() {
-    let bed = Bed::warm_with("pools: {gpu-a: {replicas: 4}, gpu-b: {protection: mps}}").await;
+    let bed = Bed::warm_with("pools: {gpu-a: {replicas: 4}, gpu-b: {enforcement: mps}}").await;
     let nodes = ["gpu-a", "gpu-b", "gpu-c"];
     for (name, annotations, node) in [
         ("half", json!({"gpu-fraction": "0.5"}), "gpu-b"),
